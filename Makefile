@@ -1,0 +1,59 @@
+# Two commands on a fresh clone: `make demo` and `make test`.
+#
+#   make demo                     install what a run needs, run the demo, show where its report is
+#   make test                     install the tools as well; lint, types, doctests, tests
+#   make clean                    remove .venv and caches; what is in runs/ stays
+#   make demo PYTHON=python3.12   with another Python (3.10 or newer)
+#
+# On Linux, torch comes with the libraries for NVIDIA GPUs. Without such a GPU this is much smaller:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# pip reads these itself, also while it builds the package. Relative paths: pip splits them at spaces.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/python -m pip install --quiet
+
+.PHONY: help demo test clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   make/  make/p' Makefile
+
+# A rerun gets a folder of its own, so that two runs can be compared: runs/demo, runs/demo-2, ...
+demo: $(VENV)/.runs
+	@out=runs/demo; n=2; \
+	while [ -e "$$out" ]; do out=runs/demo-$$n; n=$$((n + 1)); done; \
+	$(BIN)/fedstill run demo --out "$$out"
+
+# Two processes with one thread each: more threads would only wait for each other.
+test: $(VENV)/.tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 2 --durations=10 fedstill tests
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	find fedstill tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each stamp is newer than what it was installed from, or the installation is repeated.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "fedstill needs Python 3.10 or newer, and '$(PYTHON)' is not: try 'make PYTHON=python3.12'" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.runs: $(VENV)/.made constraints.txt pyproject.toml
+	@echo "Installing what a run needs into $(VENV); the first time takes some minutes."
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.tests: $(VENV)/.runs
+	$(PIP) --editable '.[dev]'
+	@touch $@

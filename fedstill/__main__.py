@@ -1,0 +1,6 @@
+"""``python -m fedstill`` is the command ``fedstill``."""
+
+from fedstill.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""The command ``fedstill``.
+
+Whatever a user gets wrong becomes one line on stderr and exit code 2. torch takes seconds to
+import, so it is imported by the commands that need it, not by this module: help is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
+
+from fedstill import __version__, presets
+from fedstill.errors import ArgumentError, FedstillError
+from fedstill.presets import UnknownName
+
+if TYPE_CHECKING:
+    from fedstill.config import RunConfig
+
+HELP = """\
+fedstill trains one central model from private data that stays in many places.
+
+usage:
+  fedstill run PRESET|FILE.toml [--OPTION VALUE ...] [--out DIR]   one run, from data to report
+  fedstill run --resume DIR                 go on with a run that was stopped
+  fedstill list                             methods, presets, data sets, models
+  fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
+  fedstill report DIR                       write the report of a run again
+  fedstill run PRESET --help                every option, with its meaning and default
+  fedstill --version
+
+options of `run` beside those of the preset:
+  --out DIR       the run's folder (default: runs/NAME-seedSEED)
+  --resume DIR    go on with the run in this folder, to the figures that it would have reached
+  --quiet         no progress bars
+
+try:
+  fedstill run demo
+"""
+
+OUR_OPTIONS = """\
+Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
+progress bars, --method.name takes another method, with its defaults.
+"""
+
+
+class Given(NamedTuple):
+    """An option as it was given: ``--split.nodes 8`` or ``--split.nodes=8``."""
+
+    option: str
+    values: list[str]
+
+    @property
+    def name(self) -> str:
+        """The dotted name that it means."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with 0, 2 (bad input, one line on stderr) or 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _dispatch(words)
+    except FedstillError as error:
+        _leave(str(error), 2)
+    except OSError as error:  # a folder that cannot be written, a full disk
+        _leave(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
+    except KeyboardInterrupt:
+        _leave("stopped", 130)
+    sys.exit(0)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(f"fedstill: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _dispatch(words: list[str]) -> None:
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "run": _run,
+        "list": _list,
+        "show": _show,
+        "report": _report,
+    }
+    helps = ("-h", "--help")
+    if not words or words[0] in helps or (words[0] in commands and words[1:2] and words[1] in helps):
+        print(HELP, end="")
+    elif words[0] == "--version":
+        print(f"fedstill {__version__}")
+    elif words[0] in commands:
+        commands[words[0]](words[1:])
+    else:
+        raise UnknownName("command", words[0], commands)
+
+
+def _run(words: list[str]) -> None:
+    command = shlex.join(["fedstill", "run", *words])
+    quiet = "--quiet" in words
+    rest = [word for word in words if word != "--quiet"]
+    progress = not quiet and sys.stderr.isatty()
+    resume, rest = _take("--resume", rest)
+    out, rest = _take("--out", rest)
+    if resume is not None:
+        if rest or out is not None:
+            raise ArgumentError("--resume", resume, "a run's folder alone: a run keeps its settings")
+        _go_on(Path(resume), progress)
+        return
+    config = _configure(rest, "run")
+    folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
+    if out is None:
+        print(f"The run's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
+
+    from fedstill.run import run
+
+    with _resumable(folder):
+        result = run(config, folder, command=command, progress=progress)
+    _finish(folder, result)
+
+
+def _go_on(folder: Path, progress: bool) -> None:
+    from fedstill.run import resume
+
+    with _resumable(folder):
+        result = resume(folder, progress=progress)
+    _finish(folder, result)
+
+
+@contextlib.contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = shlex.join(["fedstill", "run", "--resume", str(folder)])
+        _leave(f"stopped; to go on: {again}", 130)
+
+
+def _finish(folder: Path, result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from fedstill.report.table import print_table
+
+    print_table(result, Console())
+    print(f"Report: {folder / 'report.html'}")
+
+
+def _list(words: list[str]) -> None:
+    _nothing_more(words)
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedstill.data.loaders import available
+    from fedstill.methods import METHODS
+    from fedstill.models import MODELS
+
+    sections = {
+        "presets": {name: presets.describe(name) for name in presets.names()},
+        "methods": {name: f"{method.title}, {method.paper}" for name, method in METHODS.items()},
+        "data sets": dict.fromkeys(available(), ""),
+        "models": {name: _first_line(model) for name, model in MODELS.items()},
+    }
+    console = Console()
+    for title, rows in sections.items():
+        table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+        for name, text in rows.items():
+            table.add_row(f"  {name}", text)
+        console.print(table)
+        console.print()
+
+
+def _first_line(thing: object) -> str:
+    return next(iter((thing.__doc__ or "").strip().splitlines()), "")
+
+
+def _show(words: list[str]) -> None:
+    from fedstill.config import to_toml
+
+    print(to_toml(_configure(words, "show")), end="")
+
+
+def _report(words: list[str]) -> None:
+    if len(words) != 1 or words[0].startswith("-"):
+        raise ArgumentError("fedstill report", " ".join(words), "the folder of one run")
+    from fedstill.report import write_report
+
+    print(f"Report: {write_report(Path(words[0]))}")
+
+
+def _nothing_more(words: list[str]) -> None:
+    if words:
+        raise ArgumentError("fedstill list", " ".join(words), "no argument")
+
+
+def _take(option: str, words: list[str]) -> tuple[str | None, list[str]]:
+    """The value of one option (the last, if it is there more than once), and the other words."""
+    value: str | None = None
+    rest: list[str] = []
+    queue = iter(words)
+    for word in queue:
+        if word == option:
+            value = next(queue, "")
+            if not value or value.startswith("--"):
+                raise ArgumentError(option, value, "a value after it")
+        elif word.startswith(f"{option}="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return value, rest
+
+
+def _configure(words: list[str], command: str) -> RunConfig[Any]:
+    """The run that a preset or file and the options behind it describe."""
+    if not words or words[0].startswith("-"):
+        given = words[0] if words else ""
+        raise ArgumentError(f"fedstill {command}", given, "a preset or a .toml file, then its options")
+    target, *rest = words
+    method, rest = _take("--method.name", rest)
+    table = presets.read(target)
+    if method is not None and method != presets.method_of(table):
+        table["method"] = {"name": method}
+
+    from fedstill.config import from_dict
+
+    return _override(from_dict(table), rest, f"fedstill {command} {target}")
+
+
+def _override(config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[Any]:
+    """The same run with options from the command line.
+
+    Raises:
+        FedstillError: an option that does not exist, or a value that it cannot have.
+    """
+    from fedstill.config import from_dict, method_name, options, run_type, to_dict
+
+    kind = run_type(method_name(config))
+    if any(word in ("-h", "--help") for word in words):
+        _tyro(kind, config, ["--help"], prog)
+    known = options(kind)
+    given = _group(words)
+    for option in given:
+        if option.name not in known:
+            names = [f"--{name}" for name in known]
+            raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
+    given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            changed = _tyro(kind, config, _flat(given), prog)
+    except SystemExit as exit:
+        raise _diagnose(exit, kind, config, given, captured.getvalue()) from exit
+    # Through the reader again: it refuses what a text can say but a configuration cannot hold, as nan.
+    return from_dict(to_dict(changed))
+
+
+def _tyro(kind: type[RunConfig[Any]], config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[Any]:
+    """What tyro makes of the words; on bad words it draws a box on stderr and raises SystemExit."""
+    import tyro
+
+    return tyro.cli(
+        kind,
+        default=config,
+        args=words,
+        prog=prog,
+        description=f"{type(config).__doc__}\n\n{OUR_OPTIONS}",
+        use_underscores=True,  # an option is spelled as its key in TOML
+        config=(tyro.conf.FlagConversionOff,),  # and has a value, as there
+    )
+
+
+def _group(words: list[str]) -> list[Given]:
+    """Each option with the values behind it."""
+    given: list[Given] = []
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            given.append(Given(option, [value] if equals else []))
+        elif given:
+            given[-1].values.append(word)
+        else:
+            raise ArgumentError("option", word, "--NAME VALUE; one preset or file only")
+    return given
+
+
+def _flat(given: Sequence[Given]) -> list[str]:
+    return [word for option in given for word in (option.option, *option.values)]
+
+
+def _spelled(kind: Any, values: list[str]) -> list[str]:
+    """TOML's spelling of true, false and none in tyro's."""
+    if kind is bool:
+        return [value.capitalize() if value in ("true", "false") else value for value in values]
+    if type(None) in get_args(kind):
+        return ["None" if value == "none" else value for value in values]
+    return values
+
+
+def _diagnose(
+    failure: SystemExit, kind: type[RunConfig[Any]], config: RunConfig[Any], given: list[Given], text: str
+) -> FedstillError:
+    """tyro's box of many lines as one error of ours.
+
+    The options are tried one at a time to find the bad one, as tyro names it in no stable way.
+    """
+    from fedstill.config import describe, full_path, options
+
+    known = options(kind)
+    refusal = _refusal(failure)
+    if refusal is not None:
+        return full_path(refusal, known) if isinstance(refusal, ArgumentError) else refusal
+    for option in given:
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                _tyro(kind, config, _flat([option]), "")
+        except SystemExit as alone:
+            if _refusal(alone) is None:  # else it is good beside the others, and only alone it is not
+                return ArgumentError(option.name, " ".join(option.values), describe(known[option.name]))
+    # A configuration refused them in words of its own: what tyro wrote, without its box, has to do.
+    words = "".join(letter for letter in text if not "\u2500" <= letter <= "\u257f")
+    return FedstillError(" ".join(words.split()))
+
+
+def _refusal(failure: BaseException) -> FedstillError | None:
+    """The error of a configuration that refused its values, which tyro has caught and put into its box."""
+    cause = failure.__context__
+    while cause is not None and not isinstance(cause, FedstillError):
+        cause = cause.__context__
+    return cause

@@ -1,0 +1,71 @@
+"""Where and how precisely tensors are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedstill.errors import ArgumentError
+from fedstill.seeds import seeded
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the federation is computed. Changes speed, not figures (beyond floating point)."""
+
+    name: Literal["auto", "stacked", "one-by-one"] = "auto"
+    """Equal architectures in one stacked call, one by one, or whichever measures faster here."""
+    device: str = "cpu"
+    """A torch device, for example cpu or cuda."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 computes convolutions and products by autocast; parameters stay float32."""
+    channels_last: bool = False
+    """Keep images with channels last in memory."""
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ArgumentError("engine.threads", self.threads, "0 (torch's own choice) or more")
+
+
+class Compute:
+    """Device and precision of one run.
+
+    Args:
+        config: as set by the user.
+
+    Raises:
+        ArgumentError: no such device on this machine.
+    """
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        try:
+            self.device = torch.device(self.config.device)
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # torch raises either for a device it lacks
+            raise ArgumentError("engine.device", self.config.device, "a device of this machine") from error
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+
+    def place(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A network on the device, in the memory format of the run."""
+        if self.config.channels_last:
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return module.to(self.device)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Lower precision for convolutions and products, if the run asks for it."""
+        low = self.config.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=low)
+
+    @contextmanager
+    def step(self, seed: int, *names: str | int) -> Iterator[None]:
+        """One training step: its precision, and its seed for modules that draw by themselves (dropout)."""
+        with seeded(seed, *names), self.autocast():
+            yield

@@ -1,0 +1,27 @@
+"""Data sets, and how they are divided over nodes.
+
+>>> import numpy
+>>> data = load(DataConfig(name="digits"))
+>>> parts = split(data.train.targets, len(data.classes), SplitConfig(nodes=3), numpy.random.default_rng(0))
+>>> sum(len(part) for part in parts) == len(data.train)
+True
+"""
+
+from __future__ import annotations
+
+from fedstill.data.dataset import DataSet, TensorData, check_classification, check_labels
+from fedstill.data.loaders import DataConfig, available, load
+from fedstill.data.splits import SplitConfig, split, stratified
+
+__all__ = [
+    "DataConfig",
+    "DataSet",
+    "SplitConfig",
+    "TensorData",
+    "available",
+    "check_classification",
+    "check_labels",
+    "load",
+    "split",
+    "stratified",
+]

@@ -1,0 +1,62 @@
+"""Errors that a user of fedstill can cause, each one clear line.
+
+Every error names the argument, the value that was given and what is allowed. The command
+line prints the line and exits with 2; from Python they are ordinary exceptions.
+"""
+
+from __future__ import annotations
+
+
+class FedstillError(Exception):
+    """Base of every error that a user's input, data or policy can cause."""
+
+
+class ArgumentError(FedstillError, ValueError):
+    """An argument has a value that is not allowed.
+
+    >>> raise ArgumentError("split.nodes", 0, "a whole number from 1 up")
+    Traceback (most recent call last):
+    ...
+    fedstill.errors.ArgumentError: split.nodes is 0: allowed is a whole number from 1 up
+    """
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        self.name, self.value, self.allowed = name, value, allowed
+        super().__init__(f"{name} is {value!r}: allowed is {allowed}")
+
+
+class DataError(FedstillError, ValueError):
+    """Data cannot be used as it is: wrong shape, labels outside the classes, NaN, missing file."""
+
+
+class ModelError(FedstillError, ValueError):
+    """A model does not fit its task: wrong output shape, an input size that it cannot take."""
+
+
+class RunFolderError(FedstillError):
+    """A run's folder cannot be used: it holds another run, or nothing to resume."""
+
+
+class QuestionRefused(FedstillError):
+    """A node's gate does not answer this question.
+
+    >>> raise QuestionRefused("clinic", "examine", "questions: count_labels")
+    Traceback (most recent call last):
+    ...
+    fedstill.errors.QuestionRefused: node 'clinic' refuses question 'examine' by rule questions: count_labels
+    """
+
+    def __init__(self, node: str, question: str, rule: str) -> None:
+        self.node, self.question, self.rule = node, question, rule
+        super().__init__(f"node {node!r} refuses question {question!r} by rule {rule}")
+
+
+class QuestionMismatch(FedstillError):
+    """A question came again under a number already used, with other content."""
+
+    def __init__(self, node: str, question: str, number: int) -> None:
+        self.node, self.question, self.number = node, question, number
+        super().__init__(
+            f"node {node!r} was asked question {question!r} again as number {number} with other "
+            "content: allowed is the same content, or a new number"
+        )

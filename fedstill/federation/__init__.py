@@ -1,0 +1,7 @@
+"""How a server reaches its nodes: the contract, and one file an engine."""
+
+from fedstill.compute import Compute, EngineConfig
+from fedstill.federation.contract import Answers, Federation
+from fedstill.federation.inprocess import InProcess, choose, partition
+
+__all__ = ["Answers", "Compute", "EngineConfig", "Federation", "InProcess", "choose", "partition"]

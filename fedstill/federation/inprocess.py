@@ -1,0 +1,141 @@
+"""All nodes in this process: stacked where that is faster, one by one otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from fedstill.compute import Compute
+from fedstill.federation.contract import Federation, Tensors
+from fedstill.node.desk import KEPT, Desk
+from fedstill.node.group import Group, alike
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSide, Question, digest
+
+Partition = list[list[Node]]
+MARGIN = 0.9  # stacked must take less than this share of one by one: a near tie goes the same way each run
+
+
+def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
+    """Nodes in groups: equal architectures together, or each node alone."""
+    return list(alike(nodes)) if stacked else [[node] for node in nodes]
+
+
+def choose(
+    nodes: Sequence[Node], compute: Compute, trial: Callable[[Group], None]
+) -> tuple[Partition, dict[str, float]]:
+    """Part nodes into groups as the engine says, or as a rehearsal on copies of them measures.
+
+    Args:
+        nodes: to be parted.
+        compute: names the engine: ``stacked``, ``one-by-one`` or ``auto``.
+        trial: does the work that is to be done fast, once, for nodes of one group.
+
+    Returns:
+        The groups, and for ``auto`` the seconds measured, stacked over one by one, for each kind of
+        node by the name of its first one.
+    """
+    if compute.config.name != "auto":
+        return partition(nodes, compute.config.name == "stacked"), {}
+    groups: Partition = []
+    ratios: dict[str, float] = {}
+    for kind in alike(nodes):
+        if len(kind) == 1:
+            groups.append(kind)
+            continue
+        ratio = _seconds(kind, [kind], compute, trial) / _seconds(
+            kind, [[node] for node in kind], compute, trial
+        )
+        ratios[kind[0].name] = round(ratio, 3)
+        groups += [kind] if ratio < MARGIN else [[node] for node in kind]
+    return groups, ratios
+
+
+def _seconds(
+    kind: Sequence[Node], parts: Partition, compute: Compute, trial: Callable[[Group], None]
+) -> float:
+    """The faster of two timed rounds after one to warm up, on copies."""
+    copies = {node.name: node.rehearsing() for node in kind}
+    groups = [Group([copies[node.name] for node in part]) for part in parts]
+    rounds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for group in groups:
+            trial(group)
+        if compute.device.type == "cuda":
+            torch.cuda.synchronize()
+        rounds.append(time.perf_counter() - start)
+    return min(rounds[1:])
+
+
+class InProcess(Federation):
+    """Nodes as objects of this process, in groups that are computed together.
+
+    Args:
+        nodes: all of them, in order.
+        groups: the same nodes, parted by :func:`partition` or :func:`choose`.
+        side: the method's part at the nodes.
+        compute: device and precision.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], groups: Sequence[Sequence[Node]], side: NodeSide, compute: Compute
+    ) -> None:
+        super().__init__([node.name for node in nodes], side.questions)
+        self._members = {node.name: node for node in nodes}
+        self._side, self._compute = side, compute
+        self._served: OrderedDict[tuple[int, tuple[str, ...]], list[Desk]] = OrderedDict()
+        self._desks = [Desk(Group(group), side, compute) for group in groups]
+
+    def objections(self, question: Question) -> Mapping[str, str]:
+        """See :class:`Federation`."""
+        found = {
+            name: node.gate.objection(question.name, question.kinds()) for name, node in self._members.items()
+        }
+        return {name: rule for name, rule in found.items() if rule is not None}
+
+    def _answer(
+        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Sequence[Tensors]:
+        content = digest(tensors)
+        answers: dict[str, Tensors] = {}
+        for desk in self._serving(number, asked):
+            names = [node.name for node in desk.group.nodes]
+            releases = desk.answer(question, number, tensors, content, differentiable)
+            answers.update(zip(names, releases, strict=True))
+        return [answers[name] for name in asked]
+
+    def _pull_back(self, asked: tuple[str, ...], number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
+        by_name = dict(zip(asked, pulls, strict=True))
+        content = digest({f"{name}/{key}": pull for name in asked for key, pull in by_name[name].items()})
+        gradients: dict[str, Tensors] = {}
+        for desk in self._serving(number, asked):
+            names = [node.name for node in desk.group.nodes]
+            released = desk.pull_back(number, [by_name[name] for name in names], content)
+            gradients.update(zip(names, released, strict=True))
+        return [gradients[name] for name in asked]
+
+    def _serving(self, number: int, asked: tuple[str, ...]) -> list[Desk]:
+        """The desks that serve a question: the same ones each time that it is asked or pulled back."""
+        if (number, asked) not in self._served:
+            self._served[number, asked] = self._desks_of(asked)
+            while len(self._served) > KEPT:
+                self._served.popitem(last=False)
+        return self._served[number, asked]
+
+    def _desks_of(self, asked: tuple[str, ...]) -> list[Desk]:
+        """The desks of the asked nodes. A group of which only some are asked is parted for good."""
+        chosen: list[Desk] = []
+        for desk in list(self._desks):
+            wanted = [node.name in asked for node in desk.group.nodes]
+            if all(wanted):
+                chosen.append(desk)
+            elif any(wanted):
+                alone = desk.parted()
+                self._desks.remove(desk)
+                self._desks += alone
+                chosen += [part for part, want in zip(alone, wanted, strict=True) if want]
+        return chosen

@@ -1,0 +1,403 @@
+"""FedIOD: federated learning by collaborative distillation of inputs and outputs.
+
+Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng, Doermann: "Federated Learning via Input-Output
+Collaborative Distillation", AAAI 2024. Symbols and equation numbers are the paper's: nodes' models
+T_k, critics D_k, generator G, student S, noise w, inputs x, logits z_k, importance pi_k.
+
+The nodes' models are trained to completion first and then only answer. In each step the server makes
+inputs x = G(w) and asks the nodes about them; losses on the answers are pulled back through the nodes
+to teach G which inputs to make, and the answers, ensembled, teach S.
+
+Beyond the paper (each an option, the paper's form beside it): answers are remembered, so that S takes
+many steps on one question; the ensemble is of log-probabilities; milder adversaries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.errors import ArgumentError
+from fedstill.federation.contract import Answers, Federation
+from fedstill.methods.memory import AnswerMemory
+from fedstill.models import Generator, PatchCritic
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSide, Question
+from fedstill.node.training import cosine, set_lr
+from fedstill.seeds import seeded, torch_generator
+from fedstill.tasks import Ensemble, Task
+
+
+@dataclass(frozen=True)
+class FedIODConfig:
+    """FedIOD's options. The preset ``paper`` holds the published ones."""
+
+    name: ClassVar[str] = "fediod"
+
+    steps: int = 400
+    """Distillation steps, each with one question to all nodes."""
+    batch: int = 64
+    """Inputs x in a question."""
+    noise: int = 100
+    """Values in w, the generator's noise."""
+    generator_width: int = 64
+    """Channels of G's first convolution (published: 128)."""
+    critic_width: int = 32
+    """Channels of D_k's first convolution (published: 128)."""
+
+    gan: float = 1.0
+    """Weight of L_gan (Eq. 2)."""
+    conf: float = 0.2
+    """Weight of L_conf (Eq. 3)."""
+    unique: float = 0.2
+    """Weight of L_unique (Eq. 5)."""
+    mimic: float = 0.02
+    """Weight of L_mimic in the generator's loss (Eq. 10)."""
+    balance: float = 10.0
+    """Weight of the class balance, in the published code but not in the paper."""
+
+    gan_form: Literal["eq2", "bce"] = "bce"
+    """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
+    gan_weights: Literal["size", "average", "expertise"] = "size"
+    """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows."""
+    importance: Literal["counts", "fakeness", "realness", "size"] = "counts"
+    """pi_k(x): Eq. 8 by class counts alone (published code), times D_k(x)/E D_k(x') (fakeness, as
+    printed), times the same ratio of 1 - D_k (realness), or by data size only (Table 6, ***)."""
+    ensemble: Ensemble = "log_probs"
+    """Scale on which answers are ensembled (Eq. 9: logits)."""
+    tau: float = 1.0
+    """Temperature of L_mimic; inf is the l2 limit of Eq. 10."""
+
+    memory: int = 100_000
+    """Remembered inputs with their ensembled answers; at least one batch."""
+    student_steps: int = 5
+    """Student steps after each question."""
+    student_batch: int = 128
+    """Remembered inputs in a student step."""
+
+    generator_lr: float = 1e-3
+    """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
+    generator_lr_end: float = 1e-4
+    """Learning rate of G's last step."""
+    critic_lr: float = 1e-3
+    """Adam's learning rate for each D_k."""
+    student_optimiser: Literal["adam", "sgd"] = "adam"
+    """Adam, or SGD with momentum 0.9."""
+    student_lr: float = 1e-3
+    """Learning rate for S, falling on a cosine to student_lr_end."""
+    student_lr_end: float = 1e-6
+    """Learning rate of S's last step."""
+    student_weight_decay: float = 0.0
+    """L2 penalty on S."""
+
+    def __post_init__(self) -> None:
+        whole = (
+            "steps",
+            "batch",
+            "noise",
+            "generator_width",
+            "critic_width",
+            "student_steps",
+            "student_batch",
+        )
+        for name in whole:
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
+        for name in ("gan", "conf", "unique", "mimic", "balance", "student_weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
+        rates = ("generator_lr", "generator_lr_end", "critic_lr", "student_lr", "student_lr_end")
+        for name in rates:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
+        if not self.tau > 0:
+            raise ArgumentError("method.tau", self.tau, "above 0, or inf")
+        if self.memory < self.batch:
+            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
+
+    @property
+    def rated(self) -> bool:
+        """Whether pi_k(x) needs the critics."""
+        return self.importance in ("fakeness", "realness")
+
+
+# --- at the nodes -----------------------------------------------------------------------------------
+
+
+def node_side(config: FedIODConfig, task: Task) -> NodeSide:
+    """What FedIOD prepares at the nodes and the questions that they answer there."""
+
+    def prepare(nodes: Sequence[Node]) -> None:
+        """A critic D_k for each node, with its own first weights."""
+        for node in nodes:
+            with seeded(node.seed, node.name, "critic"):
+                critic = PatchCritic(node.data.inputs.shape[1], config.critic_width)
+            node.add("critic", critic, _critic_adam(config))
+
+    def count_labels(group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        """How many examples of each class the node holds, (G, C): a release like any other."""
+        return {"counts": torch.stack([task.counts(node.data) for node in group.nodes])}
+
+    def examine(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
+        real, _ = group.sample(x.shape[1], "critic", number)  # x'_k (G, B, C, H, W)
+        critic = group.bench("critic")
+        with torch.enable_grad():
+            critic.train(True)
+            losses = critic_loss(critic(real), critic(x.detach()), config)
+            group.step("critic", losses)
+            critic.train(False)
+        return assess(group, x, real)
+
+    def assess(group: Group, x: torch.Tensor, real: torch.Tensor) -> dict[str, torch.Tensor]:
+        critic = group.bench("critic")
+        answer = {"logits": group.bench("model")(x), "critic": critic(x)}
+        if config.rated:
+            answer["critic_real"] = critic(real).sigmoid().flatten(1).mean(1)  # E D_k(x'_k), (G,)
+        return answer
+
+    def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What :func:`examine` would answer if it trained nothing."""
+        groups = [Group([node]) for node in nodes]
+        answers = [assess(group, x.unsqueeze(0), group.sample(len(x), "look")[0]) for group in groups]
+        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+
+    def rehearse(group: Group) -> None:
+        """One question and its way back, for the engine to time."""
+        shape = group.nodes[0].data.inputs.shape[1:]
+        x = torch.zeros(len(group), config.batch, *shape, device=group.device, requires_grad=True)
+        answer = examine(group, 0, x)
+        torch.autograd.grad(answer["logits"].sum() + answer["critic"].sum(), x)
+
+    releases = {"logits": "logits", "critic": "critic"}
+    if config.rated:
+        releases["critic_real"] = "critic"
+    questions = (
+        Question("count_labels", count_labels, releases={"counts": "label counts"}),
+        Question("examine", examine, {"x": "inputs"}, releases, differentiable=("x",)),
+    )
+    return NodeSide({question.name: question for question in questions}, prepare, look, rehearse)
+
+
+def critic_loss(real: torch.Tensor, fake: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
+    """What each D_k descends: it learns to be low on its own data and high on generated inputs (Eq. 2).
+
+    The weight pi_k of Eq. 2 is left to the generator's side: at the node it would need the other
+    nodes' sizes, and scales only one of the two terms.
+
+    Args:
+        real, fake: the critics' values before the sigmoid, ``(G, B, h, w)``.
+        config: which form.
+
+    Returns:
+        ``(G,)``, a mean over batch and patches.
+    """
+    if config.gan_form == "eq2":
+        return (real.sigmoid() + 1 - fake.sigmoid()).flatten(1).mean(1)
+    return (F.softplus(real) + F.softplus(-fake)).flatten(1).mean(1)
+
+
+def _critic_adam(config: FedIODConfig) -> Any:
+    return lambda module: torch.optim.Adam(
+        module.parameters(), config.critic_lr, betas=(0.5, 0.999), fused=True
+    )
+
+
+# --- at the server ----------------------------------------------------------------------------------
+
+
+class FedIODServer:
+    """The server's program: one call of :meth:`step` is one turn of Algorithm 1's second loop.
+
+    Args:
+        config: FedIOD's options.
+        federation: the nodes.
+        student: S, of any architecture.
+        task: losses, ensemble, metrics.
+        shape: ``(C, H, W)`` of an input.
+        mean, std: the data's declared normalisation, per channel.
+        compute: device and precision.
+        seed: of everything drawn here.
+
+    Raises:
+        QuestionRefused: a node would not answer a question that the method needs.
+    """
+
+    def __init__(
+        self,
+        config: FedIODConfig,
+        federation: Federation,
+        student: nn.Module,
+        task: Task,
+        shape: tuple[int, int, int],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        federation.require(("count_labels", "examine"))
+        self.config, self.federation, self.task, self.compute, self.seed = (
+            config,
+            federation,
+            task,
+            compute,
+            seed,
+        )
+        with seeded(seed, "generator"):
+            G = Generator(shape, config.noise, config.generator_width, mean, std)
+        self.generator = compute.place(G)
+        self.student = compute.place(student)
+        self.memory = AnswerMemory(config.memory)
+        self.g_adam = torch.optim.Adam(G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True)
+        self.s_optimiser = _student_optimiser(student, config)
+        self.counts: torch.Tensor | None = None  # (K, classes)
+        self.done = 0  # steps
+
+    def step(self) -> Mapping[str, float]:
+        """One distillation step (Algorithm 1): one question, one step of G, some of S.
+
+        Returns:
+            The losses of this step, unweighted.
+        """
+        config, task, t = self.config, self.task, self.done
+        self._set_rates(t)
+        if self.counts is None:
+            self.counts = self.federation.ask("count_labels")["counts"]
+        pi = self.counts.sum(1) / self.counts.sum()  # pi_k = |X'_k| / sum |X'_k|  (K,)
+
+        # Input distillation
+        w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
+        with self.compute.step(self.seed, "server", t):
+            x = self.generator(w.to(self.compute.device)).float()  # (B, C, H, W)
+            answers = self.federation.ask("examine", x=x)
+            z, d = answers["logits"], answers["critic"]  # (K, B, classes, ...), (K, B, h, w)
+            weights = self.importance(answers)
+            z_bar = task.ensemble(z, weights, config.ensemble)  # Eq. 9  (B, classes, ...)
+            L_gan = self._fooled(d, pi, z_bar, weights)  # Eq. 2
+            L_conf = task.confidence(z, pi)  # Eq. 3
+            L_unique = task.uniqueness(z, pi)  # Eq. 5
+            L_balance = task.balance(z_bar)
+            L_mimic = task.distance(self._watching(x), z_bar, config.tau).mean()  # Eq. 10
+            L_G = (
+                config.gan * L_gan
+                + config.conf * L_conf
+                + config.unique * L_unique
+                - config.mimic * L_mimic
+                + config.balance * L_balance
+            )  # Eq. 11
+        self.g_adam.zero_grad()
+        L_G.backward()  # type: ignore[no-untyped-call]
+        self.g_adam.step()
+
+        # Output distillation, on remembered answers
+        self.memory.add(x.detach(), z_bar.detach())
+        L_S = torch.zeros((), device=self.compute.device)
+        for turn in range(config.student_steps):
+            draw = torch_generator(self.seed, "memory", t, turn)
+            x_then, z_then = self.memory.sample(config.student_batch, draw)
+            with self.compute.step(self.seed, "student", t, turn):
+                L_S = task.distance(self.student(x_then).float(), z_then, config.tau).mean()  # Eq. 10
+            self.s_optimiser.zero_grad()
+            L_S.backward()  # type: ignore[no-untyped-call]
+            self.s_optimiser.step()
+        self.done += 1
+        losses = torch.stack([L_gan, L_conf, L_unique, L_mimic, L_balance, L_S]).tolist()
+        return dict(zip(("gan", "conf", "unique", "mimic", "balance", "student"), losses, strict=True))
+
+    def importance(self, answers: Answers) -> torch.Tensor:
+        """pi_k(x), Eq. 8: ``(K, B or 1, classes)``, summing to 1 over the nodes."""
+        counts = self.counts
+        if counts is None:
+            raise ArgumentError("counts", None, "known after the first step")
+        if self.config.importance == "size":
+            return self.task.importance(counts.sum(1, keepdim=True).expand_as(counts))
+        if not self.config.rated:
+            return self.task.importance(counts)
+        fake = answers["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
+        real = answers["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
+        if self.config.importance == "realness":
+            fake, real = 1 - fake, 1 - real
+        return self.task.importance(counts, fake / real.clamp_min(1e-6))
+
+    def ensemble(self, answers: Answers) -> torch.Tensor:
+        """A(z_1..z_K, x), Eq. 9, of any answers: ``(B, classes, ...)``."""
+        return self.task.ensemble(answers["logits"], self.importance(answers), self.config.ensemble)
+
+    def imagine(self, count: int) -> torch.Tensor:
+        """Inputs as G makes them now, from the same noise each time: ``(count, C, H, W)``."""
+        w = torch.randn(count, self.config.noise, generator=torch_generator(self.seed, "imagine"))
+        self.generator.eval()
+        with torch.no_grad():
+            images: torch.Tensor = self.generator(w.to(self.compute.device))
+        self.generator.train()
+        return images
+
+    def state(self) -> dict[str, Any]:
+        """What the server must remember to go on."""
+        return {
+            "done": self.done,
+            "number": self.federation.number,
+            "counts": self.counts,
+            "generator": dict(self.generator.state_dict()),
+            "student": dict(self.student.state_dict()),
+            "g_adam": self.g_adam.state_dict(),
+            "s_optimiser": self.s_optimiser.state_dict(),
+            "memory": self.memory.state(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a remembered state."""
+        self.done, self.federation.number = state["done"], state["number"]
+        self.counts = None if state["counts"] is None else state["counts"].to(self.compute.device)
+        self.generator.load_state_dict(state["generator"])
+        self.student.load_state_dict(state["student"])
+        self.g_adam.load_state_dict(state["g_adam"])
+        self.s_optimiser.load_state_dict(state["s_optimiser"])
+        self.memory.load(state["memory"], self.compute.device)
+
+    def _fooled(
+        self, d: torch.Tensor, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """L_gan as G descends it: each critic's doubts, summed over patches, weighed over nodes."""
+        if self.config.gan_form == "eq2":
+            doubts = d.sigmoid().flatten(2).sum(2)  # (K, B); descending D ascends 1 - D
+        else:
+            doubts = F.softplus(d).flatten(2).sum(2)
+        if self.config.gan_weights == "expertise":
+            return (self.task.expertise(z_bar.detach(), weights) * doubts).sum(0).mean()
+        if self.config.gan_weights == "average":
+            return doubts.mean()
+        return pi @ doubts.mean(1)
+
+    def _watching(self, x: torch.Tensor) -> torch.Tensor:
+        """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
+        self.student.eval().requires_grad_(False)
+        z_hat: torch.Tensor = self.student(x).float()
+        self.student.train().requires_grad_(True)
+        return z_hat
+
+    def _set_rates(self, t: int) -> None:
+        config = self.config
+        set_lr(self.g_adam, cosine(t, config.steps, config.generator_lr, config.generator_lr_end))
+        set_lr(self.s_optimiser, cosine(t, config.steps, config.student_lr, config.student_lr_end))
+
+
+def _student_optimiser(student: nn.Module, config: FedIODConfig) -> torch.optim.Optimizer:
+    if config.student_optimiser == "adam":
+        decay = config.student_weight_decay
+        return torch.optim.Adam(student.parameters(), config.student_lr, weight_decay=decay, fused=True)
+    return torch.optim.SGD(
+        student.parameters(),
+        config.student_lr,
+        momentum=0.9,
+        weight_decay=config.student_weight_decay,
+        fused=True,
+    )

@@ -1,0 +1,81 @@
+"""Networks, and how a name in a configuration becomes one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from fedstill.errors import ArgumentError, ModelError
+from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SmallCNN
+from fedstill.models.critic import PatchCritic
+from fedstill.models.generator import Generator
+from fedstill.seeds import seeded
+
+__all__ = ["MLP", "MODELS", "Generator", "LeNet5", "PatchCritic", "ResNet8", "SmallCNN", "build", "check"]
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "small-cnn": SmallCNN,
+    "lenet5": LeNet5,
+    "resnet8": ResNet8,
+    "mlp": MLP,
+}
+
+
+def build(spec: str, shape: tuple[int, int, int], classes: int, seed: int, *names: str | int) -> nn.Module:
+    """A network from its name, with first weights that follow from seed and names.
+
+    Args:
+        spec: ``"resnet8"``, ``"resnet8:16"`` (width 16) or ``"package.module:factory"``, where
+            ``factory(shape, classes)`` gives your own module.
+        shape: ``(channels, H, W)``.
+        classes: number of logits.
+
+    Raises:
+        ArgumentError: no such network.
+
+    >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    name, _, detail = spec.partition(":")
+    with seeded(seed, *names):
+        if name in MODELS and not detail:
+            return MODELS[name](shape, classes)
+        if name in MODELS and detail.isdigit() and int(detail) > 0:
+            return MODELS[name](shape, classes, int(detail))
+        factory = _import(name, detail) if detail and name not in MODELS else None
+        if factory is None:
+            known = ", ".join(MODELS)
+            raise ArgumentError("model", spec, f"one of {known} (with :width) or package.module:factory")
+        return factory(shape, classes)
+
+
+def _import(module: str, attribute: str) -> Callable[..., nn.Module] | None:
+    try:
+        factory = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError:
+        return None
+    return factory if callable(factory) else None
+
+
+def check(model: nn.Module, shape: tuple[int, int, int], classes: int, whose: str) -> None:
+    """Refuse a network that does not map ``(B, *shape)`` to ``(B, classes)``.
+
+    Raises:
+        ModelError: it cannot take the shape, or gives another one.
+    """
+    training = model.training
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(2, *shape, device=device))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{whose} cannot take inputs of shape {shape}: {reason}") from error
+    finally:
+        model.train(training)
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, classes):
+        found = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ModelError(f"{whose} gives outputs of shape {found} an example: allowed is ({classes},)")

@@ -1,0 +1,134 @@
+"""Networks that map an image to class logits, for nodes and for the student.
+
+All take ``(B, channels, H, W)`` with H and W divisible by 4 and give ``(B, classes)``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def _groups(channels: int) -> int:
+    """The most groups, up to 8, that divide the channels."""
+    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
+
+
+class SmallCNN(nn.Sequential):
+    """Three 3x3 convolutions and one linear layer, for 8x8 to 32x32 images.
+
+    Group norm, not batch norm: a student sees generated inputs while it learns and real ones
+    afterwards, and must not carry the statistics of the first over to the second.
+
+    Args:
+        shape: ``(channels, H, W)`` of the input.
+        classes: number of logits.
+        width: channels of the first layer; the others have twice as many.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 32) -> None:
+        channels, height, side = shape
+        wide = 2 * width
+        super().__init__(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.GroupNorm(_groups(width), width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, wide, 3, padding=1),
+            nn.GroupNorm(_groups(wide), wide),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(wide, wide, 3, padding=1),
+            nn.GroupNorm(_groups(wide), wide),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(wide * (height // 4) * (side // 4), classes),
+        )
+
+
+class LeNet5(nn.Sequential):
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling, as federated papers use it.
+
+    The first convolution pads, so that 8x8 images pass as well as 28x28 and 32x32.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 6) -> None:
+        channels, height, side = shape
+        second = width * 16 // 6
+        small = min(height, side) < 24  # an 8x8 image has nothing left after two 5x5 without padding
+        pad = 2 if small else 0
+        after = ((height // 2 + 2 * pad - 4) // 2) * ((side // 2 + 2 * pad - 4) // 2)
+        super().__init__(
+            nn.Conv2d(channels, width, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, second, 5, padding=pad),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * after, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
+
+
+class MLP(nn.Sequential):
+    """Two hidden layers on the flattened image."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128) -> None:
+        pixels = shape[0] * shape[1] * shape[2]
+        super().__init__(
+            nn.Flatten(),
+            nn.Linear(pixels, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, classes),
+        )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut (He et al. 2016)."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outside)
+        self.shortcut = (
+            nn.Identity()
+            if stride == 1 and inside == outside
+            else nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(B, inside, H, W)`` to ``(B, outside, H/stride, W/stride)``."""
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet8(nn.Sequential):
+    """The paper's ResNet-8: three stages of one basic block, widths (w, 2w, 4w), strides (1, 2, 2).
+
+    The published width is 128, and the published head averages over 4x4 and flattens (2048 values
+    at 32x32). ``width=16`` carries on a CPU.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128) -> None:
+        channels, height, side = shape
+        pool = min(4, height // 4, side // 4)
+        left = (height // 4 // pool) * (side // 4 // pool)
+        super().__init__(
+            nn.Conv2d(channels, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            BasicBlock(width, width, 1),
+            BasicBlock(width, 2 * width, 2),
+            BasicBlock(2 * width, 4 * width, 2),
+            nn.AvgPool2d(pool),
+            nn.Flatten(),
+            nn.Linear(4 * width * left, classes),
+        )

@@ -1,0 +1,24 @@
+"""The patch critic that each node trains on its own data (FedIOD's discriminator D_k)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class PatchCritic(nn.Sequential):
+    """``(B, channels, H, W)`` to one value a patch, ``(B, H/4, W/4)``: large where it looks generated.
+
+    As published: 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky
+    ReLU; 1x1 to one map. Published width w: 128. Batch norm always uses the batch's own statistics.
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__(
+            nn.Conv2d(channels, width, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, 2 * width, 4, 2, 1),
+            nn.BatchNorm2d(2 * width, track_running_stats=False),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(2 * width, 1, 1),
+            nn.Flatten(1, 2),
+        )

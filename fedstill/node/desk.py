@@ -1,0 +1,184 @@
+"""The desk of a group of nodes: takes a question in, lets it be answered, hands out through the gates."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fedstill.compute import Compute
+from fedstill.errors import ArgumentError, QuestionMismatch
+from fedstill.node.gate import Asked
+from fedstill.node.group import Group
+from fedstill.node.questions import GRADIENTS, NodeSide, Question
+
+Tensors = Mapping[str, torch.Tensor]
+KEPT = 4  # answers kept for a server that asks again because a reply was lost
+
+
+@dataclass
+class _Answered:
+    """One question, from its answer until it is forgotten."""
+
+    question: Question
+    content: str
+    releases: Sequence[Tensors]  # one a node
+    asked: Sequence[Asked]
+    inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
+    outputs: Tensors = field(default_factory=dict)  # (G, ...) with graph, until pulled back
+    gradients: Sequence[Tensors] | None = None
+    pulled: str = ""  # content of the pull
+
+
+class Desk:
+    """Answers questions for a group of nodes, each node's part through its own gate.
+
+    Asking again under the same number gives the same answer: no handler runs, nothing is counted.
+
+    Args:
+        group: the nodes, computed together.
+        side: the method's questions and handlers.
+        compute: device and precision.
+    """
+
+    def __init__(self, group: Group, side: NodeSide, compute: Compute) -> None:
+        self.group, self.side, self.compute = group, side, compute
+        self._answered: OrderedDict[int, _Answered] = OrderedDict()
+        self._last = -1
+
+    def answer(
+        self, name: str, number: int, tensors: Tensors, content: str, differentiable: bool
+    ) -> Sequence[Tensors]:
+        """Each node's answer, in the group's order.
+
+        Args:
+            name: of the question.
+            number: that the server gave it, rising from question to question.
+            tensors: what came with it, the same for each node.
+            content: digest of ``tensors``.
+            differentiable: keep what :meth:`pull_back` needs.
+
+        Raises:
+            ArgumentError: no such question, or other tensors than it declares.
+            QuestionRefused: a gate's policy forbids it; then no node of the group has answered.
+            QuestionMismatch: the number was used for another question or other content.
+        """
+        question = self._question(name, tensors)
+        seen = self._answered.get(number)
+        if seen is not None:
+            if seen.question.name != name or seen.content != content:
+                raise QuestionMismatch(self.group.nodes[0].name, name, number)
+            return seen.releases
+        if number <= self._last:
+            raise QuestionMismatch(self.group.nodes[0].name, name, number)
+        asked = Asked(number, name, content, _bytes(tensors, question.sends))
+        for node in self.group.nodes:
+            node.gate.admit(asked, question.kinds())
+        inputs = {
+            key: self._for_each(key, tensor, question, differentiable) for key, tensor in tensors.items()
+        }
+        first = self.group.nodes[0]
+        with self.compute.step(first.seed, first.name, name, number), torch.set_grad_enabled(differentiable):
+            outputs = question.handler(self.group, number, **inputs)
+        releases = [
+            node.gate.release(
+                asked, "answer", {key: out[row].detach() for key, out in outputs.items()}, question.kinds()
+            )
+            for row, node in enumerate(self.group.nodes)
+        ]
+        kept = _Answered(question, content, releases, [asked] * len(self.group))
+        if differentiable:
+            kept.inputs, kept.outputs = inputs, outputs
+        self._remember(number, kept)
+        return releases
+
+    def pull_back(self, number: int, pulls: Sequence[Tensors], content: str) -> Sequence[Tensors]:
+        """Pull gradients that reached the answer back through each node's networks.
+
+        Args:
+            number: of the question.
+            pulls: for each node of the group, the gradients by the names of its answer.
+            content: digest of all that came.
+
+        Returns:
+            For each node, the gradients by the names of the question's inputs, ``(B, ...)``.
+
+        Raises:
+            QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
+                one back before asking the next.
+        """
+        kept = self._answered.get(number)
+        if kept is None or (kept.gradients is not None and kept.pulled != content):
+            name = kept.question.name if kept else "unknown"
+            raise QuestionMismatch(self.group.nodes[0].name, name, number)
+        if kept.gradients is not None:
+            return kept.gradients
+        if not kept.outputs:  # asked without gradients, or pulled only after the next question
+            raise QuestionMismatch(self.group.nodes[0].name, kept.question.name, number)
+        kinds = kept.question.kinds()
+        names = [key for key in kept.outputs if any(key in pull for pull in pulls)]
+        wanted = list(kept.question.differentiable)
+        grads = torch.autograd.grad(
+            [kept.outputs[key] for key in names],
+            [kept.inputs[key] for key in wanted],
+            [torch.stack([pull[key] for pull in pulls]) for key in names],
+        )
+        kept.gradients = [
+            node.gate.release(
+                Asked(number, kept.question.name, content, _bytes(pull, dict.fromkeys(pull, GRADIENTS))),
+                "gradient",
+                {f"d/d{key}": grad[row] for key, grad in zip(wanted, grads, strict=True)},
+                kinds,
+            )
+            for row, (node, pull) in enumerate(zip(self.group.nodes, pulls, strict=True))
+        ]
+        kept.pulled = content
+        kept.inputs, kept.outputs = {}, {}  # the graph has done its work
+        return kept.gradients
+
+    def parted(self) -> list[Desk]:
+        """One desk a node, which take no number again that this one has served."""
+        self._forget_graphs()
+        parts = [Desk(Group([node]), self.side, self.compute) for node in self.group.nodes]
+        for part in parts:
+            part._last = self._last
+        return parts
+
+    def _question(self, name: str, tensors: Tensors) -> Question:
+        question = self.side.questions.get(name)
+        if question is None:
+            raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
+        if set(tensors) != set(question.sends):
+            raise ArgumentError(
+                f"tensors of question {name}", sorted(tensors), f"exactly {sorted(question.sends)}"
+            )
+        return question
+
+    def _for_each(
+        self, key: str, tensor: torch.Tensor, question: Question, differentiable: bool
+    ) -> torch.Tensor:
+        """One copy a node, so that each node's gradient is its own: ``(B, ...)`` to ``(G, B, ...)``."""
+        each = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
+        if differentiable and key in question.differentiable:
+            return each.requires_grad_()
+        return each
+
+    def _remember(self, number: int, kept: _Answered) -> None:
+        self._forget_graphs()
+        self._answered[number] = kept
+        self._last = number
+        while len(self._answered) > KEPT:
+            self._answered.popitem(last=False)
+
+    def _forget_graphs(self) -> None:
+        for older in self._answered.values():
+            older.inputs, older.outputs = {}, {}
+
+
+def _bytes(tensors: Tensors, kinds: Mapping[str, str]) -> Mapping[str, int]:
+    sizes: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        sizes[kinds[name]] += tensor.numel() * tensor.element_size()
+    return sizes

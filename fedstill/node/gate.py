@@ -1,0 +1,148 @@
+"""The gate of a node: nothing leaves except through it, under the policy of the node's owner."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.node.ledger import Ledger
+from fedstill.privacy.mechanism import Mechanism, NoMechanism
+from fedstill.seeds import torch_generator
+
+PARAMETERS = "parameters"  # the kind of tensor that "outputs only" refuses
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """What a node's owner allows."""
+
+    questions: tuple[str, ...] = ("*",)
+    """Questions that may be answered; "*" is all that the method declares."""
+    outputs_only: bool = True
+    """Refuse any question whose answer carries model parameters."""
+    most_questions: int = 0
+    """Refuse after so many questions; 0 is no limit."""
+    most_bytes: int = 0
+    """Refuse once so many bytes have left the node; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("most_questions", "most_bytes"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"policy.{name}", getattr(self, name), "0 (no limit) or more")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question as it reached the node."""
+
+    number: int
+    question: str
+    content: str  # digest of the tensors that came with it
+    down: Mapping[str, int]  # bytes by kind
+
+
+class Gate:
+    """Checks the policy, then bounds, noises, charges and audits each release, in this order.
+
+    Args:
+        node: the node's name.
+        policy: its owner's policy.
+        ledger: where releases are written.
+        mechanism: what is done to a release before it leaves.
+        seed: of the noise.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        policy: PolicyConfig,
+        ledger: Ledger,
+        mechanism: Mechanism | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.node, self.policy, self.ledger, self.seed = node, policy, ledger, seed
+        self.mechanism: Mechanism = mechanism or NoMechanism()
+
+    def objection(self, question: str, kinds: Mapping[str, str]) -> str | None:
+        """The rule by which this question could never be answered, or None. Asks nothing, counts nothing.
+
+        Args:
+            question: its name.
+            kinds: the kind of each tensor in its answer.
+        """
+        allowed = self.policy.questions
+        if "*" not in allowed and question not in allowed:
+            return f"questions: {', '.join(allowed) or 'none'}"
+        if self.policy.outputs_only and PARAMETERS in kinds.values():
+            return "outputs_only: no parameters"
+        return None
+
+    def admit(self, asked: Asked, kinds: Mapping[str, str]) -> None:
+        """Let a question in, or refuse it before anything is computed.
+
+        Raises:
+            QuestionRefused: by the policy's list, its refusal of parameters, or a limit reached.
+        """
+        rule = self.objection(asked.question, kinds)
+        answered = self.ledger.answered(self.node)
+        limit = self.policy.most_questions
+        if rule is None and limit and asked.number not in answered and len(answered) >= limit:
+            rule = f"most_questions: {limit}"
+        if rule is None and self.policy.most_bytes and self.ledger.up(self.node) >= self.policy.most_bytes:
+            rule = f"most_bytes: {self.policy.most_bytes}"
+        if rule is not None:
+            raise QuestionRefused(self.node, asked.question, rule)
+
+    def release(
+        self, asked: Asked, part: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
+    ) -> Mapping[str, torch.Tensor]:
+        """Hand over tensors: bound, noise, charge and audit on disk, then release.
+
+        Args:
+            asked: the question they answer.
+            part: ``"answer"`` or ``"gradient"``.
+            tensors: by name, what would leave.
+            kinds: the kind of each, for the audit.
+
+        Raises:
+            QuestionRefused: a tensor of undeclared kind, or more bytes than the policy allows.
+            OSError: the ledger cannot be written; nothing is released then.
+        """
+        undeclared = sorted(set(tensors) - set(kinds))
+        if undeclared:
+            raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
+        bounded = self.mechanism.bound(tensors)
+        generator = torch_generator(self.seed, self.node, "gate", asked.number, part)
+        noised = self.mechanism.noise(bounded, generator)
+        self._charge(asked, part, noised, kinds)
+        return {name: tensor.detach() for name, tensor in noised.items()}
+
+    def _charge(
+        self, asked: Asked, part: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
+    ) -> None:
+        if self.ledger.released(self.node, asked.number, part) == asked.content:
+            return  # the same release once more, after a stop: written and paid for already
+        up: Counter[str] = Counter()
+        for name, tensor in tensors.items():
+            up[kinds[name]] += tensor.numel() * tensor.element_size()
+        limit = self.policy.most_bytes or math.inf
+        if self.ledger.up(self.node) + sum(up.values()) > limit:
+            raise QuestionRefused(self.node, asked.question, f"most_bytes: {self.policy.most_bytes}")
+        self.ledger.write(
+            node=self.node,
+            number=asked.number,
+            question=asked.question,
+            part=part,
+            content=asked.content,
+            down=asked.down,
+            up=up,
+            privacy={
+                "mechanism": self.mechanism.name,
+                "price": self.mechanism.price(asked.question, tensors),
+            },
+        )

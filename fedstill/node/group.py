@@ -1,0 +1,166 @@
+"""Nodes computed together: every handler is written for a group, and a group of one is a plain node.
+
+Equal architectures can be stacked (one batched kernel serves G nodes) or taken one by one. Which,
+is only a matter of how nodes are parted into groups; what is computed is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedstill.node.node import Node
+
+# Layers whose result depends on torch's global generator: their draws differ once stacked.
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+
+
+def signature(module: nn.Module) -> tuple[Any, ...]:
+    """What must be equal for two modules to be computed by one stacked call.
+
+    Beside classes, parameter shapes and dtypes also the plain attributes, since a user's ``forward``
+    may depend on them.
+    """
+    layers = tuple(
+        (
+            name,
+            type(layer).__module__,
+            type(layer).__qualname__,
+            layer.extra_repr(),
+            tuple(
+                sorted(
+                    (key, repr(value))
+                    for key, value in vars(layer).items()
+                    if isinstance(value, bool | int | float | str | tuple) and key != "training"
+                )
+            ),
+        )
+        for name, layer in module.named_modules()
+    )
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return layers, tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+
+
+def stackable(module: nn.Module) -> bool:
+    """Whether G copies of a module give the same figures stacked as one by one."""
+    return not any(isinstance(layer, RANDOM) for layer in module.modules())
+
+
+class Bench:
+    """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
+
+    With G above 1 the modules' parameters move into stacked tensors, one row a module; each module
+    keeps its parameters as views of its row, so optimisers and state dicts stay the node's own.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = list(modules)
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        if len(self.modules) > 1:
+            self._stack()
+
+    def train(self, mode: bool = True) -> None:
+        """Training mode with gradients to the parameters, or evaluation mode without."""
+        for module in self.modules:
+            module.train(mode).requires_grad_(mode)
+        for tensor in self._parameters.values():
+            tensor.requires_grad_(mode)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Module g on ``x[g]``; with fewer rows than modules, the first ones only."""
+        if len(x) == 1:  # the stacked kernels would only cost
+            out: torch.Tensor = self.modules[0](x[0])
+            return out.float().unsqueeze(0)
+        rows = len(x)
+        base = self.modules[0]
+
+        def one(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = functional_call(base, (parameters, buffers), (x,))
+            return result
+
+        parameters = {name: tensor[:rows] for name, tensor in self._parameters.items()}
+        buffers = {name: tensor[:rows] for name, tensor in self._buffers.items()}
+        stacked: torch.Tensor = vmap(one)(parameters, buffers, x)
+        return stacked.float()
+
+    def backward(self, losses: torch.Tensor) -> None:
+        """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
+        rows = len(losses)
+        if rows == 1:
+            own = [p for p in self.modules[0].parameters() if p.requires_grad]
+            for parameter, grad in zip(own, torch.autograd.grad(losses.sum(), own), strict=True):
+                parameter.grad = grad
+            return
+        names = list(self._parameters)
+        grads = torch.autograd.grad(losses.sum(), [self._parameters[name] for name in names])
+        for row, module in enumerate(self.modules[:rows]):
+            parameters = dict(module.named_parameters())
+            for name, grad in zip(names, grads, strict=True):
+                parameters[name].grad = grad[row]
+
+    def _stack(self) -> None:
+        for name, _ in self.modules[0].named_parameters():
+            mine = [module.get_parameter(name) for module in self.modules]
+            rows = torch.stack([parameter.detach() for parameter in mine])
+            for parameter, row in zip(mine, rows, strict=True):
+                parameter.data = row
+            self._parameters[name] = rows.requires_grad_(mine[0].requires_grad)
+        for name, _ in self.modules[0].named_buffers():
+            rows = torch.stack([module.get_buffer(name) for module in self.modules])
+            self._buffers[name] = rows
+            path, _, leaf = name.rpartition(".")
+            for module, row in zip(self.modules, rows, strict=True):
+                module.get_submodule(path)._buffers[leaf] = row
+
+
+class Group:
+    """G nodes whose networks have equal architectures, role by role."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        self._benches: dict[str, Bench] = {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the nodes compute."""
+        return self.nodes[0].data.inputs.device
+
+    def bench(self, role: str) -> Bench:
+        """The group's networks of one role, computed as one."""
+        if role not in self._benches:
+            self._benches[role] = Bench([node.modules[role] for node in self.nodes])
+        return self._benches[role]
+
+    def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
+        parts = [node.sample(size, *purpose) for node in self.nodes]
+        return torch.stack([part.inputs for part in parts]), torch.stack([part.targets for part in parts])
+
+    def step(self, role: str, losses: torch.Tensor) -> None:
+        """One optimiser step of each node's network of a role, on its own loss; ``losses`` (G,)."""
+        self.bench(role).backward(losses)
+        for node in self.nodes[: len(losses)]:
+            node.optimisers[role].step()
+
+    def rehearsing(self) -> Group:
+        """A copy to time things on."""
+        return Group([node.rehearsing() for node in self.nodes])
+
+
+def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+    """The nodes in lists of equal architectures, each list to be stacked or not as one pleases."""
+    kinds: dict[tuple[Any, ...], list[Node]] = {}
+    for node in nodes:
+        kind: tuple[Any, ...] = tuple((role, signature(module)) for role, module in node.modules.items())
+        if not all(stackable(module) for module in node.modules.values()):
+            kind = ("alone", node.name)
+        kinds.setdefault(kind, []).append(node)
+    yield from kinds.values()

@@ -1,0 +1,122 @@
+"""The audit trail: one line in ``ledger.jsonl`` for each release, written before it is handed over."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TextIO
+
+Release = tuple[str, int, str]  # node, question number, part
+
+
+class Ledger:
+    """Appends audit lines and keeps their sums. One file may serve several nodes of a simulation.
+
+    A run that goes on after a stop asks some questions again; a release that the file already shows,
+    with the same content, is not counted twice. Without a file only the sums are kept.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[str, str, str], int] = defaultdict(int)  # node, direction, kind
+        self._releases: dict[Release, str] = {}  # -> content of the question answered
+        self._numbers: dict[str, set[int]] = defaultdict(set)  # questions that each node answered
+        self._names: dict[int, str] = {}  # of all questions, by number
+        self._file: TextIO | None = None
+
+    def open(self, path: Path) -> None:
+        """Take up the lines of a file, if there is one, and append to it from now on.
+
+        Raises:
+            json.JSONDecodeError: a line that is not the last is broken. A broken last line is what a
+                kill while writing leaves; the release it announced was never handed over, so it is cut.
+        """
+        if path.exists():
+            self._take_up(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def answered(self, node: str) -> set[int]:
+        """The numbers of the questions that a node has answered."""
+        return self._numbers[node]
+
+    def released(self, node: str, number: int, part: str) -> str | None:
+        """The content of the question that this release answered, or None where there was none."""
+        return self._releases.get((node, number, part))
+
+    def write(
+        self,
+        *,
+        node: str,
+        number: int,
+        question: str,
+        part: str,
+        content: str,
+        down: Mapping[str, int],
+        up: Mapping[str, int],
+        privacy: Mapping[str, Any],
+    ) -> None:
+        """Write one line and hand it to the operating system before returning."""
+        line = {
+            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "node": node,
+            "number": number,
+            "question": question,
+            "part": part,
+            "content": content,
+            "down": dict(down),
+            "up": dict(up),
+            "privacy": dict(privacy),
+        }
+        if self._file is not None:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+        self._count(line)
+
+    def up(self, node: str) -> int:
+        """Bytes that left this node so far."""
+        return sum(size for (name, way, _), size in self.bytes.items() if name == node and way == "up")
+
+    def summary(self) -> dict[str, Any]:
+        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and questions asked."""
+        by_kind: dict[str, dict[str, int]] = {}
+        by_node: dict[str, dict[str, int]] = {}
+        total = {"up": 0, "down": 0}
+        for (node, way, kind), size in sorted(self.bytes.items()):
+            for table, key in ((by_kind, kind), (by_node, node)):
+                table.setdefault(key, {"up": 0, "down": 0})[way] += size
+            total[way] += size
+        return {
+            **total,
+            "by_kind": by_kind,
+            "by_node": by_node,
+            "questions": len(self._names),  # one to K nodes, answered in parts, is one
+            "questions_by_name": dict(sorted(Counter(self._names.values()).items())),
+        }
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take_up(self, path: Path) -> None:
+        good = 0
+        with path.open("rb") as file:
+            lines = file.readlines()
+        for position, raw in enumerate(lines):
+            whole = raw.endswith(b"\n")
+            if position == len(lines) - 1 and not whole:
+                break
+            self._count(json.loads(raw))
+            good += len(raw)
+        with path.open("rb+") as file:
+            file.truncate(good)
+
+    def _count(self, line: Mapping[str, Any]) -> None:
+        self._releases[line["node"], line["number"], line["part"]] = line["content"]
+        for way in ("down", "up"):
+            for kind, size in line[way].items():
+                self.bytes[line["node"], way, kind] += size
+        self._numbers[line["node"]].add(line["number"])
+        self._names[line["number"]] = line["question"]

@@ -1,0 +1,74 @@
+"""A node: one place's private data, its model, its critic, its randomness and its gate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.data.dataset import TensorData
+from fedstill.node.gate import Gate
+from fedstill.seeds import torch_generator
+
+MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Node:
+    """What stays in one place.
+
+    Args:
+        name: of the node, as it appears in ledger and report.
+        data: its private training data.
+        model: its own network, of any architecture.
+        gate: the only way out.
+        seed: of the node's own randomness.
+    """
+
+    def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
+        self.name, self.data, self.gate, self.seed = name, data, gate, seed
+        self.modules: dict[str, nn.Module] = {"model": model}
+        self.optimisers: dict[str, torch.optim.Optimizer] = {}
+
+    @property
+    def model(self) -> nn.Module:
+        """The node's task model T_k."""
+        return self.modules["model"]
+
+    def add(self, role: str, module: nn.Module, make_optimiser: MakeOptimiser) -> None:
+        """Give the node a further network that it trains, for example its critic."""
+        self.modules[role] = module.to(self.data.inputs.device)
+        self.optimisers[role] = make_optimiser(module)
+
+    def draw(self, *purpose: str | int) -> torch.Generator:
+        """The node's random generator for one purpose: the same purpose gives the same draws."""
+        return torch_generator(self.seed, self.name, *purpose)
+
+    def sample(self, size: int, *purpose: str | int) -> TensorData:
+        """``size`` of its own examples, with replacement."""
+        indices = torch.randint(len(self.data), (size,), generator=self.draw(*purpose))
+        return self.data.subset(indices.to(self.data.inputs.device))
+
+    def rehearsing(self) -> Node:
+        """A copy to time things on: own networks, the same data, no gate to release anything."""
+        twin = copy.copy(self)
+        # One deep copy for both, so that the copied optimisers hold the copied parameters.
+        twin.modules, twin.optimisers = copy.deepcopy((self.modules, self.optimisers))
+        del twin.gate
+        return twin
+
+    def state(self) -> dict[str, Any]:
+        """What the node must remember to go on."""
+        return {
+            "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
+            "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a remembered state; the networks must exist already."""
+        for role, values in state["modules"].items():
+            self.modules[role].load_state_dict(values)
+        for role, values in state["optimisers"].items():
+            self.optimisers[role].load_state_dict(values)

@@ -1,0 +1,68 @@
+"""What a node can be asked: a method declares its questions as data, and how a group answers them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+
+Handler = Callable[..., Mapping[str, torch.Tensor]]
+GRADIENTS = "gradients"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One thing that a method asks nodes.
+
+    Args:
+        name: as policy and ledger know it.
+        handler: called as ``handler(group, number, **inputs)``; inputs and answers have the group's
+            nodes first, ``(G, ...)``.
+        sends: the kind of each tensor that goes down with it.
+        releases: the kind of each tensor that its answer holds.
+        differentiable: the inputs through which gradients that reach the answer are pulled back. They
+            leave the node as kind ``gradients``.
+    """
+
+    name: str
+    handler: Handler
+    sends: Mapping[str, str] = field(default_factory=dict)
+    releases: Mapping[str, str] = field(default_factory=dict)
+    differentiable: tuple[str, ...] = ()
+
+    def kinds(self) -> Mapping[str, str]:
+        """The kind of everything that may leave a node for this question."""
+        return {**self.releases, **{f"d/d{name}": GRADIENTS for name in self.differentiable}}
+
+
+@dataclass(frozen=True)
+class NodeSide:
+    """A method's part at the nodes.
+
+    Args:
+        questions: that it answers, by name.
+        prepare: called once with all nodes, before anything else.
+        look: what a question about inputs ``(B, ...)`` would be answered, ``(K, ...)`` a tensor, with
+            nothing trained, released or counted: for evaluation in a simulation only.
+        rehearse: does the main work of one step for a group, for an engine to time; called on copies.
+    """
+
+    questions: Mapping[str, Question]
+    prepare: Callable[[Sequence[Node]], None]
+    look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]]
+    rehearse: Callable[[Group], None]
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """A short fingerprint of a question's content: same names, shapes and values, same digest."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        hashed.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        hashed.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()

@@ -1,0 +1,91 @@
+"""The files of one run: what was measured, what is remembered, what came out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedstill.state import load_state, save_state
+
+STATE = "state.safetensors"
+SECONDS_BETWEEN = 5.0  # between two saved states, and more where saving takes long
+
+
+class Records:
+    """Writes into a run's folder; keeps to memory without one.
+
+    Args:
+        folder: of the run, or None.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.metrics: list[dict[str, Any]] = []
+        self.samples: dict[str, torch.Tensor] = {}
+        self._wait = SECONDS_BETWEEN
+        self._saved = time.monotonic()
+        self._written = 0  # metrics lines on disk
+
+    def metric(self, line: dict[str, Any]) -> None:
+        """Add one line to ``metrics.jsonl``; it reaches the disk with the next saved state."""
+        self.metrics.append(line)
+
+    def due(self) -> bool:
+        """Whether it is time to save a state."""
+        return self.folder is not None and time.monotonic() - self._saved > self._wait
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Remember a state, with all metrics and samples so far, in one move."""
+        if self.folder is None:
+            return
+        start = time.monotonic()
+        self._write_metrics()
+        kept = {**state, "metrics": self._written, "samples": self.samples}
+        save_state(self.folder / STATE, kept)
+        self._saved = time.monotonic()
+        self._wait = max(SECONDS_BETWEEN, 20 * (self._saved - start))  # at most 5 % of the time
+
+    def load(self) -> dict[str, Any]:
+        """The state to go on from; empty where there is none."""
+        if self.folder is None or not (self.folder / STATE).exists():
+            return {}
+        state: dict[str, Any] = load_state(self.folder / STATE)
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        self.metrics = [json.loads(line) for line in lines[: state["metrics"]]]
+        self.samples = state["samples"]
+        _write(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
+        self._written = state["metrics"]
+        return state
+
+    def finish(self, result: Mapping[str, Any], student: nn.Module) -> None:
+        """Write the result; the state is not needed any more."""
+        if self.folder is None:
+            return
+        self._write_metrics()
+        if self.samples:
+            save_file(self.samples, self.folder / "samples.safetensors")
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in student.state_dict().items()}
+        save_file(weights, self.folder / "student.safetensors")
+        _write(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        (self.folder / STATE).unlink(missing_ok=True)
+
+    def _write_metrics(self) -> None:
+        if self.folder is None:
+            return
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            for line in self.metrics[self._written :]:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._written = len(self.metrics)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,637 @@
+"""The page of a run: one HTML file that holds everything and loads nothing.
+
+A run's folder goes in, ``report.html`` comes out. The page runs no script and its own content
+security policy forbids it to load anything, so it can be opened, mailed and archived anywhere.
+Names and texts in the folder come from users and nodes: everything is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedstill.errors import RunFolderError
+from fedstill.report import plots
+from fedstill.report.table import (
+    MISSING,
+    accuracy_text,
+    comparison,
+    human_bytes,
+    human_seconds,
+    method_title,
+    number,
+    percent,
+    pick,
+    points,
+    whole,
+    words,
+)
+
+SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+# What each kind of message says, for a reader who has to answer for it.
+KINDS = {
+    "logits": "the score that a node's model gives each class, for each input it was asked about",
+    "critic": "how real a node's critic finds each input, part by part",
+    "inputs": "the inputs that the server asked about",
+    "gradients": "slopes of the server's loss, which tell it how to change its inputs",
+    "label counts": "how many examples of each class a node holds",
+    "parameters": "the weights of a model",
+}
+# Kinds that carry neither a training example nor a model. Of any other kind the page claims nothing.
+ANSWERS = {"logits", "critic", "gradients", "label counts"}
+
+REFERENCE_STYLES = {"standalone mean": "dotted", "teachers' ensemble": "dashed", "centralised": "solid"}
+
+MOST_PANELS = 24  # small plots of local training
+MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
+
+
+@dataclass
+class Metrics:
+    """What ``metrics.jsonl`` holds, by step. A step written again, after a resume, replaces the first."""
+
+    accuracy: dict[float, float] = field(default_factory=dict)  # percent
+    losses: dict[str, dict[float, float | None]] = field(default_factory=dict)  # None: not finite
+    local: dict[str, dict[float, float | None]] = field(default_factory=dict)
+    centralised: dict[float, float | None] = field(default_factory=dict)
+
+
+@dataclass
+class Traffic:
+    """What the ledger says of one node."""
+
+    up: Counter[str] = field(default_factory=Counter)  # bytes that left the node, by kind
+    down: Counter[str] = field(default_factory=Counter)  # bytes that came to it, by kind
+    questions: set[int] = field(default_factory=set)  # numbers: a question in several parts is one
+
+
+@dataclass
+class Ledger:
+    """The sums of ``ledger.jsonl``."""
+
+    nodes: dict[str, Traffic] = field(default_factory=dict)
+    about_inputs: set[str] = field(default_factory=set)  # questions that came with inputs
+    mechanisms: set[str] = field(default_factory=set)
+
+    def total(self, way: str) -> Counter[str]:
+        """Bytes by kind over all nodes; ``way`` is "up" or "down"."""
+        total: Counter[str] = Counter()
+        for traffic in self.nodes.values():
+            total.update(getattr(traffic, way))
+        return total
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into a run's folder, from the files in it, and return its path.
+
+    Only ``result.json`` must exist. What the other files would have shown is marked "not measured"
+    where they are missing. The same files give the same bytes. Raises RunFolderError where a file
+    cannot be read as what it should be.
+    """
+    result = _read_result(folder / "result.json")
+    page = _environment().get_template("page.html.j2").render(_view(folder, result))
+    target = folder / "report.html"
+    target.write_text(page, encoding="utf-8", newline="\n")
+    return target
+
+
+def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made_up: bool = False) -> str:
+    """What happened, in words for people who do not know the method.
+
+    It claims only what the bytes by kind bear out. ``made_up`` says that the server generated the
+    inputs itself; ``ledger`` tells which questions were about inputs.
+    """
+    nodes = pick(result, "nodes")
+    count = len(nodes) if isinstance(nodes, list) else whole(result, "split", "nodes")
+    if count is None:
+        who = "Nodes, each with its own private data,"
+    elif count == 1:
+        who = "One node, with its own private data,"
+    else:
+        who = f"{_count_word(count).capitalize()} nodes, each with its own private data,"
+
+    asked = whole(result, "questions")
+    if asked is None:
+        how = "by answering questions"
+    elif asked == 0:
+        how = "without answering any question"
+    else:
+        how = f"by answering {_count_word(asked)} question{'' if asked == 1 else 's'}"
+        how += _about_inputs(result, asked, ledger, made_up)
+    return f"{who} taught one central model {how}. {_what_left(result)}"
+
+
+def _about_inputs(result: Mapping[str, Any], asked: int, ledger: Ledger | None, made_up: bool) -> str:
+    if not whole(result, "bytes", "by_kind", "inputs", "down"):
+        return ""
+    inputs = "inputs that the server made up" if made_up else "inputs that the server sent"
+    names = pick(result, "questions_by_name")
+    names = names if isinstance(names, Mapping) else {}
+    if ledger is not None:
+        about = sum(whole(names, name) or 0 for name in ledger.about_inputs)
+    else:
+        about = asked if len(names) == 1 else 0
+    if about == asked:
+        return f" about {inputs}"
+    if 0 < about < asked:
+        return f", {_count_word(about)} of them about {inputs}"
+    return f", some of them about {inputs}"
+
+
+def _what_left(result: Mapping[str, Any]) -> str:
+    by_kind = pick(result, "bytes", "by_kind")
+    if not isinstance(by_kind, Mapping):
+        return f"What left the nodes was {MISSING}."
+    left = {kind for kind in by_kind if whole(by_kind, kind, "up") != 0}
+    if left - ANSWERS - {"parameters"}:
+        extra = " Parameters of models are among it." if "parameters" in left else ""
+        return f"What left each node is listed below, kind by kind.{extra}"
+    if "parameters" in left:
+        sentence = "No training data left a node, but parameters of models did."
+    elif "parameters" in by_kind:
+        sentence = "No training data left a node; parameters of models were sent to the nodes."
+    else:
+        sentence = "No training data and no model left a node."
+    if "label counts" in left:
+        sentence += " Beside its answers, each node told how many examples of each class it holds."
+    return sentence
+
+
+def _count_word(count: int) -> str:
+    return SMALL_NUMBERS[count] if 0 <= count < len(SMALL_NUMBERS) else f"{count:,}"
+
+
+# --- reading the folder ---
+
+
+def _read_result(path: Path) -> Mapping[str, Any]:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(result, Mapping):
+        raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")
+    return result
+
+
+def _records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of a file, one a line, without holding more than a line."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for place, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                if not line.endswith("\n"):  # the run was stopped while it wrote its last line
+                    return
+                raise RunFolderError(f"{path}, line {place} cannot be read as JSON") from None
+            if isinstance(record, Mapping):
+                yield record
+
+
+def _read_metrics(path: Path) -> Metrics:
+    metrics = Metrics()
+    if not path.exists():
+        return metrics
+    for record in _records(path):
+        step = number(record, "step")
+        if step is None:
+            continue
+        phase = record.get("phase")
+        if phase == "local":
+            node = metrics.local.setdefault(words(record, "node") or "node", {})
+            if "loss" in record:
+                node[step] = number(record, "loss")
+        elif phase == "centralised" and "loss" in record:
+            metrics.centralised[step] = number(record, "loss")
+        elif phase == "distillation":
+            accuracy = number(record, "accuracy")
+            if accuracy is not None:
+                metrics.accuracy[step] = accuracy
+            losses = record.get("losses")
+            for name in losses if isinstance(losses, Mapping) else ():
+                metrics.losses.setdefault(str(name), {})[step] = number(losses, name)
+    return metrics
+
+
+def _read_ledger(path: Path) -> Ledger | None:
+    if not path.exists():
+        return None
+    ledger = Ledger()
+    for record in _records(path):
+        traffic = ledger.nodes.setdefault(words(record, "node") or "node", Traffic())
+        traffic.questions.add(whole(record, "number") or 0)
+        for way, counter in (("up", traffic.up), ("down", traffic.down)):
+            by_kind = record.get(way)
+            for kind in by_kind if isinstance(by_kind, Mapping) else ():
+                counter[str(kind)] += whole(by_kind, kind) or 0
+        if whole(record, "down", "inputs"):
+            ledger.about_inputs.add(words(record, "question") or "question")
+        mechanism = words(record, "privacy", "mechanism")
+        if mechanism:
+            ledger.mechanisms.add(mechanism)
+    return ledger
+
+
+def _read_samples(path: Path) -> list[dict[str, Any]]:
+    """Rows of generated inputs, ``{"step": int, "pictures": [data address]}``, first and last among them."""
+    if not path.exists():
+        return []
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            keys = sorted((key for key in file.keys() if key.isdecimal()), key=int)  # noqa: SIM118
+            if len(keys) > MOST_STEPS:
+                stride = (len(keys) - 1) / (MOST_STEPS - 1)
+                keys = [keys[round(row * stride)] for row in range(MOST_STEPS)]
+            stacks = {int(key): file.get_tensor(key)[:MOST_SAMPLES] for key in keys}
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
+    # Inputs of other tasks (rows of a table, sequences) are not pictures: nothing to show.
+    return [
+        {"step": step, "pictures": [plots.picture(image) for image in images]}
+        for step, images in stacks.items()
+        if images.dtype == "uint8" and images.ndim == 4 and images.shape[1] in (1, 3) and images.size
+    ]
+
+
+# --- what the template shows ---
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["size"] = _size
+    environment.filters["count"] = lambda value: MISSING_MARK if value is None else f"{value:,}"
+    environment.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
+    environment.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
+    environment.filters["known"] = lambda value: MISSING_MARK if value is None else value
+    return environment
+
+
+MISSING_MARK = Markup('<span class="missing">{}</span>').format(MISSING)
+
+
+def _size(count: int | None) -> Markup:
+    """Bytes for people, with the exact number for whoever points at them."""
+    if count is None:
+        return MISSING_MARK
+    return Markup('<span title="{:,} bytes">{}</span>').format(count, human_bytes(count))
+
+
+def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything the template names, computed: the template decides only how it looks."""
+    metrics = _read_metrics(folder / "metrics.jsonl")
+    ledger = _read_ledger(folder / "ledger.jsonl")
+    samples = _read_samples(folder / "samples.safetensors")
+    config = folder / "config.toml"
+    rows = comparison(result)
+    references = [
+        (row.name, REFERENCE_STYLES[row.name], row.accuracy)
+        for row in rows
+        if row.accuracy is not None and not row.is_student
+    ]
+    line = sorted(metrics.accuracy.items())
+    local = list(metrics.local.items())[:MOST_PANELS]
+    if metrics.centralised:
+        local.append(("centralised", metrics.centralised))
+    return {
+        "title": method_title(result),
+        "name": words(result, "name"),
+        "sentence": plain_sentence(result, ledger, made_up=bool(samples)),
+        "data_name": words(result, "data", "name"),
+        "context": _context(result),
+        "key_figures": _key_figures(result),
+        "rows": [(row, accuracy_text(row), plots.accuracy_bar(row)) for row in rows],
+        "references": references,
+        "unmeasured": [row.name for row in rows if row.accuracy is None and not row.is_student],
+        "accuracy_plot": plots.accuracy_plot(line, references, "student") if line else None,
+        "last_accuracy": line[-1][1] if line else None,
+        "holdings": _holdings(result),
+        "samples": samples,
+        "losses": _panels(list(metrics.losses.items())),
+        "local": _panels(local, share_axis=True),
+        "centralised_drawn": bool(metrics.centralised),
+        "local_left_out": max(0, len(metrics.local) - MOST_PANELS),
+        "traffic": _traffic(result, ledger),
+        "privacy": _privacy(result, ledger),
+        "nodes": _nodes(result),
+        "command": words(result, "command"),
+        "facts": _facts(result),
+        "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
+    }
+
+
+def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    student, alone = number(result, "student", "accuracy"), number(result, "standalone", "accuracy", "mean")
+    up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
+    total, distillation = number(result, "seconds", "total"), number(result, "seconds", "distillation")
+    tests = whole(result, "data", "test")
+    # No line break around the sign: "71.8% ± 6.5" is one figure.
+    alone_text = accuracy_text(comparison(result)[0]).replace(" ", "\u00a0")
+    return [
+        {
+            "name": "Student accuracy",
+            "value": None if student is None else percent(student),
+            "note": None if tests is None else f"on {tests:,} test examples",
+        },
+        {
+            "name": "Gain over standalone",
+            "value": None if student is None or alone is None else points(student - alone),
+            "unit": "points",
+            "note": None if alone is None else f"a node alone reaches {alone_text}",
+        },
+        {
+            "name": "Crossed the wire",
+            "value": None if up is None or down is None else _size(up + down),
+            "note": None
+            if up is None or down is None
+            else f"{human_bytes(up)} left the nodes, {human_bytes(down)} came to them",
+        },
+        {
+            "name": "Time",
+            "value": None if total is None else human_seconds(total),
+            "note": None if distillation is None else f"{human_seconds(distillation)} of it distillation",
+        },
+    ]
+
+
+def _context(result: Mapping[str, Any]) -> str | None:
+    """The data and how it was split, in sentences, as far as the result tells.
+
+    A run from Python names no data set: then the nodes' own examples are counted.
+    """
+    held = [whole(node, "examples") for node in _node_records(result)]
+    known = [count for count in held if count is not None]
+    train, test = whole(result, "data", "train"), whole(result, "data", "test")
+    if train is None and known and len(known) == len(held):
+        train = sum(known)
+    counts = [
+        f"{count:,} {label}" for count, label in ((train, "training"), (test, "test")) if count is not None
+    ]
+    size = f"{' and '.join(counts)} examples" if counts else ""
+    shape = pick(result, "data", "shape")
+    if size and isinstance(shape, list) and shape:
+        size += " of " + " \u00d7 ".join(str(side) for side in shape)
+    what = ", ".join(part for part in (words(result, "data", "name"), size) if part)
+
+    how, alpha = words(result, "split", "how"), number(result, "split", "alpha")
+    if how is not None and alpha is not None:
+        how += f", alpha {alpha:g}"
+    note = words(result, "data", "note")
+    sentences = [
+        what and f"Data: {what}",
+        how and f"Split over the nodes: {how}",
+        note and note[0].upper() + note[1:],
+    ]
+    return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence) or None
+
+
+def _node_records(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    nodes = pick(result, "nodes")
+    return [node for node in nodes if isinstance(node, Mapping)] if isinstance(nodes, list) else []
+
+
+def _node_name(place: int, node: Mapping[str, Any]) -> str:
+    return words(node, "name") or f"node {place + 1}"
+
+
+def _holdings(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The classes each node holds: names, and for each node the counts with a shade from 0 to 1."""
+    held = []
+    for place, node in enumerate(_node_records(result)):
+        counts = pick(node, "label_counts")
+        known = isinstance(counts, list) and bool(counts)
+        held.append((_node_name(place, node), [whole({"n": n}, "n") for n in counts] if known else None))
+    width = max((len(counts) for _, counts in held if counts), default=0)
+    if width == 0:
+        return None
+    classes = pick(result, "data", "classes")
+    names = [str(name) for name in classes[:width]] if isinstance(classes, list) else []
+    names += [str(place) for place in range(len(names), width)]
+    most = max(count or 0 for _, counts in held for count in counts or [])
+
+    def cell(count: int | None) -> dict[str, Any]:
+        # Even a single example gets a shade that can be told from none.
+        shade = 0.08 + 0.84 * count / most if count else 0.0
+        return {"count": count, "shade": f"{shade:.2f}", "strong": shade > 0.75}
+
+    def row(name: str, counts: list[int | None] | None) -> dict[str, Any]:
+        padded = [] if counts is None else counts + [None] * (width - len(counts))
+        return {
+            "name": name,
+            "cells": [cell(count) for count in padded],
+            "total": None if counts is None else sum(count or 0 for count in counts),
+        }
+
+    return {"classes": names, "nodes": [row(name, counts) for name, counts in held]}
+
+
+def _panels(
+    series: Sequence[tuple[str, Mapping[float, float | None]]], share_axis: bool = False
+) -> list[dict[str, Any]]:
+    """Small plots, one a series; with a shared axis, heights can be compared across them."""
+    lines = [
+        [(step, value) for step, value in sorted(values.items()) if value is not None] for _, values in series
+    ]
+    everything = [value for line in lines for _, value in line]
+    span = (min(everything), max(everything)) if share_axis and everything else None
+    return [
+        {
+            "name": name,
+            "last": _last(values),
+            "plot": plots.small_plot(name, line, span) if line else None,
+            "lost": len(values) - len(line),
+        }
+        for (name, values), line in zip(series, lines, strict=True)
+    ]
+
+
+def _last(values: Mapping[float, float | None]) -> str | None:
+    if not values:
+        return None
+    value = values[max(values)]
+    return "not finite" if value is None else f"{value:.3g}"
+
+
+def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
+    """What left each node and what came to it, by kind where the ledger tells, else as sums."""
+    records = {_node_name(place, node): node for place, node in enumerate(_node_records(result))}
+    stored = pick(result, "bytes", "by_kind")
+    by_kind = stored if isinstance(stored, Mapping) else {}
+    sums: dict[str, Counter[str]] = {}
+    for way in ("up", "down"):
+        if ledger is None:
+            sums[way] = Counter({str(kind): whole(by_kind, kind, way) or 0 for kind in by_kind})
+        else:
+            sums[way] = ledger.total(way)
+    # The order of result.json, then whatever only the ledger knows.
+    order = [str(kind) for kind in by_kind] + sorted((set(sums["up"]) | set(sums["down"])) - set(by_kind))
+    kinds = {way: [kind for kind in order if sums[way][kind]] for way in ("up", "down")}
+
+    strangers = sorted(set(ledger.nodes) - set(records)) if ledger else []
+    rows = []
+    for name in [*records, *strangers]:
+        row: dict[str, Any] = {"name": name, "questions": None}
+        for way in ("up", "down"):
+            row[way] = [None] * len(kinds[way])
+            row[f"{way}_total"] = whole(records.get(name), "bytes", way)
+        if ledger is not None:
+            traffic = ledger.nodes.get(name, Traffic())
+            row["questions"] = len(traffic.questions)
+            for way, counter in (("up", traffic.up), ("down", traffic.down)):
+                row[way] = [counter[kind] for kind in kinds[way]]
+                row[f"{way}_total"] = sum(counter.values())
+        rows.append(row)
+
+    totals = {way: whole(result, "bytes", way) for way in ("up", "down")}
+    if ledger is not None:
+        agrees = all(
+            sum(sums[way].values()) == totals[way]
+            and all(sums[way][kind] == (whole(by_kind, kind, way) or 0) for kind in order)
+            for way in ("up", "down")
+        )
+        totals = {way: sum(sums[way].values()) for way in ("up", "down")}
+    return {
+        "kinds": kinds,
+        "meanings": [
+            (kind, KINDS[kind]) for kind in order if kind in KINDS and (kind in kinds["up"] + kinds["down"])
+        ],
+        "rows": rows,
+        "sums": {way: [sums[way][kind] for kind in kinds[way]] for way in ("up", "down")},
+        "totals": totals,
+        "questions": whole(result, "questions"),
+        "ledger": None if ledger is None else ("agrees" if agrees else "disagrees"),
+    }  # fmt: skip
+
+
+def _privacy(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
+    guarantee = pick(result, "privacy", "guarantee")
+    facts: list[tuple[str, str]] = []
+    if isinstance(guarantee, Mapping):
+        facts = [(str(key).replace("_", " "), _plain(value)) for key, value in guarantee.items()]
+    elif guarantee is not None:
+        facts = [("guarantee", _plain(guarantee))]
+    return {
+        "known": isinstance(pick(result, "privacy"), Mapping),
+        "text": words(result, "privacy", "text"),
+        "facts": facts,
+        "mechanisms": sorted(ledger.mechanisms) if ledger else [],
+    }
+
+
+def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    stored = pick(result, "standalone", "accuracy", "per_node")
+    alone = stored if isinstance(stored, list) else []
+    return [
+        {
+            "name": _node_name(place, node),
+            "model": words(node, "model"),
+            "parameters": whole(node, "parameters"),
+            "examples": whole(node, "examples"),
+            "alone": number({"accuracy": alone[place]}, "accuracy") if place < len(alone) else None,
+        }
+        for place, node in enumerate(_node_records(result))
+    ] + [
+        {
+            "name": "student",
+            "model": words(result, "student", "model"),
+            "parameters": whole(result, "student", "parameters"),
+            "is_student": True,
+            "accuracy": number(result, "student", "accuracy"),
+        }
+    ]
+
+
+def _engine(result: Mapping[str, Any]) -> str | None:
+    """The engine with what it ran on: "auto, cpu, float32, 1 thread"."""
+    threads = whole(result, "engine", "threads")
+    parts = [words(result, "engine", key) for key in ("name", "device", "precision")]
+    if threads is not None:
+        parts.append(f"{threads:,} thread{'' if threads == 1 else 's'}")
+    return ", ".join(part for part in parts if part) or None
+
+
+def _grouping(result: Mapping[str, Any]) -> list[str]:
+    """How the engine computed the nodes, a sentence a phase."""
+    phases = pick(result, "engine", "groups")
+    lines = []
+    for phase, groups in phases.items() if isinstance(phases, Mapping) else ():
+        sizes = (
+            [len(group) for group in groups if isinstance(group, list)] if isinstance(groups, list) else []
+        )
+        stacked = [size for size in sizes if size > 1]
+        alone = sizes.count(1)
+        parts = []
+        if stacked:
+            many = f"{_count_word(len(stacked))} group{'' if len(stacked) == 1 else 's'}"
+            parts.append(f"{sum(stacked):,} nodes stacked in {many}")
+        if alone:
+            parts.append(f"{alone:,} node{'' if alone == 1 else 's'} one by one")
+        if parts:
+            name = str(phase).replace("_", " ")
+            lines.append(f"{name}: {', '.join(parts)}{_ratios(result, str(phase))}")
+    return lines
+
+
+def _ratios(result: Mapping[str, Any], phase: str) -> str:
+    """What the engine measured before it chose, for each kind of node by the name of its first."""
+    stored = pick(result, "engine", "stacked_over_one_by_one", phase)
+    names = list(stored) if isinstance(stored, Mapping) else []
+    measured = {str(name): ratio for name in names if (ratio := number(stored, name)) is not None}
+    if not measured:
+        return ""
+    times = {name: f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2g}" for name, ratio in measured.items()}
+    if len(times) == 1:
+        return f" (stacked measured {next(iter(times.values()))} times as long)"
+    each = ", ".join(f"{time} for {name} and its like" for name, time in times.items())
+    return f" (stacked measured, times as long: {each})"
+
+
+def _facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What else the result tells of the run; a run from Python records less."""
+    seconds = [
+        f"{label} {human_seconds(value)}"
+        for label, key in (
+            ("local training", "local_training"),
+            ("centralised", "centralised"),
+            ("distillation", "distillation"),
+        )
+        if (value := number(result, "seconds", key)) is not None
+    ]
+    versions = pick(result, "versions")
+    memory = whole(result, "peak_memory_mb")
+    date = words(result, "date")
+    facts = [
+        ("Seed", words(result, "seed")),
+        ("Date", date and date.replace("T", " ", 1)),
+        ("Machine", words(result, "machine")),
+        ("Engine", _engine(result)),
+        ("Nodes computed", "; ".join(_grouping(result)) or None),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+         if isinstance(versions, Mapping) and versions else words(result, "fedstill")),
+        ("Time", ", ".join(seconds) or None),
+        ("Peak memory", None if memory is None else f"{memory:,} MB"),
+    ]  # fmt: skip
+    return [(name, value) for name, value in facts if value]
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

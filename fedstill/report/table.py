@@ -1,0 +1,186 @@
+"""The four figures of a run, in words and numbers that people read: percent, bytes, time.
+
+The page and the terminal share what is here, so that they can never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+MISSING = "not measured"
+LARGEST = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison. Accuracies are percent, from 0 to 100; None is not measured."""
+
+    name: str
+    meaning: str
+    accuracy: float | None
+    spread: float | None = None  # standard deviation over the nodes
+    each: tuple[float, ...] = ()  # one accuracy a node
+    is_student: bool = False
+
+
+def pick(record: object, *keys: str) -> Any:
+    """The value at a path of keys, or None where any part of the path is missing.
+
+    >>> pick({"bytes": {"up": 3}}, "bytes", "up")
+    3
+    >>> pick({"bytes": None}, "bytes", "up") is None
+    True
+    """
+    for key in keys:
+        if not isinstance(record, Mapping):
+            return None
+        record = record.get(key)
+    return record
+
+
+def number(record: object, *keys: str) -> float | None:
+    """The finite number at a path of keys, or None: a report shows no NaN and no guess.
+
+    >>> number({"seconds": {"total": 2}}, "seconds", "total")
+    2.0
+    >>> number({"accuracy": float("nan")}, "accuracy") is None
+    True
+    """
+    value = pick(record, *keys)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
+        return None
+    return float(value)
+
+
+def whole(record: object, *keys: str) -> int | None:
+    """The number at a path of keys as a whole number (bytes, counts), or None."""
+    value = number(record, *keys)
+    return None if value is None else round(value)
+
+
+def words(record: object, *keys: str) -> str | None:
+    """The value at a path of keys as text, or None where it is missing or empty."""
+    value = pick(record, *keys)
+    return None if value in (None, "") else str(value)
+
+
+def percent(value: float) -> str:
+    """A percentage with one decimal.
+
+    >>> percent(93.37)
+    '93.4%'
+    """
+    return f"{value:.1f}%"
+
+
+def points(difference: float) -> str:
+    """A difference of two percentages, with its sign.
+
+    >>> points(12.34), points(-2), points(-0.01)
+    ('+12.3', '-2.0', '0.0')
+    """
+    rounded = round(difference, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in decimal units (1 kB is 1000 bytes), to about three digits.
+
+    >>> human_bytes(999), human_bytes(16384), human_bytes(786_000), human_bytes(999_500)
+    ('999 B', '16.4 kB', '786 kB', '1.0 MB')
+    """
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:  # from here on it would print as 1000
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration as a person says it.
+
+    >>> human_seconds(0.01), human_seconds(42.34), human_seconds(192), human_seconds(7500)
+    ('under 0.1 s', '42.3 s', '3 min 12 s', '2 h 5 min')
+    """
+    if seconds < 0.05:
+        return "under 0.1 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    if seconds < 3599.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours} h {rest} min"
+
+
+def method_title(result: Mapping[str, Any]) -> str:
+    """The method as people write it ("FedIOD"), or its name in the code where no title is given."""
+    return words(result, "title") or words(result, "method") or "method " + MISSING
+
+
+def comparison(result: Mapping[str, Any]) -> list[Row]:
+    """The four lines that every run is judged by, in the order of the papers' tables."""
+    per_node = pick(result, "standalone", "accuracy", "per_node")
+    each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
+    return [
+        Row(
+            "standalone mean",
+            "each node alone, on its own data",
+            number(result, "standalone", "accuracy", "mean"),
+            number(result, "standalone", "accuracy", "std"),
+            tuple(value for value in each if value is not None),
+        ),
+        Row(
+            f"student ({method_title(result)})",
+            "the central model this run taught",
+            number(result, "student", "accuracy"),
+            is_student=True,
+        ),
+        Row("teachers' ensemble", "the nodes' models, answering together",
+            number(result, "ensemble", "accuracy")),
+        Row("centralised", "one model, if all data lay in one place",
+            number(result, "centralised", "accuracy")),
+    ]  # fmt: skip
+
+
+def accuracy_text(row: Row) -> str:
+    """The accuracy of a row with its spread, in percent: "81.1% ± 4.2" or "not measured"."""
+    if row.accuracy is None:
+        return MISSING
+    return percent(row.accuracy) + ("" if row.spread is None else f" ± {row.spread:.1f}")
+
+
+def print_table(result: Mapping[str, Any], console: Console) -> None:
+    """Print the table at the end of a run: four accuracies in percent, then bytes and time.
+
+    ``result`` is the content of ``result.json``; what it lacks is printed as "not measured".
+    Names come from users: they are printed as they are, never read as markup.
+    """
+    # An explicit Text keeps rich from reading a name such as "[red]" as a colour.
+    table = Table(box=box.SIMPLE_HEAD, title=Text(words(result, "name") or "run"), title_justify="left")
+    table.add_column("")
+    table.add_column("accuracy", justify="right", no_wrap=True)
+    for row in comparison(result):
+        style = "bold" if row.is_student else ""
+        table.add_row(Text(row.name, style=style), Text(accuracy_text(row), style=style))
+    console.print(table)
+
+    up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
+    seconds = number(result, "seconds", "total")
+    for label, value in (
+        ("left the nodes", MISSING if up is None else human_bytes(up)),
+        ("came to the nodes", MISSING if down is None else human_bytes(down)),
+        ("time", MISSING if seconds is None else human_seconds(seconds)),
+    ):
+        console.print(Text(f"  {label + ':':<19}{value}"))

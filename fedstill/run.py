@@ -1,0 +1,158 @@
+"""One run from its configuration to its folder of results."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedstill
+from fedstill import models
+from fedstill.config import RunConfig, load_toml, to_toml
+from fedstill.data.loaders import load
+from fedstill.data.splits import split
+from fedstill.errors import ArgumentError, RunFolderError
+from fedstill.experiment import Experiment, Setting
+from fedstill.report import write_report
+from fedstill.seeds import numpy_generator
+from fedstill.tasks import make_task
+
+COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
+
+
+def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> dict[str, Any]:
+    """Run a configuration from the start.
+
+    Args:
+        config: the run.
+        out: its folder; made here, once everything has been checked.
+        command: the exact command that repeats it, for the report.
+        progress: show bars on a terminal.
+
+    Returns:
+        What ``result.json`` holds.
+
+    Raises:
+        RunFolderError: the folder holds something already.
+        FedstillError: the configuration cannot run; then no folder is made.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        how = f"go on with it (fedstill run --resume {out})" if (out / "config.toml").exists() else "empty it"
+        raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {how}")
+    experiment, about = prepare(config)
+    out.mkdir(parents=True, exist_ok=True)
+    about["command"] = command
+    _write(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
+    return _finish(experiment, about, out, progress)
+
+
+def resume(out: Path, *, progress: bool) -> dict[str, Any]:
+    """Go on with a run that was stopped, to the figures that it would have reached.
+
+    Raises:
+        RunFolderError: there is no run in the folder.
+    """
+    if not (out / "config.toml").exists():
+        raise RunFolderError(f"{out} holds no run to go on with: there is no config.toml in it")
+    if (out / "result.json").exists():
+        result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+        write_report(out)
+        return result
+    experiment, about = prepare(load_toml(out / "config.toml"))
+    first = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0]
+    about["command"] = first.removeprefix(COMMAND)
+    return _finish(experiment, about, out, progress)
+
+
+def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
+    """Data, split, models and method of a configuration, made ready and checked.
+
+    Returns:
+        The experiment, and what the result says about it beside the figures.
+    """
+    data = load(config.data)
+    task = make_task(config.task, len(data.classes))
+    task.check(data.train, "training data")
+    generator = numpy_generator(config.seed, "split")
+    indices = split(data.train.targets, len(data.classes), config.split, generator, data.columns)
+    shape: tuple[int, int, int] = tuple(data.train.inputs.shape[1:])  # type: ignore[assignment]
+    classes, names = len(data.classes), config.nodes.models
+    if len(names) > len(indices):
+        raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(indices)} nodes")
+
+    def network(spec: str, *purpose: str | int) -> torch.nn.Module:
+        return models.build(spec, shape, classes, config.seed, *purpose)
+
+    specs = [names[index % len(names)] for index in range(len(indices))]
+    experiment = Experiment(
+        Setting(
+            task=task,
+            parts=[data.train.subset(part) for part in indices],
+            models=[network(spec, "model", index) for index, spec in enumerate(specs)],
+            student=network(config.student.model, "student"),
+            test=data.test,
+            method=config.method,
+            mark=network(config.student.model, "centralised") if config.evaluation.centralised else None,
+            policies=[config.nodes.policy] * len(indices),
+            local=config.nodes.local,
+            engine=config.engine,
+            mean=data.mean,
+            std=data.std,
+            seed=config.seed,
+            every=config.evaluation.every,
+            samples=config.evaluation.samples,
+        )
+    )
+    about = {
+        "fedstill": fedstill.__version__,
+        "name": config.name,
+        "command": "",
+        "data": {
+            "name": data.name,
+            "classes": list(data.classes),
+            "train": len(data.train),
+            "test": len(data.test),
+            "shape": list(shape),
+            "note": data.note,
+        },
+        "split": {"how": config.split.how, "alpha": config.split.alpha, "nodes": len(indices)},
+        "models": {"nodes": specs, "student": config.student.model},
+    }
+    return experiment, about
+
+
+def _finish(experiment: Experiment, about: dict[str, Any], out: Path, progress: bool) -> dict[str, Any]:
+    figures = experiment.run(out, progress=progress)
+    specs = about["models"]
+    for node, spec in zip(figures["nodes"], specs["nodes"], strict=True):
+        node["model"] = spec
+    figures["student"]["model"] = specs["student"]
+    result = {
+        **{key: value for key, value in about.items() if key != "models"},
+        **figures,
+        # ru_maxrss is in kB on Linux and in bytes on macOS.
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        / (1e6 if sys.platform == "darwin" else 1e3),
+        "machine": f"{torch.get_num_threads()} threads, {platform.machine()}, {platform.system()}",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "fedstill": fedstill.__version__,
+        },
+    }
+    experiment.records.finish(result, experiment.server.student)
+    write_report(out)
+    return result
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,125 @@
+"""The papers' formulas as pure functions of logits.
+
+Logits carry the classes on one axis: ``(B, C, ...)`` for one model and ``(K, B, C, ...)`` for K
+nodes. What follows C (nothing for one label an image, H and W for a label a pixel) is averaged like
+further examples, so the same formulas serve both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+
+Ensemble = Literal["logits", "log_probs", "probs"]
+
+
+def entropy(logits: torch.Tensor, axis: int) -> torch.Tensor:
+    """Shannon entropy in nats of the softmax along ``axis`` (below FedIOD Eq. 2).
+
+    >>> round(entropy(torch.zeros(2), 0).item(), 4)  # a fair coin: log 2
+    0.6931
+    """
+    log_q = logits.log_softmax(axis)
+    return -(log_q.exp() * log_q).sum(axis)
+
+
+def entropy_of(probs: torch.Tensor, axis: int) -> torch.Tensor:
+    """Shannon entropy in nats of probabilities along ``axis``; 0 log 0 is 0."""
+    entropies: torch.Tensor = torch.special.entr(probs)
+    return entropies.sum(axis)
+
+
+def mean_entropy(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    """FedIOD Eq. 3: the nodes' mean entropy, ``sum_k pi_k H(q_k)``, over all examples.
+
+    Args:
+        answers: logits ``(K, B, C, ...)``.
+        pi: the nodes' weights ``(K,)``, summing to 1.
+    """
+    return pi @ entropy(answers, 2).flatten(1).mean(1)
+
+
+def divergence(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    """FedIOD Eq. 4: generalised Jensen-Shannon divergence of the nodes' predictions, in nats.
+
+    Between 0 (all agree) and the entropy of ``pi`` (all certain, all different).
+
+    Args:
+        answers: logits ``(K, B, C, ...)``.
+        pi: the nodes' weights ``(K,)``, summing to 1.
+    """
+    q_mean = torch.tensordot(pi, answers.softmax(2), dims=([0], [0]))  # (B, C, ...)
+    return entropy_of(q_mean, 1).mean() - mean_entropy(answers, pi)
+
+
+def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+    """FedIOD Eq. 8, normalised over nodes: how much each node is listened to, per class and input.
+
+    Where no node weighs a class (none holds an example of it) all nodes weigh the same.
+
+    Args:
+        counts: how many examples of each class each node holds, ``(K, C)``, not negative.
+        ratio: the critic factor ``D_k(x) / E D_k(x')``, ``(K, B)``, or None for the published code's
+            weights by counts alone.
+
+    Returns:
+        ``(K, B, C)``, or ``(K, 1, C)`` without a ratio; sums to 1 over the nodes.
+
+    >>> importance(torch.tensor([[3.0, 0.0], [1.0, 0.0]])).squeeze(1)
+    tensor([[0.7500, 0.5000],
+            [0.2500, 0.5000]])
+    """
+    weights = counts.unsqueeze(1)  # (K, 1, C)
+    if ratio is not None:
+        weights = weights * ratio.unsqueeze(2)  # (K, B, C)
+    total = weights.sum(0, keepdim=True)
+    return torch.where(total > 0, weights / total.clamp_min(1e-30), torch.full_like(weights, 1 / len(counts)))
+
+
+def ensemble(answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
+    """FedIOD Eq. 9, ``A(z_1..z_K, x) = sum_k pi_k(x) * z_k``, on a scale of one's choice.
+
+    ``logits`` is the paper's. ``log_probs`` first takes away each node's own offset, which training
+    leaves arbitrary; ``probs`` adds probabilities and returns their logarithm.
+
+    Args:
+        answers: logits ``(K, B, C, ...)``.
+        weights: ``(K, B or 1, C)``.
+
+    Returns:
+        Logits ``(B, C, ...)``: for the last two, a softmax over C gives the ensemble's distribution.
+    """
+    weights = weights.reshape(weights.shape + (1,) * (answers.ndim - 3))
+    if how == "logits":
+        return (weights * answers).sum(0)
+    log_q = answers.log_softmax(2)
+    if how == "log_probs":
+        return (weights * log_q).sum(0)
+    smallest = math.log(torch.finfo(answers.dtype).tiny)
+    return (weights.clamp_min(1e-30).log() + log_q).logsumexp(0).clamp_min(smallest)
+
+
+def distance(student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    """FedIOD Eq. 6 and 10: how far the student is from the ensemble, one value an example.
+
+    For finite tau, ``tau^2 KL(p_tau(target) || p_tau(student))``. For infinite tau its limit, half
+    the mean squared difference of the logits after each one's mean is taken away (softmax does not
+    see that mean), as Hinton et al. 2015 derive.
+
+    Args:
+        student, target: logits ``(B, C, ...)``.
+        tau: temperature, above 0, or ``math.inf``.
+
+    >>> s, t = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.0, 0.0]])
+    >>> distance(s, t, math.inf), distance(s, t, 1e3)
+    (tensor([0.5000]), tensor([0.5000]))
+    """
+    if math.isinf(tau):
+        student = student - student.mean(1, keepdim=True)
+        target = target - target.mean(1, keepdim=True)
+        return 0.5 * (student - target).square().mean(1).reshape(len(student), -1).mean(1)
+    log_t, log_s = (target / tau).log_softmax(1), (student / tau).log_softmax(1)
+    kl = (log_t.exp() * (log_t - log_s)).sum(1)
+    return tau**2 * kl.reshape(len(student), -1).mean(1)

@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fedstill.data import DataConfig, DataSet, SplitConfig, TensorData, available, load, split
+from fedstill.errors import ArgumentError, DataError
+
+PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data folder of the person who runs the tests, and no cache."""
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def pairs(*parts: TensorData) -> list[tuple[int, bytes]]:
+    """Label and pixels of each example, in an order that does not depend on theirs."""
+    return sorted(
+        (int(label), image.numpy().tobytes())
+        for part in parts
+        for image, label in zip(part.inputs, part.targets, strict=True)
+    )
+
+
+def npz(path: Path, n: int = 40, **arrays: Any) -> Path:
+    """Example i is a flat image of brightness i with label i % 4."""
+    images = np.arange(n, dtype=np.uint8)[:, None, None].repeat(8, axis=1).repeat(8, axis=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **{"images": images, "labels": np.arange(n) % 4, **arrays})
+    return path
+
+
+def numbers(data: TensorData) -> list[int]:
+    """Which of ``npz``'s examples these are."""
+    return [round(float(x) * 127.5 + 127.5) for x in data.inputs[:, 0, 0, 0]]
+
+
+# Digits, and what holds for every source
+
+
+def test_digits_are_complete_and_rightly_paired() -> None:
+    source, data = load_digits(), load(DataConfig())
+    expected = TensorData(
+        torch.tensor(source.images, dtype=torch.float32)[:, None] / 8 - 1, torch.tensor(source.target)
+    )
+    assert pairs(data.train, data.test) == pairs(expected)
+    assert (len(data.train), len(data.test)) == (1438, 359)  # a fifth of 1797
+    assert (data.mean, data.std, data.name) == ((0.5,), (0.5,), "digits")
+    assert data.classes == tuple("0123456789")
+    assert data.train.inputs.dtype == torch.float32
+    assert data.train.targets.dtype == torch.int64
+    assert "no official split" in data.note
+    assert "359 of 1797" in data.note
+
+
+def test_the_test_part_has_the_classes_shares() -> None:
+    data = load(DataConfig(test_fraction=0.5))
+    counts = data.train.targets.bincount() - data.test.targets.bincount()
+    assert counts.abs().max() <= 2
+
+
+def test_the_seed_draws_the_split() -> None:
+    first, again, other = (load(DataConfig(seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert pairs(first.test) != pairs(other.test)
+
+
+def test_a_limit_draws_with_shares_from_the_train_part_alone() -> None:
+    full, part = load(DataConfig()), load(DataConfig(train_limit=100))
+    assert len(part.train) == 100
+    assert set(pairs(part.train)) <= set(pairs(full.train))
+    assert torch.equal(part.test.inputs, full.test.inputs)
+    exact = full.train.targets.bincount() * 100 / len(full.train)
+    assert ((part.train.targets.bincount() - exact).abs() < 1).all()
+    assert "trained on 100 of 1438" in part.note
+
+
+def test_the_seed_draws_the_limit(tmp_path: Path) -> None:
+    path = npz(tmp_path / "mine.npz", split=np.arange(40) % 2)
+    first, again, other = (
+        numbers(load(DataConfig(name=str(path), train_limit=10, seed=seed)).train) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_a_limit_above_what_there_is_is_all() -> None:
+    data = load(DataConfig(train_limit=10**6))
+    assert len(data.train) == 1438
+    assert "trained on" not in data.note
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (DataConfig(train_limit=-1), "data.train_limit"),
+        (DataConfig(test_fraction=0.0), "data.test_fraction"),
+        (DataConfig(test_fraction=1.0), "data.test_fraction"),
+        (DataConfig(test_fraction=float("nan")), "data.test_fraction"),
+        (DataConfig(name=""), "data.name"),
+        (DataConfig(name="imagenet"), "data.name"),
+    ],
+)
+def test_settings_that_are_not_allowed(config: DataConfig, name: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        load(config)
+    assert caught.value.name == name
+    if name == "data.name":
+        assert all(known in str(caught.value) for known in available())
+
+
+# Files of one's own
+
+
+def test_npz_keeps_its_split_and_the_columns_of_the_train_part(tmp_path: Path) -> None:
+    part = np.arange(40) % 5 == 0
+    site = np.array([f"site {i % 3}" for i in range(40)])
+    path = npz(tmp_path / "mine.npz", split=part.astype(int), site=site)
+    data = load(DataConfig(name=str(path)))
+    assert data.name == "mine"
+    assert numbers(data.test) == list(range(0, 40, 5))
+    assert data.columns["site"].tolist() == [f"site {i % 3}" for i in numbers(data.train)]
+    assert data.train.targets.tolist() == [i % 4 for i in numbers(data.train)]
+    assert data.note == ""
+
+
+def test_columns_follow_the_limit_and_divide_the_data(tmp_path: Path) -> None:
+    npz(tmp_path / "mine.npz", number=np.arange(40), site=np.arange(40) % 2)
+    data = load(DataConfig(name="mine.npz", train_limit=20, test_fraction=0.25))
+    assert data.columns["number"].tolist() == numbers(data.train)
+    config = SplitConfig(how="column", nodes=0, column="site", minimum=1)
+    parts = split(data.train.targets, 4, config, np.random.default_rng(0), data.columns)
+    assert [{i % 2 for i in numbers(data.train.subset(part))} for part in parts] == [{0}, {1}]
+
+
+def test_the_order_of_rows_changes_no_pair(tmp_path: Path) -> None:
+    order = np.random.default_rng(0).permutation(40)
+    part = (np.arange(40) >= 30).astype(int)
+    straight = load(DataConfig(name=str(npz(tmp_path / "a.npz", split=part))))
+    images = np.load(tmp_path / "a.npz")["images"]
+    shuffled = load(
+        DataConfig(
+            name=str(npz(tmp_path / "b.npz", images=images[order], labels=order % 4, split=part[order]))
+        )
+    )
+    assert pairs(straight.train) == pairs(shuffled.train)
+    assert pairs(straight.test) == pairs(shuffled.test)
+    assert numbers(straight.train) != numbers(shuffled.train)
+
+
+def test_floats_are_normalised_without_255(tmp_path: Path) -> None:
+    path = npz(tmp_path / "f.npz", images=np.full((40, 8, 8, 3), 0.75))
+    data = load(DataConfig(name=str(path)))
+    assert data.train.inputs.shape[1:] == (3, 8, 8)
+    assert (data.train.inputs == 0.5).all()
+    assert data.mean == data.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("which", ["train", "test"])
+def test_a_part_without_examples(tmp_path: Path, which: str) -> None:
+    path = npz(tmp_path / "e.npz", split=np.full(40, 1 if which == "train" else 0))
+    with pytest.raises(DataError, match=f"{which} part of e: there are no examples"):
+        load(DataConfig(name=str(path)))
+
+
+def test_sizes_the_networks_cannot_take(tmp_path: Path) -> None:
+    path = npz(tmp_path / "odd.npz", images=np.zeros((40, 9, 8), dtype=np.uint8))
+    with pytest.raises(DataError, match="train part of odd: images are 9 x 8"):
+        load(DataConfig(name=str(path)))
+
+
+def test_a_folder_of_images_is_split(tmp_path: Path) -> None:
+    for label, name in enumerate(["cat", "dog"]):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(10):
+            image = Image.fromarray(np.full((8, 8), 100 * label + i, dtype=np.uint8))
+            image.save(tmp_path / "pets" / name / f"{i}.png")
+    data = load(DataConfig(name="pets", test_fraction=0.3))
+    assert (data.name, data.classes) == ("pets", ("cat", "dog"))
+    assert data.test.targets.tolist() == [0] * 3 + [1] * 3
+    assert sorted(numbers(data.train) + numbers(data.test)) == [*range(10), *range(100, 110)]
+    assert all(i // 100 == label for i, label in zip(numbers(data.train), data.train.targets, strict=True))
+
+
+# Where files are looked for
+
+
+def test_places_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The three files differ in the number of their examples.
+    npz(tmp_path / "env" / "mnist.npz", 60, split=np.arange(60) % 2)
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "env"))
+    assert len(load(DataConfig(name="mnist")).train) == 30
+    npz(tmp_path / "data" / "mnist.npz", 50, split=np.arange(50) % 2)
+    assert len(load(DataConfig(name="mnist")).train) == 25
+    npz(tmp_path / "own" / "mnist.npz", 40, split=np.arange(40) % 2)
+    assert len(load(DataConfig(name="mnist", root=str(tmp_path / "own"))).train) == 20
+    with pytest.raises(DataError, match="elsewhere"):  # a root that is named is the only one
+        load(DataConfig(name="mnist", root="elsewhere"))
+
+
+def test_a_path_may_start_at_the_root(tmp_path: Path) -> None:
+    npz(tmp_path / "own" / "mine.npz")
+    assert load(DataConfig(name="mine.npz", root="own")).name == "mine"
+
+
+def test_what_was_looked_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTILL_DATA", "/far/away")
+    with pytest.raises(DataError, match=r"cifar10_jpeg\.npz nor .*batches-py in data or /far/away"):
+        load(DataConfig(name="cifar10"))
+    with pytest.raises(DataError, match=r"looked for some/file.npz or data/some/file.npz or /far"):
+        load(DataConfig(name="some/file.npz"))
+
+
+# torchvision, of which a stand-in is enough
+
+
+@pytest.fixture
+def vision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A torchvision that gives 8 train and 4 test images and keeps the arguments it was called with."""
+    calls: list[dict[str, Any]] = []
+
+    def source(colour: bool) -> Any:
+        def build(root: str, train: bool, download: bool) -> SimpleNamespace:
+            calls.append({"root": root, "train": train, "download": download})
+            n, start = (8, 0) if train else (4, 100)
+            data = np.arange(start, start + n, dtype=np.uint8).repeat(8 * 8).reshape(n, 8, 8)
+            targets, classes = [i % 2 for i in range(n)], ["a", "b"]
+            if colour:  # CIFAR has arrays and lists there, MNIST tensors
+                return SimpleNamespace(data=np.stack([data] * 3, axis=3), targets=targets, classes=classes)
+            return SimpleNamespace(
+                data=torch.from_numpy(data), targets=torch.tensor(targets), classes=classes
+            )
+
+        return build
+
+    module = SimpleNamespace(MNIST=source(False), CIFAR10=source(True), calls=calls)
+    monkeypatch.setitem(sys.modules, "torchvision", module)
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", module)
+    return module
+
+
+@pytest.mark.parametrize(("name", "channels"), [("mnist", 1), ("cifar10", 3)])
+def test_torchvision_gives_both_parts(vision: SimpleNamespace, name: str, channels: int) -> None:
+    data = load(DataConfig(name=name, root="own", download=True))
+    assert vision.calls == [
+        {"root": "own", "train": True, "download": True},
+        {"root": "own", "train": False, "download": True},
+    ]
+    assert data.train.inputs.shape == (8, channels, 8, 8)
+    assert numbers(data.train) == list(range(8))
+    assert numbers(data.test) == list(range(100, 104))
+    assert data.train.targets.tolist() == [0, 1] * 4
+    assert (data.classes, data.note) == (("a", "b"), "official split")
+
+
+def test_torchvision_files_that_are_there_need_no_download(vision: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "data" / "MNIST").mkdir(parents=True)
+    assert len(load(DataConfig(name="mnist")).train) == 8
+    assert [call["download"] for call in vision.calls] == [False, False]
+    npz(tmp_path / "data" / "mnist.npz", split=np.arange(40) % 2)
+    assert len(load(DataConfig(name="mnist")).train) == 20  # our own file comes first
+
+
+def test_torchvision_works_where_its_files_are_else_in_the_first_place(
+    vision: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "env"))
+    load(DataConfig(name="mnist", download=True))
+    (tmp_path / "env" / "MNIST").mkdir(parents=True)
+    load(DataConfig(name="mnist"))
+    assert [call["root"] for call in vision.calls[::2]] == ["data", str(tmp_path / "env")]
+
+
+def test_without_torchvision_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'fedstill\[vision\]'"):
+        load(DataConfig(name="mnist", download=True))
+
+
+def test_what_torchvision_says_is_passed_on_in_one_line(vision: SimpleNamespace) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("Dataset not found.\nYou can use download=True")
+
+    vision.MNIST = fails
+    with pytest.raises(DataError, match=r"MNIST in own: .*Dataset not found\. You can"):
+        load(DataConfig(name="mnist", root="own", download=True))
+
+
+# The real packs
+
+
+@pytest.fixture(scope="module")
+def _kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("decoded")
+    yield folder
+    shutil.rmtree(folder)  # pytest would keep these hundreds of megabytes
+
+
+@pytest.fixture
+def packs(_kept: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(_kept))
+
+    def get(name: str, file: str, **settings: Any) -> DataSet:
+        if not (PACKS / file).is_file():
+            pytest.skip(f"{file} is not here")
+        return load(DataConfig(name=name, root=str(PACKS), **settings))
+
+    return get
+
+
+def pixel_mean(data: TensorData) -> list[float]:
+    return ((data.inputs.mean(dim=(0, 2, 3)) + 1) / 2).tolist()
+
+
+def test_mnist(packs: Any) -> None:
+    data = packs("mnist", "mnist.npz")
+    assert data.train.inputs.shape == (60000, 1, 28, 28)
+    assert data.test.inputs.shape == (10000, 1, 28, 28)
+    assert data.train.targets[:5].tolist() == [5, 0, 4, 1, 9]  # as the official files begin
+    assert data.test.targets[:5].tolist() == [7, 2, 1, 0, 4]
+    assert pixel_mean(data.train) == pytest.approx([0.1307], abs=1e-4)  # the well-known figure
+    assert data.note == "official split"
+
+
+def test_fashion_mnist(packs: Any) -> None:
+    data = packs("fashion-mnist", "fashion_mnist.npz", train_limit=1000)
+    assert data.train.targets.bincount().tolist() == [100] * 10
+    assert data.test.targets.bincount().tolist() == [1000] * 10
+    assert data.classes[9] == "Ankle boot"
+    assert "not the official one" in data.note
+
+
+def test_cifar10(packs: Any) -> None:
+    data = packs("cifar10", "cifar10_jpeg.npz", train_limit=1000)
+    assert data.train.inputs.shape == (1000, 3, 32, 32)
+    assert data.train.targets.bincount().tolist() == [100] * 10
+    assert data.test.targets.bincount().tolist() == [1000] * 10
+    assert data.classes[3] == "cat"
+    assert pixel_mean(data.test) == pytest.approx([0.494, 0.485, 0.450], abs=0.01)
+    assert "JPEG copy" in data.note
+
+
+def test_cifar100(packs: Any) -> None:
+    data = packs("cifar100", "cifar100_mosaic.npz", train_limit=1000)
+    assert data.train.targets.bincount().tolist() == [10] * 100
+    assert data.test.targets.bincount().tolist() == [100] * 100
+    assert (data.classes[0], data.classes[99]) == ("apple", "worm")
+    assert pixel_mean(data.test) == pytest.approx([0.507, 0.487, 0.441], abs=0.01)
+    assert "not the official one" in data.note
+
+
+def test_a_pack_without_labels_says_what_it_has(packs: Any) -> None:
+    with pytest.raises(DataError, match="no array 'labels', only channels, images, masks"):
+        packs("brain_mri_lgg.npz", "brain_mri_lgg.npz")

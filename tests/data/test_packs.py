@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedstill.data import packs
+from fedstill.data.packs import cache_folder, read_folder, read_npz
+from fedstill.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+
+
+def saved(tmp_path: Path, **arrays: Any) -> Path:
+    path = tmp_path / "some.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def pixels(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def jpeg(image: np.ndarray[Any, Any]) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, "JPEG", quality=95, subsampling=0)
+    return stream.getvalue()
+
+
+def joined(streams: list[bytes]) -> dict[str, Any]:
+    offsets = np.cumsum([0, *map(len, streams)])
+    return {"jpeg": np.frombuffer(b"".join(streams), dtype=np.uint8), "offsets": offsets}
+
+
+# Arrays
+
+
+def test_the_three_forms_of_images_agree(tmp_path: Path) -> None:
+    channels_last = pixels(5, 8, 12, 3)
+    labels = [0, 1, 2, 1, 0]
+    last = read_npz(saved(tmp_path, images=channels_last, labels=labels))
+    first = read_npz(saved(tmp_path, images=channels_last.transpose(0, 3, 1, 2), labels=labels))
+    assert last.images.shape == (5, 3, 8, 12)
+    assert (last.images == first.images).all()
+    assert last.images[4, 2, 7, 11] == channels_last[4, 7, 11, 2]
+    grey = read_npz(saved(tmp_path, images=channels_last[..., 1], labels=labels))
+    assert (grey.images == last.images[:, 1:2]).all()
+
+
+def test_split_classes_and_columns(tmp_path: Path) -> None:
+    raw = read_npz(
+        saved(
+            tmp_path,
+            images=pixels(3, 8, 8),
+            labels=np.array([2, 0, 2], dtype=np.uint8),
+            split=[0, 1, 0],
+            classes=["cat", "dog", "fox"],
+            site=["x", "y", "x"],
+            age=[40, 50, 60],
+            masks=pixels(3, 8, 8),
+            channels=["grey"],
+        )
+    )
+    assert raw.labels.tolist() == [2, 0, 2]
+    assert raw.labels.dtype == np.int64
+    assert raw.test is not None
+    assert raw.test.tolist() == [False, True, False]
+    assert raw.classes == ("cat", "dog", "fox")
+    assert {name: column.tolist() for name, column in raw.columns.items()} == {
+        "site": ["x", "y", "x"],
+        "age": [40, 50, 60],
+    }
+    assert raw.columns["site"].dtype.kind == "U"
+
+
+def test_without_class_names_the_largest_label_tells_how_many(tmp_path: Path) -> None:
+    raw = read_npz(saved(tmp_path, images=pixels(2, 8, 8), labels=[3, 1]))
+    assert raw.classes == ("0", "1", "2", "3")
+    assert raw.test is None
+
+
+GOOD: dict[str, Any] = {"images": pixels(4, 8, 8), "labels": [0, 1, 0, 1]}
+
+
+def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
+    images = np.full((4, 8, 8), 0.5)
+    images[image, 2, 2] = images[3, 1, 1] = value
+    return images
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"images": None}, "no array 'images', only labels"),
+        ({"labels": None}, "no array 'labels', only images"),
+        ({"labels": [0, 1, 0]}, "4 images and 3 labels"),
+        ({"images": pixels(0, 8, 8), "labels": np.zeros(0, dtype=int)}, "0 images and 0 labels"),
+        ({"labels": [0.0, 1.0, 0.0, 1.0]}, "labels are float64"),
+        ({"labels": ["a", "b", "a", "b"]}, "labels are <U1"),
+        ({"labels": np.zeros((4, 2), dtype=int)}, r"labels are int64 of shape \(4, 2\)"),
+        ({"labels": [0, 1, -1, 1]}, r"label -1 of example 2 is outside 0\.\.1"),
+        ({"labels": [-1, -1, -1, -1]}, r"label -1 of example 0 is outside 0\.\.0 \(4 such"),
+        ({"labels": [0, 1, 2**40, 1]}, "label 1099511627776 with no array 'classes'"),
+        ({"labels": np.array(3)}, r"labels are int64 of shape \(\)"),
+        ({"classes": ["only"]}, r"label 1 of example 1 is outside 0\.\.0 \(2 such"),
+        ({"classes": [7, 8]}, "classes are int64"),
+        ({"split": [0, 1, 2, 0]}, r"split is not 0 \(train\) or 1 \(test\)"),
+        ({"split": [0, 1, 0]}, "split is not"),
+        ({"images": pixels(4, 8, 8).astype(np.int16)}, "images are int16"),
+        ({"images": pixels(4, 8)}, r"shape \(4, 8\)"),
+        ({"images": pixels(4, 8, 8, 5)}, r"shape \(4, 8, 8, 5\)"),
+        ({"images": pixels(4, 3, 8, 3)}, r"shape \(4, 3, 8, 3\)"),
+        ({"images": spoilt(1, 1.01)}, "2 images hold NaN or values outside 0..1, the first is image 1"),
+        ({"images": spoilt(2, -0.01)}, "the first is image 2"),
+        ({"images": spoilt(0, float("nan"))}, "2 images hold NaN .* the first is image 0"),
+        ({"names": np.array([{}, 1, None, "x"], dtype=object)}, "'names' cannot .*pickle is never read"),
+    ],
+)
+def test_each_fault_of_an_npz_has_its_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    arrays = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
+    path = saved(tmp_path, **arrays)
+    with pytest.raises(DataError, match=words) as caught:
+        read_npz(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+class Bomb:
+    """Ends the test run if it is ever unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, ("raise SystemExit('a pickle was read')",))
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Bomb()), b"", b"text", b"PK\x03\x04 cut off"])
+def test_other_formats_are_refused_unread(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "some.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"some\.npz cannot be read"):
+        read_npz(path)
+
+
+def test_a_single_array_is_no_npz(tmp_path: Path) -> None:
+    with (tmp_path / "some.npz").open("wb") as file:
+        np.save(file, pixels(2, 8, 8))
+    with pytest.raises(DataError, match="single array"):
+        read_npz(tmp_path / "some.npz")
+
+
+def test_a_damaged_member_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, **GOOD)
+    content = bytearray(path.read_bytes())
+    content[content.index(GOOD["images"].tobytes()[:16])] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"array 'images' cannot be read .*CRC"):
+        read_npz(path)
+
+
+# JPEG streams and their cache
+
+
+def stream_pack(tmp_path: Path) -> tuple[Path, np.ndarray[Any, Any]]:
+    """Three flat images, for which JPEG at high quality is all but exact."""
+    colours = np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200]], dtype=np.uint8)
+    images = np.broadcast_to(colours[:, None, None], (3, 32, 32, 3)).copy()
+    streams = joined([jpeg(image) for image in images])
+    return saved(tmp_path, **streams, labels=[0, 1, 0], split=[0, 0, 1]), images
+
+
+def test_streams_are_decoded_in_order(tmp_path: Path) -> None:
+    path, images = stream_pack(tmp_path)
+    raw = read_npz(path)
+    assert raw.images.shape == (3, 3, 32, 32)
+    assert np.abs(raw.images.astype(int) - images.transpose(0, 3, 1, 2)).max() <= 3
+    assert raw.labels.tolist() == [0, 1, 0]
+    assert raw.test is not None
+    assert raw.test.tolist() == [False, False, True]
+    assert raw.columns == {}
+
+
+def test_mosaics_are_cut_row_by_row_and_end_in_a_test_part(tmp_path: Path) -> None:
+    # Tile t of class c is flat: red t // 4, green 100 + t % 4 * 30, blue 200 c
+    tiles = np.arange(600)
+    flat = np.stack([tiles // 4, 100 + tiles % 4 * 30, 0 * tiles], axis=1).astype(np.uint8)
+    mosaics = []
+    for label in range(2):
+        flat[:, 2] = 200 * label
+        grid = flat.reshape(30, 20, 3)
+        mosaics.append(grid.repeat(32, axis=0).repeat(32, axis=1))
+    raw = read_npz(saved(tmp_path, **joined([jpeg(m) for m in mosaics]), classes=["a", "b"]))
+    assert raw.images.shape == (1200, 3, 32, 32)
+    assert raw.classes == ("a", "b")
+    assert raw.labels.tolist() == [0] * 600 + [1] * 600
+    for i in (0, 1, 19, 20, 599, 600, 1199):
+        expected = np.array([i % 600 // 4, 100 + i % 4 * 30, 200 * (i // 600)])
+        assert np.abs(raw.images[i].astype(int) - expected[:, None, None]).max() <= 4
+    assert raw.test is not None
+    assert np.flatnonzero(raw.test).tolist() == [*range(500, 600), *range(1100, 1200)]
+
+
+def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decoded(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(packs, "_decoded", decoded)
+
+
+def test_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = stream_pack(tmp_path)
+    once = read_npz(path).images
+    assert [entry.suffix for entry in cache_folder().iterdir()] == [".npz"]  # no temporary file is left
+    forbid_decoding(monkeypatch)
+    assert (read_npz(path).images == once).all()
+
+
+def test_a_changed_source_is_decoded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = stream_pack(tmp_path)
+    read_npz(path)
+    os.utime(path, ns=(1, 1))
+    forbid_decoding(monkeypatch)
+    with pytest.raises(AssertionError, match="decoded again"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "shape", "type", "key", "objects", "single"])
+def test_a_broken_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
+    path, _ = stream_pack(tmp_path)
+    once = read_npz(path).images
+    (entry,) = cache_folder().iterdir()
+    content = bytearray(entry.read_bytes())
+    if damage == "cut":
+        entry.write_bytes(content[:-100])
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 255
+        entry.write_bytes(content)
+    elif damage == "empty":
+        entry.write_bytes(b"")
+    elif damage == "shape":
+        np.savez(entry, images=once[:2])
+    elif damage == "type":
+        np.savez(entry, images=once.astype(np.int64))
+    elif damage == "key":
+        np.savez(entry, other=once)
+    elif damage == "objects":
+        np.savez(entry, images=np.array([Bomb()], dtype=object))
+    else:
+        with entry.open("wb") as file:
+            np.save(file, once)
+    again = read_npz(path).images
+    assert again.dtype == np.uint8
+    assert (again == once).all()
+    with np.load(entry) as kept:
+        assert (kept["images"] == once).all()
+
+
+def test_a_cache_that_cannot_be_written_costs_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "file"))
+    path, _ = stream_pack(tmp_path)
+    with pytest.warns(RuntimeWarning, match="not kept in"):
+        assert read_npz(path).images.shape == (3, 3, 32, 32)
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(*_: object) -> None:
+        raise OSError("disk full")
+
+    path, _ = stream_pack(tmp_path)
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.warns(RuntimeWarning, match="disk full"):
+        read_npz(path)
+    assert list(cache_folder().iterdir()) == []
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert cache_folder() == Path("/a")
+    monkeypatch.delenv("FEDSTILL_CACHE")
+    assert cache_folder() == Path("/b/fedstill")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/c")
+    assert cache_folder() == Path("/c/.cache/fedstill")
+
+
+@pytest.mark.parametrize(
+    ("streams", "change", "words"),
+    [
+        ([b"junk"], {}, "JPEG stream 0: cannot be read as an image"),
+        ([jpeg(pixels(32, 32, 3)), jpeg(pixels(16, 32, 3))], {}, "JPEG stream 1 is 16 x 32 colour"),
+        ([jpeg(pixels(32, 32))], {}, "JPEG stream 0 is 32 x 32 grey"),
+        ([jpeg(pixels(32, 32, 3))], {"offsets": [0]}, r"shape \(1,\): allowed are 2 whole numbers"),
+        ([jpeg(pixels(32, 32, 3))], {"offsets": [0.0, 9.0]}, "offsets are float64"),
+        ([jpeg(pixels(32, 32, 3))], {"labels": None}, "no array 'classes'"),
+        ([jpeg(pixels(32, 32, 3))], {"jpeg": None}, "no array 'jpeg'"),
+    ],
+)
+def test_each_fault_of_a_stream_has_its_line(
+    tmp_path: Path, streams: list[bytes], change: dict[str, Any], words: str
+) -> None:
+    arrays = {**joined(streams), "labels": [0] * len(streams), **change}
+    path = saved(tmp_path, **{name: value for name, value in arrays.items() if value is not None})
+    with pytest.raises(DataError, match=words):
+        read_npz(path)
+    assert not cache_folder().exists()
+
+
+# Folders
+
+
+def put(path: Path, image: np.ndarray[Any, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path)
+    return path
+
+
+def test_a_folder_of_classes(tmp_path: Path) -> None:
+    images = pixels(3, 8, 12)
+    put(tmp_path / "dog" / "b.png", images[2])
+    put(tmp_path / "dog" / "a.PNG", images[1])
+    put(tmp_path / "cat" / "z.png", images[0])
+    (tmp_path / "cat" / "readme.txt").write_text("not an image")
+    (tmp_path / "cat" / ".hidden.png").write_text("not an image")
+    (tmp_path / ".git").mkdir()
+    raw = read_folder(tmp_path)
+    assert raw.classes == ("cat", "dog")
+    assert raw.labels.tolist() == [0, 1, 1]
+    assert (raw.images == images[:, None]).all()
+    assert raw.test is None
+
+
+def test_a_folder_with_both_parts(tmp_path: Path) -> None:
+    images = pixels(3, 8, 8, 3)
+    put(tmp_path / "train" / "cat" / "1.png", images[0])
+    put(tmp_path / "train" / "dog" / "1.png", images[1])
+    put(tmp_path / "test" / "dog" / "1.png", images[2])  # a class may lack in the test part
+    raw = read_folder(tmp_path)
+    assert raw.labels.tolist() == [0, 1, 1]
+    assert raw.test is not None
+    assert raw.test.tolist() == [False, False, True]
+    assert (raw.images == images.transpose(0, 3, 1, 2)).all()
+
+
+def test_palettes_and_alpha_become_colour_and_bilevel_grey(tmp_path: Path) -> None:
+    (tmp_path / "c" / "a").mkdir(parents=True)
+    Image.new("P", (8, 8)).save(tmp_path / "c" / "a" / "1.png")
+    Image.new("RGBA", (8, 8), (9, 8, 7, 0)).save(tmp_path / "c" / "a" / "2.png")
+    raw = read_folder(tmp_path / "c")
+    assert raw.images.shape == (2, 3, 8, 8)
+    assert raw.images[1, :, 0, 0].tolist() == [9, 8, 7]
+    (tmp_path / "g" / "a").mkdir(parents=True)
+    Image.new("1", (8, 8), 1).save(tmp_path / "g" / "a" / "1.png")
+    assert (read_folder(tmp_path / "g").images == 255).all()
+    assert read_folder(tmp_path / "g").images.shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (pixels(8, 16), r"b.png: is 8 x 16 grey, but .*a.png is 8 x 8 grey"),
+        (pixels(8, 8, 3), r"b.png: is 8 x 8 colour, but .*a.png is 8 x 8 grey"),
+        (pixels(8, 8).astype(np.uint16), r"b.png: is an image of mode I;16"),
+    ],
+)
+def test_an_image_unlike_the_first_is_named(tmp_path: Path, other: np.ndarray[Any, Any], words: str) -> None:
+    put(tmp_path / "c" / "a.png", pixels(8, 8))
+    put(tmp_path / "c" / "b.png", other)
+    with pytest.raises(DataError, match=words):
+        read_folder(tmp_path)
+
+
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
+    path = put(tmp_path / "c" / "a.png", pixels(64, 64))
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(DataError, match=r"a\.png: cannot be read as an image"):
+        read_folder(tmp_path)
+
+
+def test_folders_without_content(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no folders"):
+        read_folder(tmp_path)
+    put(tmp_path / "cat" / "1.png", pixels(8, 8))
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(DataError, match="dog: holds no image"):
+        read_folder(tmp_path)
+
+
+def test_a_test_class_that_is_not_trained(tmp_path: Path) -> None:
+    put(tmp_path / "train" / "cat" / "1.png", pixels(8, 8))
+    put(tmp_path / "test" / "dog" / "1.png", pixels(8, 8))
+    with pytest.raises(DataError, match=r"test/dog: has no folder of that name in .*train"):
+        read_folder(tmp_path)

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.data.splits import SplitConfig, _dirichlet_shares, _topped_up, split, stratified
+from fedstill.errors import ArgumentError, DataError
+
+
+def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:
+    """Labels with the given number of examples per class, in random order."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return torch.from_numpy(np.random.default_rng(seed).permutation(labels))
+
+
+def divided(labels: torch.Tensor, classes: int, seed: int = 0, **settings: Any) -> tuple[torch.Tensor, ...]:
+    columns = settings.pop("columns", {})
+    return split(labels, classes, SplitConfig(**settings), np.random.default_rng(seed), columns)
+
+
+def lists(parts: Sequence[torch.Tensor]) -> list[list[int]]:
+    return [part.tolist() for part in parts]
+
+
+def sizes(parts: Sequence[torch.Tensor]) -> list[int]:
+    return [len(part) for part in parts]
+
+
+def classes_held(parts: Sequence[torch.Tensor], labels: torch.Tensor) -> list[set[int]]:
+    return [set(labels[part].tolist()) for part in parts]
+
+
+# Whatever the way of dividing
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any),
+    how=st.sampled_from(["iid", "dirichlet", "shards", "sorted"]),
+    log_alpha=st.floats(-12, 12),
+    draw=st.data(),
+    seed=st.integers(0, 2**32),
+)
+def test_every_example_is_at_exactly_one_node(
+    counts: list[int], how: Any, log_alpha: float, draw: st.DataObject, seed: int
+) -> None:
+    labels, total = of_sizes(*counts), sum(counts)
+    minimum = draw.draw(st.integers(1, min(total, 12)))
+    nodes = draw.draw(st.integers(1, total // minimum))
+    per_node = draw.draw(st.integers(1, int(np.count_nonzero(counts))))
+    config = SplitConfig(how, nodes, 10**log_alpha, per_node, "age", minimum)
+    columns = {"age": np.random.default_rng(seed).normal(size=total)}
+    parts = split(labels, len(counts), config, np.random.default_rng(seed), columns)
+
+    assert len(parts) == nodes
+    assert sorted(torch.cat(parts).tolist()) == list(range(total))
+    assert min(sizes(parts)) >= minimum
+    assert all(part.dtype == torch.int64 and part.tolist() == sorted(part.tolist()) for part in parts)
+    again = split(labels, len(counts), config, np.random.default_rng(seed), columns)
+    assert lists(again) == lists(parts)
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet", "shards"])
+def test_another_seed_divides_otherwise(how: str) -> None:
+    labels = of_sizes(50, 50, 50, 50)
+    assert lists(divided(labels, 4, seed=1, how=how)) != lists(divided(labels, 4, seed=2, how=how))
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet", "shards"])
+def test_the_order_of_the_examples_does_not_decide_the_node(how: str) -> None:
+    # Were classes cut without a shuffle, each node's part of a class would be a run of neighbours.
+    labels = torch.zeros(1000, dtype=torch.int64)
+    for part in divided(labels, 1, how=how, nodes=2, alpha=1e6, classes_per_node=1):
+        assert int((part.diff() > 1).sum()) > 100
+
+
+# iid
+
+
+def test_iid_sizes_differ_by_one_at_most() -> None:
+    assert sorted(sizes(divided(of_sizes(7, 4), 2, how="iid", nodes=3, minimum=3))) == [3, 4, 4]
+
+
+def test_iid_and_column_take_targets_of_any_shape() -> None:
+    masks = torch.zeros(6, 8, 8, dtype=torch.int64)
+    assert sizes(divided(masks, 2, how="iid", nodes=3, minimum=2)) == [2, 2, 2]
+    site = {"site": np.array([1, 0, 0, 1, 1, 1])}
+    parts = divided(masks, 2, how="column", nodes=2, minimum=2, column="site", columns=site)
+    assert lists(parts) == [[1, 2], [0, 3, 4, 5]]
+
+
+# Dirichlet
+
+
+def test_huge_alpha_is_even_and_the_last_node_has_the_rest() -> None:
+    # 10 examples, shares of a third: cuts at floor(3.33) = 3 and floor(6.67) = 6.
+    assert sizes(divided(of_sizes(10), 1, how="dirichlet", nodes=3, alpha=1e12, minimum=1)) == [3, 3, 4]
+
+
+def test_tiny_alpha_gives_each_class_to_one_node() -> None:
+    labels = of_sizes(*[20] * 40)
+    for alpha in (1e-12, 1e-6):
+        parts = divided(labels, 40, how="dirichlet", nodes=3, alpha=alpha)
+        held = classes_held(parts, labels)
+        assert sum(len(h) for h in held) == 40  # no class is at two nodes
+        assert all(held)
+
+
+def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
+    # One class and a tiny alpha: one node draws all 100, and redrawing never helps.
+    parts = divided(of_sizes(100), 1, how="dirichlet", nodes=3, alpha=1e-6, minimum=10)
+    assert sorted(sizes(parts)) == [10, 10, 80]
+
+
+def test_topping_up_can_use_every_example() -> None:
+    parts = divided(of_sizes(40, 10), 2, how="dirichlet", nodes=5, alpha=1e-6, minimum=10)
+    assert sizes(parts) == [10] * 5
+
+
+def test_a_draw_that_suffices_is_not_topped_up() -> None:
+    # With redraws, some draw of Dirichlet(1) leaves both nodes 20 of 100 without moving examples:
+    # a node that was topped up would have 20 exactly.
+    least = [
+        min(sizes(divided(of_sizes(100), 1, seed, how="dirichlet", nodes=2, alpha=1.0, minimum=20)))
+        for seed in range(30)
+    ]
+    assert min(least) >= 20
+    assert least.count(20) < 5
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
+def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
+    generator, nodes = np.random.default_rng(0), 4
+    shares = np.stack([_dirichlet_shares(alpha, nodes, generator) for _ in range(8000)])
+    assert np.allclose(shares.sum(axis=1), 1)
+    assert np.allclose(shares.mean(axis=0), 1 / nodes, atol=0.02)
+    # Var of one share: (K - 1) / (K^2 (K alpha + 1))
+    variance = (nodes - 1) / (nodes**2 * (nodes * alpha + 1))
+    assert np.allclose(shares.var(axis=0), variance, rtol=0.08)
+
+
+# Shards
+
+
+def test_shards_that_fit_are_exact() -> None:
+    labels = of_sizes(*[100] * 10)
+    parts = divided(labels, 10, how="shards", nodes=5, classes_per_node=2)
+    held = classes_held(parts, labels)
+    assert [len(h) for h in held] == [2] * 5
+    assert set().union(*held) == set(range(10))  # so no two nodes share a class
+    assert sizes(parts) == [200] * 5
+
+
+def test_a_shared_class_is_shared_equally() -> None:
+    labels = of_sizes(*[100] * 10)
+    parts = divided(labels, 10, how="shards", nodes=10, classes_per_node=2)
+    for label in range(10):
+        counts = [int((labels[part] == label).sum()) for part in parts]
+        assert sorted(counts)[-2:] == [50, 50]
+        assert sum(counts) == 100
+
+
+@settings(deadline=None, max_examples=60)
+@given(classes=st.integers(1, 8), nodes=st.integers(1, 12), seed=st.integers(0, 999), draw=st.data())
+def test_shards_keep_their_promise(classes: int, nodes: int, seed: int, draw: st.DataObject) -> None:
+    per_node = draw.draw(st.integers(1, classes))
+    labels = of_sizes(*draw.draw(st.lists(st.integers(12, 30), min_size=classes, max_size=classes)))
+    parts = divided(labels, classes, seed, how="shards", nodes=nodes, classes_per_node=per_node, minimum=1)
+    held = classes_held(parts, labels)
+    if nodes * per_node >= classes:
+        assert [len(h) for h in held] == [per_node] * nodes
+        holders = [sum(label in h for h in held) for label in range(classes)]
+        assert max(holders) - min(holders) <= 1
+    else:  # more classes than places: as few more as can be
+        assert sum(len(h) for h in held) == classes
+        assert max(len(h) for h in held) == -(-classes // nodes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_class_too_rare_for_its_places_gives_way(seed: int) -> None:
+    # The class with one example can be at one node only; the others fill all other places.
+    labels = of_sizes(1, 50, 50)
+    parts = divided(labels, 3, seed, how="shards", nodes=3, classes_per_node=2)
+    assert [len(h) for h in classes_held(parts, labels)] == [2, 2, 2]
+
+
+def test_absent_classes_are_no_shards() -> None:
+    labels = of_sizes(0, 30, 0, 30)
+    parts = divided(labels, 4, how="shards", nodes=2, classes_per_node=1)
+    assert sorted(classes_held(parts, labels), key=min) == [{1}, {3}]
+
+
+def test_topping_up_takes_known_classes_first() -> None:
+    labels = np.repeat([0, 0, 1], [2, 20, 30])
+    owner = np.repeat([0, 1, 2], [2, 20, 30])
+    known = _topped_up(owner, 3, 5, np.random.default_rng(0), labels)
+    assert np.bincount(known).tolist() == [5, 17, 30]  # not from node 2, which is larger
+    assert set(labels[known == 0]) == {0}
+    assert np.bincount(_topped_up(owner, 3, 5, np.random.default_rng(0))).tolist() == [5, 20, 27]
+
+
+# Column and sorted
+
+
+def test_column_gives_one_node_per_value() -> None:
+    site = np.array(["b", "a", "c", "a", "b", "b"])
+    for nodes in (0, 3):
+        parts = divided(
+            of_sizes(6), 1, how="column", nodes=nodes, column="site", minimum=1, columns={"site": site}
+        )
+        assert lists(parts) == [[1, 3], [0, 4, 5], [2]]
+
+
+def test_sorted_by_hand() -> None:
+    # In order of age: 1, 3, 4, 2, 0; five in two parts: three and two.
+    age = {"age": np.array([5.0, 1.0, 4.0, 2.0, 3.0])}
+    parts = divided(of_sizes(5), 1, how="sorted", nodes=2, column="age", minimum=2, columns=age)
+    assert lists(parts) == [[1, 3, 4], [0, 2]]
+
+
+def test_sorting_is_stable() -> None:
+    age = {"age": np.array([1, 0] * 20)}
+    parts = divided(of_sizes(40), 1, how="sorted", nodes=4, column="age", columns=age)
+    assert parts[0].tolist() == list(range(1, 20, 2))
+    assert parts[3].tolist() == list(range(20, 40, 2))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "words"),
+    [
+        ({"how": "even"}, "split.how", "iid, dirichlet, shards, column, sorted"),
+        ({"nodes": 0}, "split.nodes", "from 1 up"),
+        ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
+        ({"minimum": 0}, "split.minimum", "from 1 up"),
+        ({"alpha": 0.0}, "split.alpha", "from 1e-12 to 1e\\+12"),
+        ({"alpha": float("nan")}, "split.alpha", "1e-12"),
+        ({"alpha": float("inf")}, "split.alpha", "1e-12"),
+        ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "from 1 up"),
+        ({"how": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),
+        ({"nodes": 7}, "split.nodes", "at most 6, as there are 60 examples .* 10"),
+        ({"how": "iid", "nodes": 7}, "split.nodes", "at most 6"),
+        ({"how": "shards", "nodes": 7}, "split.nodes", "at most 6"),
+        ({"how": "sorted", "column": "age", "nodes": 7}, "split.nodes", "at most 6"),
+        ({"how": "column", "column": "place"}, "split.column", "one of age, site"),
+        ({"how": "sorted", "column": "site"}, "split.column", "numeric"),
+        ({"how": "column", "column": "site", "nodes": 3}, "split.nodes", "2, the number of values .*'site'"),
+        (
+            {"how": "column", "column": "site", "nodes": 2, "minimum": 21},
+            "split.minimum",
+            "at most 20, as value 'b' .* 20 examples",
+        ),
+    ],
+)
+def test_settings_that_are_not_allowed(settings: dict[str, Any], name: str, words: str) -> None:
+    columns = {"site": np.array(["a"] * 40 + ["b"] * 20), "age": np.arange(60)}
+    with pytest.raises(ArgumentError, match=words) as caught:
+        divided(of_sizes(30, 20, 10), 3, columns=columns, **settings)
+    assert caught.value.name == name
+
+
+def test_no_columns_at_all() -> None:
+    with pytest.raises(ArgumentError, match="no columns"):
+        divided(of_sizes(30), 1, how="column", column="site")
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (np.zeros(3), r"shape \(3,\)"),
+        (np.zeros((60, 1)), r"shape \(60, 1\)"),
+        (np.array([None] * 60), "object"),
+        (np.array([np.nan] * 2 + [0.0] * 58), "NaN for 2 examples"),
+    ],
+)
+@pytest.mark.parametrize("how", ["column", "sorted"])
+def test_columns_that_cannot_be_used(how: str, column: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        divided(of_sizes(60), 1, how=how, column="c", columns={"c": column})
+
+
+@pytest.mark.parametrize("how", ["dirichlet", "shards"])
+def test_labels_outside_the_classes(how: str) -> None:
+    with pytest.raises(DataError, match="label 2 of example"):
+        divided(of_sizes(30, 30, 30), 2, how=how, minimum=1)
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet", "shards", "column", "sorted"])
+def test_no_examples(how: str) -> None:
+    with pytest.raises(DataError, match="no examples"):
+        divided(torch.empty(0, dtype=torch.int64), 2, how=how)
+
+
+# A part with the classes' shares
+
+
+def test_stratified_by_hand() -> None:
+    labels = of_sizes(6, 3, 3)
+    chosen = stratified(labels.numpy(), 4, np.random.default_rng(0))
+    assert np.bincount(labels[chosen]).tolist() == [2, 1, 1]
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+
+
+@given(
+    counts=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any),
+    part=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_stratified_is_within_one_of_each_exact_share(counts: list[int], part: float, seed: int) -> None:
+    labels, total = of_sizes(*counts).numpy(), sum(counts)
+    count = round(part * total)
+    chosen = stratified(labels, count, np.random.default_rng(seed))
+    assert len(set(chosen.tolist())) == count
+    got = np.bincount(labels[chosen], minlength=len(counts))
+    assert (np.abs(got - np.array(counts) * count / total) < 1).all()
+
+
+def test_stratified_gives_ties_at_random() -> None:
+    labels = of_sizes(10, 10, 10, 10).numpy()
+    one = [labels[stratified(labels, 1, np.random.default_rng(seed))].item() for seed in range(40)]
+    assert set(one) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("count", [-1, 6])
+def test_stratified_count_out_of_range(count: int) -> None:
+    with pytest.raises(ArgumentError, match=r"0\.\.5"):
+        stratified(np.zeros(5, dtype=np.int64), count, np.random.default_rng(0))

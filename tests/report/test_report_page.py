@@ -1,0 +1,487 @@
+"""The page of a run: from files in a folder to one file that a browser shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedstill.errors import RunFolderError
+from fedstill.report import write_report
+from fedstill.report.page import plain_sentence
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: each tag closed in order; keeps the text, the tags, the attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def attributes(self, name: str) -> list[str]:
+        return [attrs[name] or "" for _, attrs in self.tags if name in attrs]
+
+
+def a_result() -> dict[str, Any]:
+    return {
+        "fedstill": "0.1.0",
+        "name": "digits-fediod",
+        "method": "fediod",
+        "title": "FedIOD",
+        "task": "classification",
+        "seed": 17,
+        "command": "fedstill run digits-fediod --seed 17 --out runs/x",
+        "data": {
+            "name": "digits",
+            "classes": ["zero", "one", "two"],
+            "train": 1437,
+            "test": 360,
+            "shape": [1, 8, 8],
+            "note": "Handwritten.",
+        },
+        "split": {"how": "dirichlet", "alpha": 0.5, "nodes": 2},
+        "nodes": [
+            {
+                "name": "north",
+                "model": "small-cnn",
+                "parameters": 24330,
+                "examples": 703,
+                "label_counts": [700, 3, 0],
+                "bytes": {"up": 40_080, "down": 36_000},
+            },
+            {
+                "name": "south",
+                "model": "resnet-8",
+                "parameters": 78042,
+                "examples": 734,
+                "label_counts": [34, 300, 400],
+                "bytes": {"up": 40_080, "down": 36_000},
+            },
+        ],
+        "student": {"model": "small-cnn", "parameters": 24330, "accuracy": 93.37},
+        "standalone": {"accuracy": {"mean": 81.1, "std": 4.24, "per_node": [76.86, 85.34]}},
+        "ensemble": {"accuracy": 92.5},
+        "centralised": {"accuracy": 96.9},
+        "bytes": {
+            "up": 80_160,
+            "down": 72_000,
+            "by_kind": {
+                "logits": {"up": 20_000, "down": 0},
+                "inputs": {"up": 0, "down": 64_000},
+                "gradients": {"up": 60_000, "down": 8_000},
+                "label counts": {"up": 160, "down": 0},
+            },
+        },
+        "questions": 5,
+        "questions_by_name": {"examine": 4, "count_labels": 1},
+        "seconds": {"total": 192.4, "local_training": 41.2, "centralised": 9.9, "distillation": 141.3},
+        "peak_memory_mb": 812.4,
+        "engine": {
+            "name": "auto",
+            "device": "cpu",
+            "precision": "float32",
+            "threads": 2,
+            "stacked_over_one_by_one": {"local_training": {}, "distillation": {"north": 1.914}},
+            "groups": {"local_training": [["north", "south"]], "distillation": [["north"], ["south"]]},
+        },
+        "privacy": {"guarantee": None, "text": "no guarantee"},
+        "machine": "2-core x86_64, Linux",
+        "date": "2026-11-21T23:12:40",
+        "versions": {"python": "3.11.7", "torch": "2.9.0", "fedstill": "0.1.0"},
+    }
+
+
+def a_ledger() -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    privacy = {"mechanism": "none", "price": None}
+    for node in ("north", "south"):
+        head = {"node": node, "privacy": privacy}
+        lines.append(
+            {
+                **head,
+                "number": 0,
+                "question": "count_labels",
+                "part": "answer",
+                "down": {},
+                "up": {"label counts": 80},
+            }
+        )
+        for step in range(1, 5):
+            asked = {**head, "number": step, "question": "examine"}
+            lines.append({**asked, "part": "answer", "down": {"inputs": 8000}, "up": {"logits": 2500}})
+            slopes = {"down": {"gradients": 1000}, "up": {"gradients": 7500}}
+            lines.append({**asked, "part": "gradient", **slopes})
+    return lines
+
+
+def a_folder(folder: Path, result: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    metrics: list[dict[str, Any]] = [
+        {"phase": "local", "node": node, "step": step, "loss": 2.0 / (step + 1)}
+        for node in ("north", "south")
+        for step in range(6)
+    ]
+    metrics += [
+        {"phase": "centralised", "node": "centralised", "step": step, "loss": 0.5 / step} for step in (1, 2)
+    ]
+    for step in range(1, 5):
+        losses = {"gan": 0.7, "student": 1.5 / step}
+        metrics.append({"phase": "distillation", "step": step, "seconds": 0.2 * step, "losses": losses})
+    metrics[-3]["accuracy"], metrics[-1]["accuracy"] = 50.0, 93.37
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in a_ledger()))
+    (folder / "config.toml").write_text('[method]\nname = "fediod" # <&>\n')
+    pictures = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
+    save_file({"000002": pictures, "000004": pictures[::-1].copy()}, folder / "samples.safetensors")
+    return folder
+
+
+def page_of(folder: Path, result: dict[str, Any] | None = None) -> Page:
+    return Page(write_report(a_folder(folder, result or a_result())).read_text(encoding="utf-8"))
+
+
+def only_result(folder: Path, result: object) -> Page:
+    folder.mkdir(exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result))
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_page_tells_the_figures(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    for told in (
+        "FedIOD on digits",
+        "Student accuracy 93.4% on 360 test examples",
+        "Gain over standalone +12.3 points",
+        "Crossed the wire 152 kB 80.2 kB left the nodes, 72.0 kB came to them",
+        "Time 3 min 12 s 2 min 21 s of it distillation",
+        "81.1% ± 4.2",
+        "92.5%",
+        "96.9%",
+        "north small-cnn 24,330 703 76.9%",
+        "south resnet-8 78,042 734 85.3%",
+        "fedstill run digits-fediod --seed 17 --out runs/x",
+        "Data: digits, 1,437 training and 360 test examples of 1 \u00d7 8 \u00d7 8. "
+        "Split over the nodes: dirichlet, alpha 0.5. Handwritten.",
+        "Seed 17",
+        "auto, cpu, float32, 2 threads",
+        "local training: 2 nodes stacked in one group; "
+        "distillation: 2 nodes one by one (stacked measured 1.9 times as long)",
+        "2026-11-21 23:12:40",
+        "python 3.11.7, torch 2.9.0, fedstill 0.1.0",
+        "2-core x86_64, Linux",
+        'name = "fediod" # <&>',
+        "no guarantee",
+    ):
+        assert told in page.text, told
+    assert "not measured" not in page.text
+
+
+def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    # questions; logits, gradients, label counts, all; inputs, gradients, all
+    assert "north 5 10.0 kB 30.0 kB 80 B 40.1 kB 32.0 kB 4.0 kB 36.0 kB" in page.text
+    assert "All nodes 5 20.0 kB 60.0 kB 160 B 80.2 kB 64.0 kB 8.0 kB 72.0 kB" in page.text
+    assert "40,080 bytes" in page.attributes("title")
+    assert "agree on every sum" in page.text
+    assert "disagree" not in page.text
+
+
+def test_page_says_when_ledger_and_result_disagree(tmp_path: Path) -> None:
+    result = a_result()
+    result["bytes"]["by_kind"]["logits"]["up"] -= 1
+    assert "the run's result disagree" in page_of(tmp_path, result).text
+
+
+def test_node_that_only_the_ledger_knows_is_shown(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    extra = {"node": "stranger", "number": 1, "question": "examine", "down": {}, "up": {"logits": 123_456}}
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write(json.dumps(extra) + "\n")
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert "stranger 1 123 kB" in text
+    assert "the run's result disagree" in text
+
+
+def test_classes_of_each_node(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    assert "Node zero one two All north 700 3 0 703 south 34 300 400 734" in page.text
+    shades = [style for style in page.attributes("style") if style.startswith("--shade")]
+    assert shades[0] == "--shade:0.92"  # the largest
+    assert shades[2] == "--shade:0.00"  # none
+
+
+def test_losses_and_pictures(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    labels = page.attributes("aria-label")
+    assert "gan, from step 1 to 4: 0.7 to 0.7." in labels
+    assert "student, from step 1 to 4: 1.5 to 0.375." in labels
+    assert "north, from step 0 to 5: 2 to 0.3333." in labels
+    assert "centralised, from step 1 to 2: 0.5 to 0.25." in labels
+    assert "3 generated inputs at step 2" in labels
+    assert sum(tag == "img" for tag, _ in page.tags) == 6
+    told = next(label for label in labels if label.startswith("Accuracy on the test data over"))
+    assert "student 93.4%" in told
+    assert "centralised 96.9%" in told
+
+
+def test_many_pictures_are_thinned_with_first_and_last(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    pictures = np.zeros((40, 3, 8, 8), np.uint8)
+    save_file({f"{step:06d}": pictures for step in range(0, 1001, 20)}, folder / "samples.safetensors")
+    labels = Page(write_report(folder).read_text(encoding="utf-8")).attributes("aria-label")
+    rows = [label for label in labels if "generated inputs at step" in label]
+    assert len(rows) == 8
+    assert rows[0] == "12 generated inputs at step 0"
+    assert rows[-1] == "12 generated inputs at step 1000"
+
+
+def test_inputs_that_are_no_pictures_are_not_shown(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    save_file({"000002": np.zeros((4, 30), np.uint8)}, folder / "samples.safetensors")
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert "not measured : the run kept no generated pictures" in page.text
+
+
+def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video", "use"}
+    for name in ("src", "href", "srcset", "xlink:href", "data", "action", "poster", "background"):
+        assert all(value.startswith("data:") for value in page.attributes(name)), name
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    style = source[source.index("<style>") : source.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    policy = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_figures_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
+    drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "plot"]
+    assert len(drawings) == 6  # accuracy, two losses, two nodes, centralised
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
+    assert all("alt" in attrs for tag, attrs in page.tags if tag == "img")
+    assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags)
+
+
+def test_hostile_names_are_only_text(tmp_path: Path) -> None:
+    hostile = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+    result = a_result()
+    for key in ("name", "title", "command", "machine", "date"):
+        result[key] = hostile
+    result["data"].update(name=hostile, note=hostile, classes=[hostile, "b", "c"])
+    result["nodes"][0].update(name=hostile, model=hostile)
+    result["versions"] = {hostile: hostile}
+    result["engine"].update(name=hostile, groups={hostile: [[hostile]]})
+    result["privacy"] = {"guarantee": {hostile: hostile}, "text": hostile}
+    result["bytes"]["by_kind"][hostile] = {"up": 1, "down": 1}
+    folder = a_folder(tmp_path, result)
+    (folder / "config.toml").write_text(hostile)
+    losses = {"phase": "distillation", "step": 1, "accuracy": 10.0, "losses": {hostile: 1.0}}
+    local = {"phase": "local", "node": hostile, "step": 1, "loss": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(losses) + "\n" + json.dumps(local) + "\n")
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert not page.attributes("onerror")
+    assert page.text.count(hostile) >= 14
+
+
+def test_a_result_alone_is_enough(tmp_path: Path) -> None:
+    page = only_result(tmp_path, a_result())
+    for told in (
+        "not measured : the run's metrics hold no accuracy of the student",
+        "not measured : the run kept no generated pictures",
+        "not measured : the run's metrics hold no losses of the distillation",
+        "not measured : the run's metrics hold no local training",
+        "The nodes' ledger is not in the run's folder",
+        "The run's folder holds no config.toml",
+    ):
+        assert told in page.text, told
+    # The sums are the result's own, the table by kind is not invented.
+    assert "north not measured not measured not measured not measured 40.1 kB" in page.text
+    assert "All nodes 5 20.0 kB 60.0 kB 160 B 80.2 kB" in page.text
+
+
+def test_a_run_from_python_names_no_data_and_no_command(tmp_path: Path) -> None:
+    result = a_result()
+    for key in ("data", "split", "command", "name", "machine", "date", "versions", "peak_memory_mb"):
+        del result[key]
+    text = page_of(tmp_path, result).text
+    assert "Data: 1,437 training examples. " in text
+    assert "Node 0 1 2 All north 700 3 0 703" in text
+    assert "runs from Python have none. Seed 17 Engine auto" in text
+    assert "not measured" not in text
+
+
+def test_nodes_computed_in_several_ways(tmp_path: Path) -> None:
+    result = a_result()
+    result["engine"]["groups"] = {"distillation": [["a", "b"], ["c", "d", "e"], ["f"]]}
+    result["engine"]["stacked_over_one_by_one"] = {"distillation": {"a": 0.425, "c": 0.8}}
+    assert (
+        "distillation: 5 nodes stacked in two groups, 1 node one by one "
+        "(stacked measured, times as long: 0.42 for a and its like, 0.8 for c and its like)"
+    ) in only_result(tmp_path, result).text
+
+
+def test_a_question_in_several_parts_to_all_nodes_is_one(tmp_path: Path) -> None:
+    # Four examinations in two parts each and one count, to two nodes: 18 lines, five questions.
+    assert len(a_ledger()) == 18
+    text = page_of(tmp_path).text
+    assert "One question counts once, however many nodes it went to." in text
+    assert "north 5 10.0 kB" in text
+    assert "All nodes 5 20.0 kB" in text
+
+
+def test_an_empty_result_invents_nothing(tmp_path: Path) -> None:
+    page = only_result(tmp_path, {})
+    for name in ("Student accuracy", "Gain over standalone", "Crossed the wire", "Time"):
+        assert f"{name} not measured" in page.text
+    assert "What left the nodes was not measured" in page.text
+    assert "No training data" not in page.text
+    assert "Read this as no guarantee" in page.text
+    assert not re.search(r"\d%", page.text.replace("0 to 100%", ""))
+
+
+def test_centralised_not_measured(tmp_path: Path) -> None:
+    page = page_of(tmp_path, {**a_result(), "centralised": {"accuracy": None}})
+    assert "one model, if all data lay in one place not measured" in page.text
+    assert "Centralised: not measured" in page.text
+    assert "centralised" not in next(x for x in page.attributes("aria-label") if x.startswith("Accuracy on"))
+
+
+def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    lines = [
+        {"phase": "distillation", "step": step, "losses": {"gan": value, "gone": float("nan")}}
+        for step, value in enumerate([1.0, float("nan"), 2.0])
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert "gan, from step 0 to 2: 1 to 2." in page.attributes("aria-label")
+    assert "1 step not finite, not drawn" in page.text
+    assert "gone not finite 3 steps not finite, not drawn" in page.text
+
+
+def test_same_files_same_bytes(tmp_path: Path) -> None:
+    first = write_report(a_folder(tmp_path / "a", a_result())).read_bytes()
+    second = write_report(a_folder(tmp_path / "b", a_result())).read_bytes()
+    assert first == second
+    assert write_report(tmp_path / "a") == tmp_path / "a" / "report.html"
+    assert (tmp_path / "a" / "report.html").read_bytes() == first
+    assert str(tmp_path).encode() not in first
+
+
+def test_guarantee_is_shown_with_all_it_rests_on(tmp_path: Path) -> None:
+    guarantee = {"epsilon": 3.2, "delta": 1e-05, "unit": "one training record of one node"}
+    page = page_of(tmp_path, {**a_result(), "privacy": {"guarantee": guarantee, "text": "Accounted."}})
+    assert "Privacy guarantee Accounted. epsilon 3.2 delta 1e-05 unit one training record" in page.text
+    assert "no guarantee" not in page.text
+
+
+def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
+    result = {**a_result(), **changes}
+    result["bytes"] = {"up": 1, "down": 1, "by_kind": kinds}
+    return plain_sentence(result)
+
+
+def test_sentence_of_a_whole_run(tmp_path: Path) -> None:
+    assert (
+        "Two nodes, each with its own private data, taught one central model by answering five questions, "
+        "four of them about inputs that the server made up. No training data and no model left a node. "
+        "Beside its answers, each node told how many examples of each class it holds."
+    ) in page_of(tmp_path).text
+
+
+def test_sentence_when_parameters_left() -> None:
+    sentence = sentence_with({"parameters": {"up": 10, "down": 10}})
+    assert "no model" not in sentence
+    assert sentence.endswith("No training data left a node, but parameters of models did.")
+
+
+def test_sentence_when_parameters_only_came() -> None:
+    sentence = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
+    assert "no model" not in sentence
+    assert sentence.endswith("parameters of models were sent to the nodes.")
+
+
+def test_sentence_claims_nothing_of_kinds_it_does_not_know() -> None:
+    sentence = sentence_with({"records": {"up": 10, "down": 0}})
+    assert "No training data" not in sentence
+    assert sentence.endswith("What left each node is listed below, kind by kind.")
+
+
+def test_sentence_counts_in_words_and_figures() -> None:
+    logits = {"logits": {"up": 1, "down": 0}}
+    one = sentence_with(logits, nodes=[{"name": "a"}], questions=1)
+    assert one.startswith(
+        "One node, with its own private data, taught one central model by answering one question. "
+    )
+    many = sentence_with(logits, nodes=[{"name": str(k)} for k in range(25)], questions=12_000)
+    assert many.startswith("25 nodes, each")
+    assert "by answering 12,000 questions. " in many
+    inputs = {**logits, "inputs": {"up": 0, "down": 5}}
+    public = sentence_with(inputs, questions=4, questions_by_name={"examine": 4})
+    assert "answering four questions about inputs that the server sent. " in public
+
+
+def test_a_line_cut_short_at_the_end_is_left_out(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    whole = write_report(folder).read_bytes()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "distil')
+    assert write_report(folder).read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_folder_without_a_result_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "result.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"result\.json"):
+        write_report(tmp_path)
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    (folder / "samples.safetensors").write_bytes(b"no safetensors")
+    with pytest.raises(RunFolderError, match=r"samples\.safetensors"):
+        write_report(folder)
+    (folder / "ledger.jsonl").write_text("{}\nbroken\n{}\n")
+    with pytest.raises(RunFolderError, match=r"ledger\.jsonl, line 2"):
+        write_report(folder)

@@ -1,0 +1,105 @@
+"""The formatters by hand-worked values, and the table in the terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedstill.report import print_table
+from fedstill.report.table import human_bytes, human_seconds, number, percent, points
+
+RESULT: dict[str, Any] = {
+    "name": "digits-fediod",
+    "title": "FedIOD",
+    "student": {"accuracy": 93.37},
+    "standalone": {"accuracy": {"mean": 81.1, "std": 4.24, "per_node": [78.0, 84.2]}},
+    "ensemble": {"accuracy": 92.5},
+    "centralised": {"accuracy": 96.9},
+    "bytes": {"up": 8_123_456, "down": 16_384},
+    "seconds": {"total": 192.4},
+}
+
+
+def printed(result: dict[str, Any]) -> str:
+    out = StringIO()
+    print_table(result, Console(file=out, width=90, color_system=None))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (16_384, "16.4 kB"),
+        (99_949, "99.9 kB"),
+        (99_950, "100 kB"),  # three digits are enough
+        (786_000, "786 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),  # never "1000 kB"
+        (12_345_678, "12.3 MB"),
+        (5_000_000_000, "5.0 GB"),
+        (7 * 10**18, "7000 PB"),  # the largest unit
+    ],
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "under 0.1 s"),
+        (0.42, "0.4 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 0 s"),  # never "60.0 s"
+        (192.4, "3 min 12 s"),
+        (3599.6, "1 h 0 min"),  # never "60 min"
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_time_for_people(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
+
+
+def test_percent_and_points() -> None:
+    assert percent(100.0) == "100.0%"
+    assert percent(7.449) == "7.4%"
+    assert points(12.27) == "+12.3"
+    assert points(-0.4) == "-0.4"
+    assert points(-0.01) == "0.0"
+
+
+@pytest.mark.parametrize("value", [None, "0.9", True, float("nan"), float("-inf"), 10**400, [1]])
+def test_what_is_no_finite_number_counts_as_missing(value: object) -> None:
+    assert number({"accuracy": value}, "accuracy") is None
+
+
+def test_table_holds_every_figure() -> None:
+    lines = printed(RESULT).splitlines()
+
+    def line(start: str) -> str:
+        return next(text.strip() for text in lines if text.strip().startswith(start))
+
+    assert line("standalone").split(maxsplit=2)[2] == "81.1% ± 4.2"
+    assert line("student (FedIOD)").endswith(" 93.4%")
+    assert line("teachers' ensemble").endswith(" 92.5%")
+    assert line("centralised").endswith(" 96.9%")
+    assert line("left the nodes").endswith(" 8.1 MB")
+    assert line("came to the nodes").endswith(" 16.4 kB")
+    assert line("time").endswith(" 3 min 12 s")
+
+
+def test_table_says_what_was_not_measured() -> None:
+    assert printed({**RESULT, "centralised": {"accuracy": None}}).count("not measured") == 1
+    assert printed({"title": "FedIOD"}).count("not measured") == 7
+
+
+def test_table_prints_names_as_they_are() -> None:
+    text = printed({**RESULT, "title": "[red]x[/red]", "name": "[/nonsense]"})
+    assert "student ([red]x[/red])" in text
+    assert "[/nonsense]" in text

@@ -1,0 +1,391 @@
+"""The command: what it does, and that whatever goes wrong is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedstill import __version__, cli, config, presets
+from fedstill.config import RunConfig
+from fedstill.errors import FedstillError, QuestionRefused, RunFolderError
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Main:
+    """The command line in this process: its exit code, stdout and stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main(words)
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with one configuration, ``mine.toml``."""
+    monkeypatch.chdir(tmp_path)
+    text = '# A run of mine.\nseed = 4\n[method]\nname = "fediod"\ntau = 2.0\n[split]\nnodes = 7\n'
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+class Runs:
+    """In place of ``fedstill.run``: remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.raises: BaseException | None = None
+
+    def run(self, config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> dict[str, Any]:
+        self.asked.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
+        return self._result()
+
+    def resume(self, out: Path, *, progress: bool) -> dict[str, Any]:
+        self.asked.append(("resume", {"out": out, "progress": progress}))
+        return self._result()
+
+    def _result(self) -> dict[str, Any]:
+        if self.raises is not None:
+            raise self.raises
+        return {"student": {"accuracy": 97.25}}
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    runs = Runs()
+    module = ModuleType("fedstill.run")
+    vars(module).update(run=runs.run, resume=runs.resume)
+    monkeypatch.setitem(sys.modules, "fedstill.run", module)
+    monkeypatch.setattr("fedstill.report.table.print_table", lambda result, console: console.print(result))
+    return runs
+
+
+def one_line(outcome: tuple[int, str, str]) -> str:
+    """The line of a refusal, which is all that is said, with exit code 2."""
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("fedstill: ")
+    return err.removeprefix("fedstill: ").rstrip("\n")
+
+
+# --- asking for help --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("run", "--help"), ("list", "-h")])
+def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None:
+    code, out, err = command(*words)
+    assert (code, err) == (0, "")
+    for name in ("run", "list", "show", "report", "--resume", "--out", "--version"):
+        assert name in out
+
+
+def test_version(command: Main) -> None:
+    assert command("--version") == (0, f"fedstill {__version__}\n", "")
+
+
+@pytest.mark.usefixtures("here")
+def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> None:
+    code, out, err = command("run", "mine.toml", "--help")
+    assert (code, err) == (0, "")
+    for name in config.options(config.run_type("fediod")):
+        assert f"--{name} " in out
+    words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
+    assert "Every random draw of the run follows from this number. (default: 4)" in words
+    assert "--out DIR is the run's folder" in words
+
+
+def test_list_shows_what_there_is(command: Main) -> None:
+    code, out, err = command("list")
+    assert (code, err) == (0, "")
+    for name in ("fediod", "digits", "fashion-mnist", "small-cnn", "resnet8", *presets.names()):
+        assert name in out
+
+
+# --- from words to a configuration ------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_show_is_complete_and_reads_back(command: Main) -> None:
+    code, out, err = command("show", "mine.toml", "--split.nodes", "9", "--method.tau=inf")
+    assert (code, err) == (0, "")
+    run = config.read_toml(out)
+    assert (run.name, run.seed, run.split.nodes, run.method.tau) == ("mine", 4, 9, float("inf"))
+    assert config.to_toml(run) == out
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--seed 5", "seed", 5),
+        ("--seed=5", "seed", 5),
+        ("--seed 5 --seed 6", "seed", 6),
+        ("--name other", "name", "other"),
+        ("--split.alpha 1", "split.alpha", 1.0),
+        ("--evaluation.centralised false", "evaluation.centralised", False),
+        ("--evaluation.centralised True", "evaluation.centralised", True),
+        ("--nodes.models mlp resnet8:16 a.b:c", "nodes.models", ("mlp", "resnet8:16", "a.b:c")),
+        ("--nodes.local.least_steps 3", "nodes.local.least_steps", 3),
+        ("--nodes.local.least-steps 3", "nodes.local.least_steps", 3),
+        ("--nodes.policy.questions", "nodes.policy.questions", ()),
+        ("--data.root 'a folder'", "data.root", "a folder"),
+        ("--method.name fediod --method.tau 3", "method.tau", 3.0),
+        ("--method.name fediod", "method.tau", 2.0),
+        ("", "split.nodes", 7),
+    ],
+)
+def test_options_change_one_value(command: Main, runs: Runs, words: str, name: str, value: object) -> None:
+    code, _, _ = command("run", "mine.toml", *shlex.split(words), "--out", "there")
+    assert code == 0
+    found: Any = runs.asked[0][1]["config"]
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("fly", "unknown command 'fly': allowed are run, list, show, report"),
+        ("runs demo", "unknown command 'runs': did you mean 'run'?"),
+        ("run", "fedstill run is '': allowed is a preset or a .toml file, then its options"),
+        ("run --seed 3", "fedstill run is '--seed': allowed is a preset"),
+        ("list all", "fedstill list is 'all': allowed is no argument"),
+        ("report", "fedstill report is '': allowed is the folder of one run"),
+        ("report a b", "fedstill report is 'a b': allowed is the folder of one run"),
+        ("report nowhere", "nowhere/result.json is missing"),
+        ("run no.toml", "cannot read 'no.toml': No such file or directory"),
+        ("show folder.toml", "cannot read 'folder.toml': Is a directory"),
+        ("run mine", "unknown preset 'mine'"),
+        ("run mine.toml other.toml", "option is 'other.toml': allowed is --NAME VALUE"),
+        ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
+        ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
+        ("run mine.toml --split 3", "unknown option '--split': did you mean "),
+        ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
+        ("run mine.toml --seed=1.5", "seed is '1.5': allowed is a whole number"),
+        ("run mine.toml --seed", "seed is '': allowed is a whole number"),
+        ("run mine.toml --seed 1 2", "seed is '1 2': allowed is a whole number"),
+        ("run mine.toml --seed -1", "seed is -1: allowed is a whole number from 0 up"),
+        ("run mine.toml --split.alpha few", "split.alpha is 'few': allowed is a number"),
+        ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
+        ("run mine.toml --split.how fair", "split.how is 'fair': allowed is one of 'iid', 'dirichlet'"),
+        ("run mine.toml --evaluation.centralised so", "evaluation.centralised is 'so': allowed is true or"),
+        ("run mine.toml --nodes.local.epochs -1", "nodes.local.epochs is -1.0: allowed is "),
+        ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
+        ("run mine.toml --method.tau -1", "method.tau is -1.0: allowed is above 0, or inf"),
+        (
+            "run mine.toml --method.tau 1 --split.how no --seed 2",
+            "split.how is 'no': allowed is one of 'iid'",
+        ),
+        ("run mine.toml --method.name fediot", "unknown method 'fediot': did you mean 'fediod'?"),
+        ("run mine.toml --name a/b", "name is 'a/b': allowed is letters"),
+        ("run mine.toml --out", "--out is '': allowed is a value after it"),
+        ("run mine.toml --out --seed 3", "--out is '--seed': allowed is a value after it"),
+        ("run mine.toml --resume there", "--resume is 'there': allowed is a run's folder alone"),
+        ("run --resume there --out here", "--resume is 'there': allowed is a run's folder alone"),
+    ],
+)
+def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:
+    (here / "folder.toml").mkdir()
+    assert one_line(command(*words.split())).startswith(line)
+    assert runs.asked == []
+    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "mine.toml"]
+
+
+@pytest.mark.usefixtures("here")
+def test_an_option_is_blamed_for_itself_and_not_for_its_neighbours(command: Main, runs: Runs) -> None:
+    """``method.batch`` beyond ``method.memory`` is refused alone, but fine beside a larger memory."""
+    alone = one_line(command("run", "mine.toml", "--method.batch", "200000"))
+    assert alone.startswith("method.memory is 100000: allowed is ")
+    both = ("--method.batch", "200000", "--method.memory", "300000")
+    assert one_line(command("run", "mine.toml", *both, "--seed", "x")).startswith("seed is 'x'")
+    code, _, _ = command("run", "mine.toml", *both)
+    assert code == 0
+
+
+def test_bad_files_are_one_line(command: Main, here: Path) -> None:
+    for text, line in [
+        (
+            '[method]\nname = "fediod"\n[split]\nnods = 3',
+            "unknown key 'split.nods': did you mean 'split.nodes'?",
+        ),
+        ('method.name = "fediod"\nseed = "a\\nb"', r"seed is 'a\nb': allowed is a whole number"),
+        ("seed = 3", "method.name is '': allowed is one of fediod"),
+        ("seed 3", "mine.toml is not TOML: "),
+        ('extends = "mine"', "unknown preset 'mine'"),
+    ]:
+        (here / "mine.toml").write_text(text, encoding="utf-8")
+        assert one_line(command("run", "mine.toml")).startswith(line)
+
+
+# --- runs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_run_hands_everything_over_and_ends_with_table_and_report(command: Main, runs: Runs) -> None:
+    code, out, err = command("run", "mine.toml", "--data.root", "a b", "--out", "there", "--seed", "3")
+    assert (code, err) == (0, "")
+    assert "97.25" in out
+    assert out.endswith("Report: there/report.html\n")
+    [(what, asked)] = runs.asked
+    assert (what, asked["out"], asked["progress"]) == ("run", Path("there"), False)
+    assert asked["command"] == "fedstill run mine.toml --data.root 'a b' --out there --seed 3"
+    assert (asked["config"].seed, asked["config"].data.root) == (3, "a b")
+
+
+@pytest.mark.usefixtures("here")
+def test_without_out_the_folder_follows_from_name_and_seed_and_is_said(command: Main, runs: Runs) -> None:
+    code, _, err = command("run", "mine.toml", "--seed", "3")
+    assert code == 0
+    assert runs.asked[0][1]["out"] == Path("runs/mine-seed3")
+    assert "runs/mine-seed3" in err
+
+
+@pytest.mark.usefixtures("here")
+def test_progress_is_for_terminals(command: Main, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    command("run", "mine.toml", "--out", "there")
+    command("run", "mine.toml", "--out", "there", "--quiet")
+    command("run", "--resume", "there")
+    assert [asked["progress"] for _, asked in runs.asked] == [True, False, True]
+
+
+def test_resume(command: Main, runs: Runs) -> None:
+    code, out, err = command("run", "--resume", "there")
+    assert (code, err) == (0, "")
+    assert runs.asked == [("resume", {"out": Path("there"), "progress": False})]
+    assert out.endswith("Report: there/report.html\n")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", ["run mine.toml --out there", "run --resume there"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RunFolderError("there holds another run"),
+        QuestionRefused("clinic", "examine", "questions: count_labels"),
+        FedstillError("two\nlines"),
+        PermissionError(13, "Permission denied", "there/config.toml"),
+    ],
+)
+def test_errors_of_a_run_are_one_line(command: Main, runs: Runs, words: str, error: Exception) -> None:
+    runs.raises = error
+    line = one_line(command(*words.split()))
+    if isinstance(error, PermissionError):
+        assert line == "Permission denied: there/config.toml"
+    else:
+        assert line == str(error).replace("\n", " ")
+
+
+@pytest.mark.usefixtures("here")
+def test_faults_of_ours_are_not_hidden(runs: Runs) -> None:
+    runs.raises = ZeroDivisionError("a fault")
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["run", "mine.toml"])
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [["run", "mine.toml", "--out", "my run"], ["run", "--resume", "my run"]])
+def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -> None:
+    runs.raises = KeyboardInterrupt()
+    code, _, err = command(*words)
+    assert code == 130
+    assert err == "fedstill: stopped; to go on: fedstill run --resume 'my run'\n"
+
+
+# --- as a process of its own ------------------------------------------------------------------------
+
+
+def process(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    search = os.pathsep.join([str(Path(cli.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "fedstill", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = process("--help", folder=tmp_path)
+    assert time.monotonic() - started < 2.5
+    assert (done.returncode, done.stderr) == (0, "")
+    heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'tyro', 'rich'}"
+    code = (
+        "import sys\n"
+        "from fedstill.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    )
+    search = str(Path(cli.__file__).parents[1])
+    checked = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert checked.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
+        ("show mine.toml --seed x", "seed is 'x': allowed is a whole number"),
+        ("run mine.toml --data.name nowhere.npz --out there", ""),
+    ],
+)
+def test_a_process_leaves_one_line_and_code_2(here: Path, words: str, line: str) -> None:
+    if "--out" in words:
+        pytest.importorskip("fedstill.run")
+    done = process(*words.split(), folder=here)
+    assert one_line((done.returncode, done.stdout, done.stderr)).startswith(line)
+    assert [file.name for file in here.iterdir()] == ["mine.toml"]
+
+
+def test_a_whole_run(here: Path) -> None:
+    """From one command to a result, a report and a second run that is refused."""
+    pytest.importorskip("fedstill.run")
+    small = (
+        "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --method.steps 3 --method.batch 8 "
+        "--method.generator_width 8 --method.critic_width 8 --evaluation.every 2 --engine.threads 1"
+    )
+    words = ["run", "mine.toml", *small.split(), "--out", "there"]
+    done = process(*words, folder=here)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("Report: there/report.html\n")
+    assert "<html" in (here / "there" / "report.html").read_text(encoding="utf-8")
+    result = json.loads((here / "there" / "result.json").read_text(encoding="utf-8"))
+    assert 0 <= result["student"]["accuracy"] <= 100
+    kept = config.load_toml(here / "there" / "config.toml")
+    assert (kept.name, kept.seed, kept.split.nodes, kept.method.steps) == ("mine", 4, 2, 3)
+    again = process(*words, "--seed", "1", folder=here)
+    assert "there" in one_line((again.returncode, again.stdout, again.stderr))
+    report = process("report", "there", folder=here)
+    assert (report.returncode, report.stdout) == (0, "Report: there/report.html\n")

@@ -1,0 +1,327 @@
+"""Reading and writing configurations: strict, exact, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstill import config, presets
+from fedstill.data.splits import SplitConfig
+from fedstill.errors import ArgumentError, FedstillError
+from fedstill.methods import METHODS
+from fedstill.presets import UnknownName
+
+FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 1.0
+    size: int | None = 3
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ArgumentError("inner.rate", self.rate, "0 or more")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Every kind of value that a configuration may hold."""
+
+    flag: bool = False
+    count: int = 1
+    text: str = ""
+    choice: Literal["a", "b"] = "a"
+    number: Literal["auto"] | int = "auto"
+    words: tuple[str, ...] = ()
+    pair: tuple[int, float] = (1, 2.0)
+    maybe: str | None = "x"
+    inner: Inner = field(default_factory=Inner)
+
+
+INNER = st.builds(Inner, st.floats(0, math.inf), st.none() | st.integers())
+WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))  # all of Unicode but lone surrogates
+OUTER = st.builds(
+    Outer,
+    flag=st.booleans(),
+    count=st.integers(),
+    text=WRITABLE,
+    choice=st.sampled_from(["a", "b"]),
+    number=st.just("auto") | st.integers(),
+    words=st.lists(WRITABLE).map(tuple),
+    pair=st.tuples(st.integers(), st.floats(allow_nan=False)),
+    maybe=st.none() | WRITABLE.filter(lambda text: text != "none"),
+    inner=INNER,
+)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A method's configuration with values of every kind."""
+
+    outer: Outer = field(default_factory=Outer)
+
+
+@pytest.fixture
+def toy_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "METHODS", {"toy": dataclasses.replace(METHODS["fediod"], config=Toy)})
+
+
+@given(outer=OUTER)
+def test_any_value_survives_toml_exactly(outer: Outer) -> None:
+    toy = {"toy": dataclasses.replace(METHODS["fediod"], config=Toy)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "METHODS", toy)
+        run = config.RunConfig(method=Toy(outer))
+        again = config.read_toml(config.to_toml(run))
+    assert again == run
+    assert repr(again) == repr(run)  # 1 == 1.0 == True, but they do not print alike
+
+
+@given(
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True),
+    seed=st.integers(0, 2**63),
+    nodes=st.integers(1, 1000),
+    alpha=st.floats(1e-12, 1e12),
+    models=st.lists(st.sampled_from(["small-cnn", "resnet8:16", "my.module:net"]), min_size=1),
+    tau=st.floats(1e-300, math.inf),
+    every=st.integers(0, 10**9),
+    centralised=st.booleans(),
+)
+def test_any_run_survives_toml_exactly(
+    name: str,
+    seed: int,
+    nodes: int,
+    alpha: float,
+    models: list[str],
+    tau: float,
+    every: int,
+    centralised: bool,
+) -> None:
+    run = config.RunConfig(
+        name=name,
+        seed=seed,
+        split=SplitConfig(nodes=nodes, alpha=alpha),
+        nodes=config.NodesConfig(models=tuple(models)),
+        method=METHODS["fediod"].config(tau=tau),
+        evaluation=config.EvaluationConfig(every=every, centralised=centralised),
+    )
+    again = config.read_toml(config.to_toml(run))
+    assert again == run
+    assert repr(again) == repr(run)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_has_defaults_that_survive(method: str) -> None:
+    run = config.from_dict({"method": {"name": method}})
+    assert type(run.method) is METHODS[method].config
+    assert config.read_toml(config.to_toml(run)) == run
+
+
+def test_what_is_not_named_has_its_default() -> None:
+    run = config.from_dict({"split": {"nodes": 8}, **FEDIOD})
+    assert run.split == SplitConfig(nodes=8)
+    assert run.nodes == config.NodesConfig()
+
+
+def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
+    run = config.read_toml('method = {name = "fediod", tau = inf}\nsplit.alpha = 1')
+    assert run.method.tau == math.inf
+    assert type(run.split.alpha) is float
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"splt": {}}, "unknown key 'splt': did you mean 'split'?"),
+        ({"split": {"node": 3}}, "unknown key 'split.node': did you mean 'split.nodes'?"),
+        ({"nodes": {"local": {"epoch": 3}}}, "unknown key 'nodes.local.epoch': did you mean "),
+        ({"method": {"name": "fediod", "taus": 1}}, "unknown key 'method.taus': did you mean 'method.tau'?"),
+        ({"student": {"zzz": 1}}, "unknown key 'student.zzz': allowed are student.model"),
+        ({"method": {"name": "fediot"}}, "unknown method 'fediot': did you mean 'fediod'?"),
+        ({"method": {}}, "method.name is '': allowed is one of fediod"),
+        ({"method": "fediod"}, "method is 'fediod': allowed is a table"),
+        ({"method": {"name": 3}}, "method.name is 3: allowed is a text"),
+        ({"split": 3}, "split is 3: allowed is a table"),
+        ({"seed": "1"}, "seed is '1': allowed is a whole number"),
+        ({"seed": True}, "seed is True: allowed is a whole number"),
+        ({"seed": 1.0}, "seed is 1.0: allowed is a whole number"),
+        ({"seed": -1}, "seed is -1: allowed is a whole number from 0 up"),
+        ({"name": "a/b"}, "name is 'a/b': allowed is letters, digits"),
+        ({"name": ""}, "name is '': allowed is letters, digits"),
+        ({"task": "regression"}, "task is 'regression': allowed is one of 'classification'"),
+        ({"split": {"how": "random"}}, "split.how is 'random': allowed is one of 'iid', 'dirichlet'"),
+        ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
+        ({"split": {"alpha": True}}, "split.alpha is True: allowed is a number"),
+        ({"split": {"alpha": math.nan}}, "split.alpha is nan: allowed is a number"),
+        ({"split": {"alpha": 10**400}}, "split.alpha is 1000"),
+        ({"evaluation": {"centralised": 1}}, "evaluation.centralised is 1: allowed is true or false"),
+        ({"evaluation": {"every": -1}}, "evaluation.every is -1: allowed is a whole number from 0 up"),
+        ({"evaluation": {"samples": -1}}, "evaluation.samples is -1: allowed is a whole number from 0 up"),
+        ({"nodes": {"models": "mlp"}}, "nodes.models is 'mlp': allowed is a list, each a text"),
+        ({"nodes": {"models": ["mlp", 3]}}, "nodes.models[1] is 3: allowed is a text"),
+        ({"nodes": {"models": []}}, "nodes.models is []: allowed is a list of one model or more"),
+        ({"student": {"model": ""}}, "student.model is '': allowed is the name of a model"),
+        ({"nodes": {"local": {"epochs": -1}}}, "nodes.local.epochs is -1.0: allowed is "),
+        ({"nodes": {"policy": {"most_bytes": -1}}}, "nodes.policy.most_bytes is -1: allowed is "),
+        ({"engine": {"threads": -1}}, "engine.threads is -1: allowed is "),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{re.escape(line)}") as caught:
+        config.from_dict({**FEDIOD, **table})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"choice": "c"}, "x.choice is 'c': allowed is one of 'a', 'b'"),
+        ({"number": "b"}, "x.number is 'b': allowed is one of 'auto' or a whole number"),
+        ({"number": True}, "x.number is True: allowed is one of 'auto' or a whole number"),
+        ({"pair": [1]}, "x.pair is [1]: allowed is a list of a whole number, a number"),
+        ({"pair": [1, 2, 3]}, "x.pair is [1, 2, 3]: allowed is a list of a whole number, a number"),
+        ({"pair": [1.5, 2]}, "x.pair[0] is 1.5: allowed is a whole number"),
+        ({"maybe": 1}, "x.maybe is 1: allowed is a text or 'none'"),
+        ({"inner": {"size": 1.5}}, "x.inner.size is 1.5: allowed is a whole number or 'none'"),
+        # A part that names itself by the end of its path is completed, and never misnamed.
+        ({"inner": {"rate": -1}}, "x.inner.rate is -1.0: allowed is 0 or more"),
+    ],
+)
+def test_every_kind_of_value_is_checked(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{re.escape(line)}$"):
+        config.read_table(Outer, values, "x.")
+
+
+def test_a_refusal_about_another_part_keeps_its_name() -> None:
+    error = ArgumentError("split.nodes", 0, "1 or more")
+    assert config.full_path(error, ["nodes", "split"]) is error
+    assert config.full_path(error, ["split.nodes", "a.split.nodes"]) is error
+    assert config.full_path(error, ["a.split.nodes", "b.split.nodes"]) is error
+
+
+def test_none_is_a_word_in_toml() -> None:
+    assert config.read_table(Outer, {"maybe": "none"}) == Outer(maybe=None)
+    assert config.read_table(Inner, {"size": "none"}) == Inner(size=None)
+
+
+def test_a_method_that_is_not_known_cannot_be_written() -> None:
+    with pytest.raises(ArgumentError, match=r"^method is Toy\("):
+        config.to_toml(config.RunConfig(method=Toy()))
+
+
+@pytest.mark.usefixtures("toy_method")
+def test_options_are_the_leaves() -> None:
+    known = config.options(config.run_type("toy"))
+    assert known["method.outer.inner.size"] == int | None
+    assert known["nodes.models"] == tuple[str, ...]
+    assert "method" not in known
+    assert "split" not in known
+
+
+def test_every_type_of_every_option_can_be_described() -> None:
+    for method in METHODS:
+        for name, kind in config.options(config.run_type(method)).items():
+            assert config.describe(kind), name
+
+
+# --- files and presets ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of presets in place of ours."""
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    method = '[method]\nname = "fediod"\ntau = 2.0\n'
+    write = {
+        "base": f"# What all share.\n# More.\nseed = 1\n{method}[split]\nnodes = 7\n",
+        "child": 'extends = "base"\n# Fewer nodes.\n[split]\nalpha = 0.1\n[student]\nmodel = "mlp"\n',
+        "grandchild": 'extends = "child"\nname = "third"\nseed = 3\nsplit.nodes = 2\nmethod.tau = 4.0\n',
+        "bare": 'method.name = "fediod"\n',
+    }
+    for name, text in write.items():
+        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_presets_extend_each_other_table_by_table() -> None:
+    child = config.load("child")
+    assert (child.name, child.seed, child.method.tau) == ("child", 1, 2.0)
+    assert (child.split.nodes, child.split.alpha, child.student.model) == (7, 0.1, "mlp")
+    grandchild = config.load("grandchild")
+    assert (grandchild.name, grandchild.seed, grandchild.method.tau) == ("third", 3, 4.0)
+    assert (grandchild.split.nodes, grandchild.split.alpha) == (2, 0.1)
+
+
+@pytest.mark.usefixtures("folder", "toy_method")
+def test_another_method_leaves_the_options_of_the_first() -> None:
+    run = config.read_toml('extends = "base"\nmethod.name = "toy"')
+    assert run.method == Toy()
+    assert run.split.nodes == 7
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_may_extend_a_preset_and_is_called_after_itself(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "base"\nseed = 9', encoding="utf-8")
+    assert config.load(str(file)) == config.load_toml(file)
+    assert (config.load(str(file)).name, config.load(str(file)).seed) == ("mine", 9)
+    assert config.read_toml(file.read_text(encoding="utf-8")).name == "custom"
+
+
+@pytest.mark.usefixtures("folder")
+def test_presets_are_listed_and_described() -> None:
+    assert presets.names() == ["bare", "base", "child", "grandchild"]
+    assert presets.describe("base") == "What all share."
+    assert presets.describe("bare") == ""
+    assert presets.path("base").name == "base.toml"
+
+
+def test_unknown_presets_are_refused(folder: Path) -> None:
+    for name in ("bass", "../base", "bases"):
+        with pytest.raises(UnknownName, match=f"^unknown preset '{re.escape(name)}': did you mean 'base'"):
+            presets.path(name)
+    with pytest.raises(UnknownName, match="did you mean 'base'"):
+        config.read_toml('extends = "bases"')
+    with pytest.raises(ArgumentError, match=r"^extends is 3: allowed is the name of a preset$"):
+        config.read_toml("extends = 3")
+
+
+def test_a_circle_of_presets_is_refused(folder: Path) -> None:
+    (folder / "base.toml").write_text('extends = "grandchild"', encoding="utf-8")
+    with pytest.raises(FedstillError, match="in a circle: child -> base -> grandchild -> child"):
+        config.read_toml('extends = "child"')
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    missing = tmp_path / "no.toml"
+    with pytest.raises(FedstillError, match=r"^cannot read '.*no\.toml': No such file"):
+        config.load_toml(missing)
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[split\nnodes = 3", encoding="utf-8")
+    with pytest.raises(FedstillError, match=r"broken\.toml is not TOML: .*line 1"):
+        config.load_toml(broken)
+    broken.write_bytes(b"name = '\xff'")
+    with pytest.raises(FedstillError, match="it is not UTF-8 text"):
+        config.load_toml(broken)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_of_ours_is_a_run(name: str) -> None:
+    run = config.load(name)
+    assert run.name == name
+    assert presets.describe(name)
+    assert config.read_toml(config.to_toml(run)) == run
+
+
+def test_there_is_a_demo() -> None:
+    assert "demo" in presets.names()

@@ -1,0 +1,100 @@
+"""What is installed, and what installs it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.metadata import entry_points, metadata, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import fedstill
+
+ROOT = Path(__file__).parents[1]
+PIN = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)==(?P<version>[A-Za-z0-9_.]+)( *;.*)?")
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
+    assert all(found), "every line of constraints.txt is a comment or an exact pin"
+    return {canonical(pin["name"]): pin["version"] for pin in found if pin}
+
+
+def test_the_distribution_says_what_it_is() -> None:
+    about = metadata("fedstill")
+    assert about["Version"] == fedstill.__version__
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Requires-Python"] == ">=3.10"
+    classifiers = about.get_all("Classifier") or []
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)} <= set(classifiers)
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").lstrip().startswith("Apache License")
+
+
+def test_the_command_is_installed() -> None:
+    [script] = entry_points(group="console_scripts", name="fedstill")
+    assert script.value == "fedstill.cli:main"
+    assert callable(script.load())
+
+
+def needs(name: str) -> set[str]:
+    """What an installed distribution needs here; of ours, also for the tests."""
+    extra = {"extra": "dev" if name == "fedstill" else ""}
+    lines = [Requirement(line) for line in requires(name) or []]
+    return {canonical(line.name) for line in lines if line.marker is None or line.marker.evaluate(extra)}
+
+
+def test_everything_that_we_name_is_pinned_and_torch_to_one_release() -> None:
+    named = {canonical(Requirement(line).name) for line in requires("fedstill") or []}
+    assert len(named) > 10
+    assert named <= set(pins())
+    assert pins()["torch"] == "2.13.0"
+
+
+def test_everything_that_comes_with_it_is_pinned() -> None:
+    pinned = pins()
+    seen, queue = {"fedstill"}, ["fedstill"]
+    while queue:
+        name = queue.pop()
+        for other in needs(name) - seen:
+            assert other in pinned, f"{name} needs {other}, which constraints.txt does not pin"
+            seen.add(other)
+            queue.append(other)
+    assert {"torch", "sympy", "pytest", "iniconfig"} <= seen  # the walk went all the way
+
+
+@pytest.mark.parametrize("name", ["py.typed", "presets/demo.toml"])
+def test_files_that_are_no_modules_are_in_the_package(name: str) -> None:
+    assert Path(fedstill.__file__).parent.joinpath(name).is_file()
+
+
+def test_continuous_integration_runs_the_tests() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o100
+    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
+    assert script.read_text(encoding="utf-8").rstrip().endswith("make test")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_refuses_what_is_no_python_3_10(tmp_path: Path) -> None:
+    old = tmp_path / "oldpython"
+    old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    old.chmod(0o755)
+    venv = f"VENV={tmp_path / 'venv'}"
+    done = subprocess.run(
+        ["make", "--directory", str(ROOT), "demo", f"PYTHON={old}", venv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "fedstill needs Python 3.10 or newer" in done.stderr
+    assert not (tmp_path / "venv").exists()
