@@ -5,8 +5,8 @@
 #   make clean                    remove .venv and caches; what is in runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
 #
-# On Linux, torch comes with the libraries for NVIDIA GPUs. Without such a GPU this is much smaller:
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+# On Linux, pip takes the torch build with the libraries for NVIDIA GPUs, some GB. A smaller build
+# without them, installed into .venv beforehand, is kept if it is the pinned version.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-PIP := $(BIN)/python -m pip install --quiet
+PIP := $(BIN)/python -m pip install -qq
 
 .PHONY: help demo test clean
 .DELETE_ON_ERROR:

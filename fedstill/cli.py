@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 
 from fedstill import __version__, presets
-from fedstill.errors import ArgumentError, FedstillError
-from fedstill.presets import UnknownName
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.config import RunConfig

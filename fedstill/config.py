@@ -23,12 +23,11 @@ import tomli_w
 from fedstill import presets
 from fedstill.data.loaders import DataConfig
 from fedstill.data.splits import SplitConfig
-from fedstill.errors import ArgumentError
+from fedstill.errors import ArgumentError, UnknownName
 from fedstill.federation import EngineConfig
 from fedstill.methods import METHODS
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
-from fedstill.presets import UnknownName
 
 __all__ = [
     "EvaluationConfig",

@@ -6,6 +6,9 @@ line prints the line and exits with 2; from Python they are ordinary exceptions.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class FedstillError(Exception):
     """Base of every error that a user's input, data or policy can cause."""
@@ -23,6 +26,33 @@ class ArgumentError(FedstillError, ValueError):
     def __init__(self, name: str, value: object, allowed: str) -> None:
         self.name, self.value, self.allowed = name, value, allowed
         super().__init__(f"{name} is {value!r}: allowed is {allowed}")
+
+
+class UnknownName(ArgumentError):
+    """Something was named that does not exist: a key, an option, a preset, a method, a command.
+
+    Args:
+        what: the kind of thing.
+        value: what was given.
+        known: what there is.
+        see: said in place of all that there is, where that would be too long for one line.
+
+    >>> raise UnknownName("preset", "digit-fediod", ["demo", "digits-fediod"])
+    Traceback (most recent call last):
+    ...
+    fedstill.errors.UnknownName: unknown preset 'digit-fediod': did you mean 'digits-fediod'?
+    >>> raise UnknownName("preset", "x", ["demo", "digits-fediod"])
+    Traceback (most recent call last):
+    ...
+    fedstill.errors.UnknownName: unknown preset 'x': allowed are demo, digits-fediod
+    """
+
+    def __init__(self, what: str, value: str, known: Iterable[str], see: str = "") -> None:
+        choices = list(known)
+        self.name, self.value, self.allowed = what, value, ", ".join(choices)
+        close = difflib.get_close_matches(value, choices, n=1, cutoff=0.7)
+        hint = f"did you mean {close[0]!r}?" if close else see or f"allowed are {self.allowed}"
+        Exception.__init__(self, f"unknown {what} {value!r}: {hint}")
 
 
 class DataError(FedstillError, ValueError):

@@ -20,7 +20,7 @@ from torch import nn
 from fedstill import models
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.errors import ArgumentError, DataError
 from fedstill.federation import Answers, InProcess, choose
 from fedstill.methods import method_of
 from fedstill.node import training
@@ -175,7 +175,7 @@ class Experiment:
 
     def _distil(self, saved: dict[str, Any] | None) -> None:
         setting = self.setting
-        channels = self.test.inputs.shape[1]
+        mean, std = self._normalisation()
         with self._timed("distillation"):
             groups = self._parted("distillation", self.side.rehearse)
             self.server = self.method.server(
@@ -184,8 +184,8 @@ class Experiment:
                 setting.student,
                 self.task,
                 tuple(self.test.inputs.shape[1:]),
-                setting.mean or (0.5,) * channels,
-                setting.std or (0.5,) * channels,
+                tuple(mean.flatten().tolist()),
+                tuple(std.flatten().tolist()),
                 self.compute,
                 setting.seed,
             )
@@ -297,7 +297,7 @@ class Experiment:
             "engine": {
                 "name": self.compute.config.name,
                 "device": str(self.compute.device),
-                "precision": self.compute.config.precision,
+                "precision": self.compute.precision,
                 "threads": torch.get_num_threads(),
                 "stacked_over_one_by_one": self.ratios,
                 "groups": self.groups,
@@ -308,9 +308,7 @@ class Experiment:
     def _keep_samples(self, step: int) -> None:
         if self.setting.samples:
             images = self.server.imagine(self.setting.samples).cpu()  # (n, C, H, W)
-            channels = images.shape[1]
-            mean = torch.tensor(self.setting.mean or (0.5,) * channels).view(-1, 1, 1)
-            std = torch.tensor(self.setting.std or (0.5,) * channels).view(-1, 1, 1)
+            mean, std = self._normalisation()
             pixels = (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
             self.records.samples[f"{step:06d}"] = pixels
 
@@ -334,9 +332,36 @@ class Experiment:
             if tuple(part.inputs.shape[1:]) != shape:
                 found = tuple(part.inputs.shape[1:])
                 raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
+            self._check_range(part, f"data of {name}")
             models.check(model, shape, self.task.classes, f"model of {name}")
         models.check(setting.student, shape, self.task.classes, "student")
         return names, policies
+
+    def _check_range(self, data: TensorData, what: str) -> None:
+        """Refuse inputs that the generator could never make, since it makes pixels from 0 to 1."""
+        mean, std = self._normalisation()
+        low, high = (0 - mean) / std, (1 - mean) / std  # (C, 1, 1)
+        least, most = data.inputs.amin((0, 2, 3)), data.inputs.amax((0, 2, 3))
+        outside = (least < low.flatten() - 1e-3) | (most > high.flatten() + 1e-3)
+        if outside.any():
+            channel = int(outside.nonzero()[0])
+            raise DataError(
+                f"{what} has values from {least[channel]:.4g} to {most[channel]:.4g} in channel {channel}: "
+                f"allowed by mean and std are {low[channel].item():.4g} to {high[channel].item():.4g}; "
+                "say how inputs were normalised with mean and std"
+            )
+
+    def _normalisation(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of the inputs, as declared: two of (C, 1, 1)."""
+        channels = self.setting.test.inputs.shape[1]
+        given = {"mean": self.setting.mean, "std": self.setting.std}
+        for name, values in given.items():
+            if values and len(values) != channels:
+                raise ArgumentError(name, values, f"one value for each of the {channels} channels, or none")
+        mean, std = (torch.tensor(values or (0.5,) * channels).view(-1, 1, 1) for values in given.values())
+        if (std <= 0).any():
+            raise ArgumentError("std", self.setting.std, "above 0")
+        return mean, std
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         return InProcess(self.nodes, groups, self.side, self.compute)

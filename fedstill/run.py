@@ -42,14 +42,12 @@ def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> d
         RunFolderError: the folder holds something already.
         FedstillError: the configuration cannot run; then no folder is made.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        how = f"go on with it (fedstill run --resume {out})" if (out / "config.toml").exists() else "empty it"
-        raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {how}")
+    check_folder(out)
     experiment, about = prepare(config)
     out.mkdir(parents=True, exist_ok=True)
     about["command"] = command
     _write(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return _finish(experiment, about, out, progress)
+    return complete(experiment, about, out, progress)
 
 
 def resume(out: Path, *, progress: bool) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def resume(out: Path, *, progress: bool) -> dict[str, Any]:
     experiment, about = prepare(load_toml(out / "config.toml"))
     first = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0]
     about["command"] = first.removeprefix(COMMAND)
-    return _finish(experiment, about, out, progress)
+    return complete(experiment, about, out, progress)
 
 
 def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
@@ -127,19 +125,44 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
     return experiment, about
 
 
-def _finish(experiment: Experiment, about: dict[str, Any], out: Path, progress: bool) -> dict[str, Any]:
+def check_folder(out: Path, unless: str = "") -> None:
+    """Refuse a folder that holds something already, ``unless`` a file of this name is in it.
+
+    Raises:
+        RunFolderError: it does.
+    """
+    if unless and (out / unless).exists():
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        resumable = (out / "config.toml").exists()
+        how = f"go on with it (fedstill run --resume {out})" if resumable else "empty it"
+        raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {how}")
+
+
+def complete(experiment: Experiment, about: dict[str, Any], out: Path, progress: bool) -> dict[str, Any]:
+    """Run an experiment to its end, and write result and report.
+
+    Args:
+        experiment: made ready.
+        about: what the result says beside the figures.
+        out: the run's folder.
+        progress: show bars on a terminal.
+
+    Returns:
+        What ``result.json`` holds.
+    """
     figures = experiment.run(out, progress=progress)
-    specs = about["models"]
-    for node, spec in zip(figures["nodes"], specs["nodes"], strict=True):
-        node["model"] = spec
-    figures["student"]["model"] = specs["student"]
+    if "models" in about:  # the names that the user knows them by
+        for node, spec in zip(figures["nodes"], about["models"]["nodes"], strict=True):
+            node["model"] = spec
+        figures["student"]["model"] = about["models"]["student"]
     result = {
         **{key: value for key, value in about.items() if key != "models"},
         **figures,
         # ru_maxrss is in kB on Linux and in bytes on macOS.
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         / (1e6 if sys.platform == "darwin" else 1e3),
-        "machine": f"{torch.get_num_threads()} threads, {platform.machine()}, {platform.system()}",
+        "machine": f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} CPU threads in use",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from fedstill import config, presets
 from fedstill.data.splits import SplitConfig
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods import METHODS
-from fedstill.presets import UnknownName
 
 FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}
 

@@ -9,7 +9,8 @@ inputs x = G(w) and asks the nodes about them; losses on the answers are pulled 
 to teach G which inputs to make, and the answers, ensembled, teach S.
 
 Beyond the paper (each an option, the paper's form beside it): answers are remembered, so that S takes
-many steps on one question; the ensemble is of log-probabilities; milder adversaries.
+many steps on one question; the ensemble seeks a consensus (:func:`fedstill.tasks.functional.consensus`);
+milder adversaries.
 """
 
 from __future__ import annotations
@@ -71,11 +72,14 @@ class FedIODConfig:
     importance: Literal["counts", "fakeness", "realness", "size"] = "counts"
     """pi_k(x): Eq. 8 by class counts alone (published code), times D_k(x)/E D_k(x') (fakeness, as
     printed), times the same ratio of 1 - D_k (realness), or by data size only (Table 6, ***)."""
-    ensemble: Ensemble = "log_probs"
-    """Scale on which answers are ensembled (Eq. 9: logits)."""
+    ensemble: Ensemble = "consensus"
+    """How answers are ensembled: logits (Eq. 9), log_probs, probs, or consensus, which listens to those
+    who know the classes that an input shows."""
     tau: float = 1.0
     """Temperature of L_mimic; inf is the l2 limit of Eq. 10."""
 
+    student_inputs: Literal["remembered", "fresh"] = "remembered"
+    """What S learns on: remembered questions, or (published code) a fresh question for each step."""
     memory: int = 100_000
     """Remembered inputs with their ensembled answers; at least one batch."""
     student_steps: int = 5
@@ -164,6 +168,11 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
             answer["critic_real"] = critic(real).sigmoid().flatten(1).mean(1)  # E D_k(x'_k), (G,)
         return answer
 
+    def predict(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """As :func:`examine`, but nothing is trained and no gradient goes back."""
+        real, _ = group.sample(x.shape[1], "critic", number)
+        return assess(group, x, real)
+
     def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What :func:`examine` would answer if it trained nothing."""
         groups = [Group([node]) for node in nodes]
@@ -180,10 +189,12 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
     releases = {"logits": "logits", "critic": "critic"}
     if config.rated:
         releases["critic_real"] = "critic"
-    questions = (
+    questions = [
         Question("count_labels", count_labels, releases={"counts": "label counts"}),
         Question("examine", examine, {"x": "inputs"}, releases, differentiable=("x",)),
-    )
+    ]
+    if config.student_inputs == "fresh":
+        questions.append(Question("predict", predict, {"x": "inputs"}, releases))
     return NodeSide({question.name: question for question in questions}, prepare, look, rehearse)
 
 
@@ -243,7 +254,7 @@ class FedIODServer:
         compute: Compute,
         seed: int,
     ) -> None:
-        federation.require(("count_labels", "examine"))
+        federation.require(tuple(federation.questions))
         self.config, self.federation, self.task, self.compute, self.seed = (
             config,
             federation,
@@ -297,12 +308,15 @@ class FedIODServer:
         L_G.backward()  # type: ignore[no-untyped-call]
         self.g_adam.step()
 
-        # Output distillation, on remembered answers
+        # Output distillation
         self.memory.add(x.detach(), z_bar.detach())
         L_S = torch.zeros((), device=self.compute.device)
         for turn in range(config.student_steps):
-            draw = torch_generator(self.seed, "memory", t, turn)
-            x_then, z_then = self.memory.sample(config.student_batch, draw)
+            if config.student_inputs == "fresh":
+                x_then, z_then = self._ask_afresh(t, turn)
+            else:
+                draw = torch_generator(self.seed, "memory", t, turn)
+                x_then, z_then = self.memory.sample(config.student_batch, draw)
             with self.compute.step(self.seed, "student", t, turn):
                 L_S = task.distance(self.student(x_then).float(), z_then, config.tau).mean()  # Eq. 10
             self.s_optimiser.zero_grad()
@@ -376,6 +390,14 @@ class FedIODServer:
         if self.config.gan_weights == "average":
             return doubts.mean()
         return pi @ doubts.mean(1)
+
+    def _ask_afresh(self, t: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New inputs and their ensembled answers, one more question to all nodes."""
+        draw = torch_generator(self.seed, "fresh w", t, turn)
+        w = torch.randn(self.config.batch, self.config.noise, generator=draw)
+        with torch.no_grad(), self.compute.step(self.seed, "fresh", t, turn):
+            x = self.generator(w.to(self.compute.device)).float()
+            return x, self.ensemble(self.federation.ask("predict", x=x))
 
     def _watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""

@@ -33,13 +33,15 @@ class AnswerMemory:
         self.added += len(inputs)
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """``count`` remembered pairs, with replacement.
+        """``count`` remembered pairs, with replacement; or all, each once, if they are no more than that.
 
         Raises:
             LookupError: nothing is remembered yet.
         """
         if self._inputs is None or self._targets is None:
             raise LookupError("the answer memory is empty: ask the nodes first")
+        if count >= len(self):
+            return self._inputs[: len(self)], self._targets[: len(self)]
         chosen = torch.randint(len(self), (count,), generator=generator).to(self._inputs.device)
         return self._inputs[chosen], self._targets[chosen]
 

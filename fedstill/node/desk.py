@@ -118,7 +118,8 @@ class Desk:
         if not kept.outputs:  # asked without gradients, or pulled only after the next question
             raise QuestionMismatch(self.group.nodes[0].name, kept.question.name, number)
         kinds = kept.question.kinds()
-        names = [key for key in kept.outputs if any(key in pull for pull in pulls)]
+        # What does not depend on the inputs (a mean over the node's own examples) has no way back.
+        names = [key for key, out in kept.outputs.items() if out.requires_grad and key in pulls[0]]
         wanted = list(kept.question.differentiable)
         grads = torch.autograd.grad(
             [kept.outputs[key] for key in names],

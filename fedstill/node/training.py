@@ -45,6 +45,9 @@ class LocalConfig:
     """Of SGD."""
     weight_decay: float = 0.0
     """L2 penalty."""
+    smoothing: float = 0.1
+    """Share of each label spread over all classes. A node that was taught certainty is certain of what
+    it never saw, too; that costs the ensemble more than it gains the node."""
     augment: Literal["none", "shift", "shift-flip"] = "none"
     """Random shifts by up to an eighth of the image, and mirror images."""
 
@@ -53,6 +56,8 @@ class LocalConfig:
             value = getattr(self, name)
             if not math.isfinite(value) or value < least:
                 raise ArgumentError(f"local.{name}", value, f"{least} or more")
+        if not 0 <= self.smoothing < 1:
+            raise ArgumentError("local.smoothing", self.smoothing, "from 0 to below 1")
         if self.epochs == 0 and self.least_steps == 0:
             raise ArgumentError("local.epochs", self.epochs, "above 0, or local.least_steps above 0")
 
@@ -137,7 +142,7 @@ def train(
             set_lr(node.optimisers["model"], cosine(step, total, config.lr, config.lr_end))
         # The nodes of a group draw nothing from the global generator unless each stands alone.
         with compute.step(nodes[0].seed, nodes[0].name, "local", step):
-            losses = task.loss(bench(inputs), targets)  # (active,)
+            losses = task.loss(bench(inputs), targets, config.smoothing)  # (active,)
         group.step("model", losses)
         if report is not None:
             report(nodes[:active], step + 1, losses.detach())

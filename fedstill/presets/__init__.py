@@ -7,51 +7,23 @@ imports torch, so that listing and asking for help stay quick.
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # the standard library reads TOML from 3.11 on
     import tomli as tomllib
 
-__all__ = ["Table", "UnknownName", "describe", "method_of", "names", "parse", "path", "read", "read_file"]
+__all__ = ["Table", "describe", "method_of", "names", "parse", "path", "read", "read_file"]
 
 Table = dict[str, Any]
 
 FOLDER = Path(__file__).parent
-
-
-class UnknownName(ArgumentError):
-    """Something was named that does not exist: a key, an option, a preset, a method, a command.
-
-    Args:
-        what: the kind of thing.
-        value: what was given.
-        known: what there is.
-        see: said in place of all that there is, where that would be too long for one line.
-
-    >>> raise UnknownName("preset", "digit-fediod", ["demo", "digits-fediod"])
-    Traceback (most recent call last):
-    ...
-    fedstill.presets.UnknownName: unknown preset 'digit-fediod': did you mean 'digits-fediod'?
-    >>> raise UnknownName("preset", "x", ["demo", "digits-fediod"])
-    Traceback (most recent call last):
-    ...
-    fedstill.presets.UnknownName: unknown preset 'x': allowed are demo, digits-fediod
-    """
-
-    def __init__(self, what: str, value: str, known: Iterable[str], see: str = "") -> None:
-        choices = list(known)
-        self.name, self.value, self.allowed = what, value, ", ".join(choices)
-        close = difflib.get_close_matches(value, choices, n=1, cutoff=0.7)
-        hint = f"did you mean {close[0]!r}?" if close else see or f"allowed are {self.allowed}"
-        Exception.__init__(self, f"unknown {what} {value!r}: {hint}")
 
 
 def names() -> list[str]:

@@ -344,8 +344,7 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
     total, distillation = number(result, "seconds", "total"), number(result, "seconds", "distillation")
     tests = whole(result, "data", "test")
-    # No line break around the sign: "71.8% ± 6.5" is one figure.
-    alone_text = accuracy_text(comparison(result)[0]).replace(" ", "\u00a0")
+    alone_text = _unbroken(accuracy_text(comparison(result)[0]))
     return [
         {
             "name": "Student accuracy",
@@ -363,14 +362,21 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "value": None if up is None or down is None else _size(up + down),
             "note": None
             if up is None or down is None
-            else f"{human_bytes(up)} left the nodes, {human_bytes(down)} came to them",
+            else f"{_unbroken(human_bytes(up))} left the nodes, {_unbroken(human_bytes(down))} came to them",
         },
         {
             "name": "Time",
             "value": None if total is None else human_seconds(total),
-            "note": None if distillation is None else f"{human_seconds(distillation)} of it distillation",
+            "note": None
+            if distillation is None
+            else f"{_unbroken(human_seconds(distillation))} of it distillation",
         },
     ]
+
+
+def _unbroken(figure: str) -> str:
+    """A figure that no line break parts from its unit or its spread: "71.8% ± 6.5" is one."""
+    return figure.replace(" ", "\u00a0")
 
 
 def _context(result: Mapping[str, Any]) -> str | None:
@@ -394,7 +400,7 @@ def _context(result: Mapping[str, Any]) -> str | None:
 
     how, alpha = words(result, "split", "how"), number(result, "split", "alpha")
     if how is not None and alpha is not None:
-        how += f", alpha {alpha:g}"
+        how += f", alpha\u00a0{alpha:g}"
     note = words(result, "data", "note")
     sentences = [
         what and f"Data: {what}",
@@ -621,10 +627,10 @@ def _facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     date = words(result, "date")
     facts = [
         ("Seed", words(result, "seed")),
-        ("Date", date and date.replace("T", " ", 1)),
+        ("Date", date and date.replace("T", " ", 1).replace("+00:00", " UTC")),
         ("Machine", words(result, "machine")),
         ("Engine", _engine(result)),
-        ("Nodes computed", "; ".join(_grouping(result)) or None),
+        ("Nodes computed", "\n".join(_grouping(result)) or None),
         ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
          if isinstance(versions, Mapping) and versions else words(result, "fedstill")),
         ("Time", ", ".join(seconds) or None),

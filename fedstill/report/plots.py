@@ -188,7 +188,10 @@ def small_plot(label: str, line: Points, span: tuple[float, float] | None = None
     low, high = _widen(low, high)
     if 0 < low < 0.3 * high:  # close enough to zero that the axis had better start there
         low = 0.0
-    ticks = [tick for tick in nice_ticks(low, high, most=4) if low <= tick <= high]
+    coarse, fine = (
+        [tick for tick in nice_ticks(low, high, most=most) if low <= tick <= high] for most in (4, 8)
+    )
+    ticks = coarse if len(coarse) > 1 else fine  # one tick alone tells no scale
     first, last = line[0][0], line[-1][0]
     frame = _Frame((first, last), (low, high), 96)
     parts = [frame.level(tick, "grid") for tick in [low, *ticks]]

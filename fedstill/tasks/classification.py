@@ -25,9 +25,13 @@ class Classification:
         """Refuse data that cannot be learned from (shapes, NaN, labels outside the classes)."""
         check_classification(data, self.classes, what)
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of G models on G batches: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``."""
-        return F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none").mean(1)
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Cross-entropy of G models on G batches: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``.
+
+        ``smoothing`` is the share of the target that is spread evenly over all classes.
+        """
+        each = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none", label_smoothing=smoothing)
+        return each.mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
         """How many examples of each class: ``(C,)`` float32."""

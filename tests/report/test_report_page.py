@@ -119,7 +119,7 @@ def a_result() -> dict[str, Any]:
         },
         "privacy": {"guarantee": None, "text": "no guarantee"},
         "machine": "2-core x86_64, Linux",
-        "date": "2026-11-21T23:12:40",
+        "date": "2026-11-21T23:12:40+00:00",
         "versions": {"python": "3.11.7", "torch": "2.9.0", "fedstill": "0.1.0"},
     }
 
@@ -198,9 +198,9 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
         "Split over the nodes: dirichlet, alpha 0.5. Handwritten.",
         "Seed 17",
         "auto, cpu, float32, 2 threads",
-        "local training: 2 nodes stacked in one group; "
+        "local training: 2 nodes stacked in one group "
         "distillation: 2 nodes one by one (stacked measured 1.9 times as long)",
-        "2026-11-21 23:12:40",
+        "2026-11-21 23:12:40 UTC",
         "python 3.11.7, torch 2.9.0, fedstill 0.1.0",
         "2-core x86_64, Linux",
         'name = "fediod" # <&>',

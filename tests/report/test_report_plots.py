@@ -96,6 +96,11 @@ def test_labels_at_the_same_level_do_not_cover_each_other() -> None:
     assert max(places) <= 320
 
 
+def test_small_plot_names_at_least_two_levels() -> None:
+    drawing = plots.small_plot("balance", [(1, -2.272), (2, -2.204)])
+    assert re.findall(r">(-[0-9.]+)</text>", drawing) == ["-2.26", "-2.24", "-2.22"]
+
+
 @pytest.mark.parametrize("value", [0.0, 1e20, -3.0, 5e-324])
 def test_flat_line_and_single_point_can_be_drawn(value: float) -> None:
     for line in ([(1.0, value)], [(1.0, value), (2.0, value)]):

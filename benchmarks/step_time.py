@@ -1,0 +1,615 @@
+"""How long one step takes: every engine against a plain loop that does the same work.
+
+Two things are timed for K nodes of equal size, on random data: one FedIOD distillation step, and local
+training. The plain loop is Algorithm 1 written down with torch modules alone: no federation, no gate, no
+stacking. See the README beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+import tyro
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedstill import models
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, FedstillError
+from fedstill.federation import InProcess, choose
+from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
+from fedstill.models import Generator
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSide, Question, digest
+from fedstill.node.training import LocalConfig, cosine, set_lr
+from fedstill.seeds import seeded, torch_generator
+from fedstill.tasks import Classification, functional
+
+Precision = Literal["float32", "bfloat16"]
+Shape = tuple[int, int, int]
+Losses = list[list[float]]
+ENGINES = ("stacked", "one-by-one", "auto")
+WAYS = ("plain", *ENGINES)
+CLASSES = 10
+GREY: Shape = (1, 28, 28)  # what small-cnn, lenet5 and mlp are given
+COLOUR: Shape = (3, 32, 32)  # what every other model is given
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time of a step on every engine, against a plain loop."""
+
+    nodes: int = 20
+    """K, all of one architecture."""
+    batch: int = 64
+    """Inputs in a question, and examples in a step of local training."""
+    models: tuple[str, ...] = ("small-cnn", "resnet8:16")
+    """Architectures, as in a run's config; nodes and student have the same."""
+    precision: tuple[Precision, ...] = ("float32",)
+    """float32, bfloat16 (autocast) or both."""
+    device: str = "cpu"
+    """A torch device."""
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+    channels_last: bool = False
+    """Networks with channels last in memory, in every way of computing."""
+    rounds: int = 7
+    """Timed rounds; in each, every way of computing has its turn."""
+    steps: int = 1
+    """Distillation steps in a turn."""
+    local_steps: int = 10
+    """Local steps in a turn."""
+    examples: int = 256
+    """Of each node."""
+    student_steps: int = 5
+    """Student steps in a distillation step."""
+    student_batch: int = 128
+    """Remembered inputs in a student step."""
+    seed: int = 0
+    """Of data, first weights and draws."""
+    clock: Literal["wall", "processor"] = "wall"
+    """processor counts processor seconds: on a CPU shared with others, with one thread, steadier."""
+    save: bool = False
+    """Write the figures to benchmarks/results."""
+    name: str = "step_time"
+    """First part of the result file's name."""
+    assert_not_slower: float | None = None
+    """Exit with 1 if auto takes more than so many times as long as the plain loop."""
+
+    def fediod(self) -> FedIODConfig:
+        """The method's options in this benchmark: its defaults but for the sizes."""
+        return FedIODConfig(
+            steps=1000, batch=self.batch, student_steps=self.student_steps, student_batch=self.student_batch
+        )
+
+    def local(self) -> LocalConfig:
+        """How nodes train: more steps than will be timed, so that no node ends early."""
+        return LocalConfig(epochs=0, least_steps=10_000, batch=self.batch)
+
+    def engine(self, name: str, precision: Precision) -> EngineConfig:
+        """One engine."""
+        return EngineConfig(
+            "auto" if name == "plain" else name,  # type: ignore[arg-type]
+            self.device,
+            precision,
+            self.channels_last,
+            self.threads,
+        )
+
+
+@dataclass
+class Timing:
+    """Seconds of one way of computing, one value a round."""
+
+    seconds: list[float] = field(default_factory=list)
+    chosen: str = ""  # by auto
+    rehearsal: float = 0.0  # seconds that auto took to choose
+
+
+# --- what every way starts from ---------------------------------------------------------------------
+
+
+def shape_of(model: str) -> Shape:
+    """The images that an architecture is timed on."""
+    return GREY if model.partition(":")[0] in ("small-cnn", "lenet5", "mlp") else COLOUR
+
+
+def make_nodes(options: Options, model: str, compute: Compute, ledger: Ledger) -> list[Node]:
+    """K nodes with random data: the same ones for each way of computing."""
+    shape, count = shape_of(model), options.examples
+    nodes = []
+    for k in range(options.nodes):
+        draw = torch_generator(options.seed, "data", k)
+        inputs = torch.randn(count, *shape, generator=draw)
+        targets = torch.randint(CLASSES, (count,), generator=draw)
+        network = compute.place(models.build(model, shape, CLASSES, options.seed, "node", k))
+        name = f"node-{k}"
+        gate = Gate(name, PolicyConfig(), ledger, seed=options.seed)
+        data = TensorData(inputs, targets).to(compute.device)
+        nodes.append(Node(name, data, network, gate, options.seed))
+    return nodes
+
+
+def make_student(options: Options, model: str) -> torch.nn.Module:
+    """The same first weights for each way of computing."""
+    return models.build(model, shape_of(model), CLASSES, options.seed, "student")
+
+
+# --- the plain loops --------------------------------------------------------------------------------
+
+
+class PlainDistillation:
+    """Algorithm 1's second loop for a list of torch modules, with answers remembered.
+
+    It makes the draws that the library makes (same names, same seeds), so that losses can be compared.
+    """
+
+    def __init__(self, options: Options, model: str, compute: Compute, nodes: Sequence[Node]) -> None:
+        self.config, self.compute, self.seed = options.fediod(), compute, options.seed
+        self.names = [node.name for node in nodes]
+        self.data = [node.data.inputs for node in nodes]
+        self.teachers = [node.model.eval().requires_grad_(False) for node in nodes]
+        self.critics = [node.modules["critic"].requires_grad_(False) for node in nodes]
+        self.critic_adams = [node.optimisers["critic"] for node in nodes]
+        counts = torch.stack([torch.bincount(node.data.targets, minlength=CLASSES) for node in nodes]).float()
+        self.pi = counts.sum(1) / counts.sum()  # (K,)
+        self.weights = functional.importance(counts)  # (K, 1, classes)
+        shape, config = shape_of(model), self.config
+        half = (0.5,) * shape[0]
+        with seeded(self.seed, "generator"):
+            self.G = Generator(shape, config.noise, config.generator_width, half, half)
+        self.S = make_student(options, model)
+        compute.place(self.G)
+        compute.place(self.S)
+        self.g_adam = torch.optim.Adam(
+            self.G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True
+        )
+        self.s_adam = torch.optim.Adam(self.S.parameters(), config.student_lr, fused=True)
+        room = config.batch * options.steps * (options.rounds + 1)
+        self.remembered_x = torch.empty(room, *shape, device=compute.device)
+        self.remembered_z = torch.empty(room, CLASSES, device=compute.device)
+        self.done = 0
+
+    def step(self) -> list[float]:
+        """One step; the losses in the order in which FedIODServer names them."""
+        config, t, device = self.config, self.done, self.compute.device
+        set_lr(self.g_adam, cosine(t, config.steps, config.generator_lr, config.generator_lr_end))
+        set_lr(self.s_adam, cosine(t, config.steps, config.student_lr, config.student_lr_end))
+        w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
+        with self.compute.autocast():
+            x = self.G(w.to(device)).float()
+            z_each, d_each = [], []
+            for k, (T, D, adam) in enumerate(
+                zip(self.teachers, self.critics, self.critic_adams, strict=True)
+            ):
+                # Question 0 counts the labels, so that step t is question t + 1.
+                draw = torch_generator(self.seed, self.names[k], "critic", t + 1)
+                chosen = torch.randint(len(self.data[k]), (config.batch,), generator=draw).to(device)
+                D.requires_grad_(True)
+                real, fake = D(self.data[k][chosen]).float(), D(x.detach()).float()
+                loss = F.softplus(real).mean() + F.softplus(-fake).mean()
+                adam.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                adam.step()
+                D.requires_grad_(False)
+                z_each.append(T(x).float())
+                d_each.append(D(x).float())
+            z, d = torch.stack(z_each), torch.stack(d_each)  # (K, B, classes), (K, B, h, w)
+            z_bar = functional.ensemble(z, self.weights, config.ensemble)  # (B, classes)
+            L_gan = self.pi @ F.softplus(d).flatten(2).sum(2).mean(1)
+            L_conf = functional.mean_entropy(z, self.pi)
+            L_unique = -functional.divergence(z, self.pi)
+            L_balance = -functional.entropy_of(z_bar.softmax(1).mean(0), 0)
+            self.S.eval().requires_grad_(False)
+            L_mimic = functional.distance(self.S(x).float(), z_bar, config.tau).mean()
+            self.S.train().requires_grad_(True)
+            L_G = (
+                config.gan * L_gan
+                + config.conf * L_conf
+                + config.unique * L_unique
+                - config.mimic * L_mimic
+                + config.balance * L_balance
+            )
+        self.g_adam.zero_grad()
+        L_G.backward()  # type: ignore[no-untyped-call]
+        self.g_adam.step()
+
+        size = (t + 1) * config.batch
+        self.remembered_x[size - config.batch : size] = x.detach()
+        self.remembered_z[size - config.batch : size] = z_bar.detach()
+        L_S = torch.zeros(())
+        for turn in range(config.student_steps):
+            draw = torch_generator(self.seed, "memory", t, turn)
+            if size > config.student_batch:
+                chosen = torch.randint(size, (config.student_batch,), generator=draw).to(device)
+            else:
+                chosen = torch.arange(size, device=device)
+            with self.compute.autocast():
+                z_hat = self.S(self.remembered_x[chosen]).float()
+                L_S = functional.distance(z_hat, self.remembered_z[chosen], config.tau).mean()
+            self.s_adam.zero_grad()
+            L_S.backward()  # type: ignore[no-untyped-call]
+            self.s_adam.step()
+        self.done += 1
+        return torch.stack([L_gan, L_conf, L_unique, L_mimic, L_balance, L_S]).tolist()
+
+
+class PlainLocal:
+    """Algorithm 1's first loop: one node after the other, each on its own shuffled passes."""
+
+    def __init__(self, options: Options, compute: Compute, nodes: Sequence[Node]) -> None:
+        self.config, self.compute, self.seed = options.local(), compute, options.seed
+        self.names = [node.name for node in nodes]
+        self.data = [node.data for node in nodes]
+        self.networks = [node.model.train().requires_grad_(True) for node in nodes]
+        self.adams = [torch.optim.Adam(net.parameters(), self.config.lr, fused=True) for net in self.networks]
+        self.order = [torch.empty(0, dtype=torch.int64) for _ in nodes]  # examples yet to come
+        self.passes = [0] * len(nodes)
+        self.done = 0
+
+    def turn(self, steps: int) -> Losses:
+        """So many steps of every node; the losses by node and step."""
+        losses = [self._node(k, steps) for k in range(len(self.networks))]
+        self.done += steps
+        return losses
+
+    def _node(self, k: int, steps: int) -> list[float]:
+        config, data, T, adam = self.config, self.data[k], self.networks[k], self.adams[k]
+        total = config.steps(len(data))
+        losses = []
+        for step in range(self.done, self.done + steps):
+            while len(self.order[k]) < config.batch:
+                draw = torch_generator(self.seed, self.names[k], "pass", self.passes[k])
+                self.order[k] = torch.cat([self.order[k], torch.randperm(len(data), generator=draw)])
+                self.passes[k] += 1
+            chosen, self.order[k] = self.order[k][: config.batch], self.order[k][config.batch :]
+            chosen = chosen.to(self.compute.device)
+            set_lr(adam, cosine(step, total, config.lr, config.lr_end))
+            with self.compute.autocast():
+                z = T(data.inputs[chosen]).float()
+                loss = F.cross_entropy(z, data.targets[chosen], label_smoothing=config.smoothing)
+            adam.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).tolist()
+
+
+# --- one turn of each way ---------------------------------------------------------------------------
+
+
+def distillation(
+    options: Options, model: str, precision: Precision, way: str, folder: Path
+) -> tuple[Callable[[], Losses], Timing]:
+    """A turn of ``options.steps`` distillation steps, which gives their losses."""
+    compute = Compute(options.engine(way, precision))
+    config, task, shape, ledger = options.fediod(), Classification(CLASSES), shape_of(model), Ledger()
+    ledger.open(folder / f"{way}.jsonl")
+    nodes = make_nodes(options, model, compute, ledger)
+    side = node_side(config, task)
+    side.prepare(nodes)
+    timing = Timing()
+    if way == "plain":
+        plain = PlainDistillation(options, model, compute, nodes)
+        return lambda: [plain.step() for _ in range(options.steps)], timing
+    for node in nodes:
+        node.model.eval().requires_grad_(False)  # as local training leaves it
+    start = now(options)
+    groups, _ = choose(nodes, compute, side.rehearse)
+    timing.rehearsal, timing.chosen = now(options) - start, _in_words(groups)
+    half = (0.5,) * shape[0]
+    federation = InProcess(nodes, groups, side, compute)
+    student = make_student(options, model)
+    server = FedIODServer(config, federation, student, task, shape, half, half, compute, options.seed)
+    return lambda: [list(server.step().values()) for _ in range(options.steps)], timing
+
+
+def local_training(
+    options: Options, model: str, precision: Precision, way: str, folder: Path
+) -> tuple[Callable[[], Losses], Timing]:
+    """A turn of ``options.local_steps`` steps of every node, which gives their losses."""
+    compute = Compute(options.engine(way, precision))
+    config, task = options.local(), Classification(CLASSES)
+    nodes = make_nodes(options, model, compute, Ledger())
+    timing = Timing()
+    if way == "plain":
+        plain = PlainLocal(options, compute, nodes)
+        return lambda: plain.turn(options.local_steps), timing
+    training.prepare(nodes, config)
+
+    def trial(group: Group) -> None:
+        training.train(group.nodes, task, config, compute, steps=3)
+
+    start = now(options)
+    groups, _ = choose(nodes, compute, trial)
+    timing.rehearsal, timing.chosen = now(options) - start, _in_words(groups)
+    done = 0
+
+    def turn() -> Losses:
+        nonlocal done
+        by_node: dict[str, list[torch.Tensor]] = {node.name: [] for node in nodes}
+
+        def report(active: Sequence[Node], step: int, losses: torch.Tensor) -> None:
+            for node, loss in zip(active, losses, strict=True):
+                by_node[node.name].append(loss)
+
+        for group in groups:
+            training.train(group, task, config, compute, start=done, steps=options.local_steps, report=report)
+        done += options.local_steps
+        return [torch.stack(losses).tolist() for losses in by_node.values()]
+
+    return turn, timing
+
+
+def _in_words(groups: Sequence[Sequence[Node]]) -> str:
+    return "one-by-one" if all(len(group) == 1 for group in groups) else "stacked"
+
+
+Make = Callable[[Options, str, Precision, str, Path], tuple[Callable[[], Losses], Timing]]
+PHASES: Mapping[str, Make] = {"distillation": distillation, "local training": local_training}
+
+
+def now(options: Options) -> float:
+    """Seconds on the chosen clock, once the device has done what it was given."""
+    if torch.device(options.device).type == "cuda":
+        torch.cuda.synchronize()
+    return time.process_time() if options.clock == "processor" else time.perf_counter()
+
+
+def measure(options: Options, make: Make, model: str, precision: Precision) -> dict[str, Timing]:
+    """Rounds of all ways, taken in turn, after one round to warm up."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = {way: make(options, model, precision, way, Path(folder)) for way in WAYS}
+        per_turn = options.steps if make is distillation else options.local_steps
+        for turn_number in range(options.rounds + 1):
+            for turn, timing in made.values():
+                start = now(options)
+                turn()
+                if turn_number:
+                    timing.seconds.append((now(options) - start) / per_turn)
+    return {way: timing for way, (_, timing) in made.items()}
+
+
+def check_same_work(options: Options) -> None:
+    """Refuse to time things that differ: on small sizes all ways give the same losses, step by step.
+
+    Raises:
+        RuntimeError: naming the way and how far it is off.
+    """
+    small = replace(
+        options,
+        nodes=3,
+        batch=8,
+        examples=20,
+        steps=3,
+        local_steps=6,
+        student_batch=8,
+        student_steps=2,
+        device="cpu",
+    )
+    with tempfile.TemporaryDirectory() as name:
+        for model in ("small-cnn:8", "resnet8:8"):
+            for phase, make in PHASES.items():
+                folder = Path(name) / model.replace(":", "-") / phase
+                folder.mkdir(parents=True)
+                made = {way: make(small, model, "float32", way, folder)[0]() for way in WAYS}
+                plain = torch.tensor(made["plain"])
+                for way in ENGINES:
+                    off = (torch.tensor(made[way]) - plain).abs() / plain.abs().clamp_min(0.1)
+                    if not off.max() < 2e-3:  # also when it is NaN
+                        raise RuntimeError(f"{phase} of {model}: {way} is {off.max():.2g} off the plain loop")
+
+
+# --- what the federation itself costs, and what the machine can do ----------------------------------
+
+
+def overhead(options: Options, folder: Path) -> dict[str, float]:
+    """Microseconds a node for one question that costs nothing to answer, there and back."""
+    compute = Compute(options.engine("one-by-one", "float32"))
+    ledger = Ledger()
+    ledger.open(folder / "overhead.jsonl")
+    nodes = make_nodes(options, "mlp:1", compute, ledger)
+    x = torch.zeros(options.batch, *GREY, device=compute.device, requires_grad=True)
+
+    def echo(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
+
+    question = Question("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
+    side = NodeSide({"echo": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    federation = InProcess(nodes, [[node] for node in nodes], side, compute)
+
+    def ask() -> None:
+        federation.ask("echo", x=x)["logits"].sum().backward()  # type: ignore[no-untyped-call]
+
+    def by_hand() -> None:
+        z = torch.stack([x.flatten(1)[:, :CLASSES] * 1.0 for _ in nodes])
+        z.sum().backward()  # type: ignore[no-untyped-call]
+
+    def write() -> None:
+        part = {"number": -1, "question": "echo", "content": "", "down": {"inputs": 1}, "up": {"logits": 1}}
+        for node in nodes:
+            for name in ("answer", "gradient"):
+                ledger.write(node=node.name, part=name, privacy={}, **part)  # type: ignore[arg-type]
+
+    parts: dict[str, Callable[[], object]] = {
+        "question": ask,
+        "the same by hand": by_hand,
+        "of it two ledger lines": write,
+        "of it digest of x": lambda: digest({"x": x}),
+    }
+    figures = {}
+    for name, part in parts.items():
+        seconds = []
+        for _ in range(30):
+            start = now(options)
+            part()
+            seconds.append(now(options) - start)
+        figures[name] = statistics.median(seconds[5:]) / options.nodes * 1e6
+    ledger.close()
+    return figures
+
+
+def peak(options: Options, precision: Precision, size: int = 2048) -> float:
+    """The best GFLOP/s that a large product of matrices reaches here: the machine's practical peak."""
+    dtype = getattr(torch, precision)
+    a, b = (torch.ones(size, size, dtype=dtype, device=options.device) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start = now(options)
+        a @ b
+        seconds.append(now(options) - start)
+    return 2 * size**3 / min(seconds) / 1e9
+
+
+def work(options: Options, make: Make, model: str, precision: Precision) -> float:
+    """GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
+    once = replace(options, steps=1, local_steps=1)
+    with tempfile.TemporaryDirectory() as folder:
+        turn, _ = make(once, model, precision, "plain", Path(folder))
+        with FlopCounterMode(display=False) as counter:
+            turn()
+    return float(counter.get_total_flops()) / 1e9
+
+
+# --- telling ----------------------------------------------------------------------------------------
+
+
+def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[str, dict[str, Any]]:
+    """Figures of each way: seconds a step, ratio to the plain loop, share of the peak."""
+    plain = timings["plain"].seconds
+    told = {}
+    for way, timing in timings.items():
+        ratios = [mine / base for mine, base in zip(timing.seconds, plain, strict=True)]
+        median = statistics.median(timing.seconds)
+        told[way] = {
+            "median": median,
+            "min": min(timing.seconds),
+            "max": max(timing.seconds),
+            "over_plain": statistics.median(ratios),
+            "share_of_peak": gflop / median / gflops,
+            "chosen": timing.chosen if way == "auto" else "",
+            "rehearsal": timing.rehearsal if way == "auto" else 0.0,
+            "rounds": timing.seconds,
+        }
+    return told
+
+
+HEAD = """| model | phase | precision | way | seconds a step | min - max | over plain | share of peak |
+|---|---|---|---|---:|---:|---:|---:|"""
+
+
+def rows(model: str, phase: str, precision: str, told: Mapping[str, Mapping[str, Any]]) -> str:
+    """Lines of the Markdown table."""
+    lines = []
+    for way, figures in told.items():
+        label = f"auto ({figures['chosen']})" if way == "auto" else way
+        lines.append(
+            f"| {model} | {phase} | {precision} | {label} | {figures['median']:.4f} "
+            f"| {figures['min']:.4f} - {figures['max']:.4f} "
+            f"| {figures['over_plain']:.2f} | {100 * figures['share_of_peak']:.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def machine(options: Options) -> dict[str, Any]:
+    """Where the figures come from."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cuda = torch.device(options.device).type == "cuda"
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cpus": len(names),
+        "gpu": torch.cuda.get_device_name(options.device) if cuda else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "date": date.today().isoformat(),
+    }
+
+
+def main(options: Options) -> int:
+    """Measure, print, save, judge."""
+    if options.clock == "processor" and torch.device(options.device).type != "cpu":
+        raise ArgumentError("clock", options.clock, "wall, for any device but the CPU")
+    Compute(options.engine("auto", "float32"))  # sets the threads; refuses a device that is not there
+    check_same_work(options)
+    print("All ways give the same losses (checked on small sizes).\n")
+    where = machine(options)
+    print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, torch {where['torch']}")
+    print(f"K = {options.nodes}, batch {options.batch}, {options.rounds} rounds, medians\n\n{HEAD}")
+    results, notes, slow = [], [], []
+    for precision in options.precision:
+        gflops = peak(options, precision)
+        notes.append(f"Practical peak in {precision}: {gflops:.0f} GFLOP/s, measured with one large product.")
+        for model in options.models:
+            for phase, make in PHASES.items():
+                gflop = work(options, make, model, precision)
+                told = summary(measure(options, make, model, precision), gflop, gflops)
+                print(rows(model, phase, precision, told), flush=True)
+                notes.append(
+                    f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step; "
+                    f"auto rehearsed once for {told['auto']['rehearsal']:.2f} s."
+                )
+                where_slow = f"{model}, {phase}, {precision}: auto takes {told['auto']['over_plain']:.2f}"
+                if told["auto"]["over_plain"] > (options.assert_not_slower or float("inf")):
+                    slow.append(f"{where_slow} times as long as the plain loop")
+                results.append(
+                    {
+                        "model": model,
+                        "shape": shape_of(model),
+                        "phase": phase,
+                        "precision": precision,
+                        "gflop": gflop,
+                        "peak_gflops": gflops,
+                        "ways": told,
+                    }
+                )
+    with tempfile.TemporaryDirectory() as folder:
+        costs = overhead(options, Path(folder))
+    notes.append(
+        "A question that is free to answer, there and back, a node: "
+        + ", ".join(f"{name} {cost:.0f} us" for name, cost in costs.items())
+        + "."
+    )
+    print("\n" + "\n".join(f"- {note}" for note in notes))
+    if options.save:
+        folder_of_results = Path(__file__).parent / "results"
+        folder_of_results.mkdir(exist_ok=True)
+        kind = torch.device(options.device).type
+        path = folder_of_results / f"{options.name}-{kind}-{where['date']}.json"
+        content = {
+            "machine": where,
+            "options": asdict(options),
+            "results": results,
+            "question_microseconds_a_node": costs,
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(f"\nSaved as benchmarks/results/{path.name}")
+    for line in slow:
+        print(line, file=sys.stderr)
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(tyro.cli(Options)))
+    except FedstillError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,136 @@
+"""The same from Python: your own modules and data, one each a node, in ten lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.compute import EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.errors import DataError
+from fedstill.experiment import Experiment, Setting
+from fedstill.methods.fediod import FedIODConfig
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.training import LocalConfig
+from fedstill.run import check_folder, complete
+from fedstill.tasks import make_task
+
+Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a federation gave.
+
+    Args:
+        student: the central model.
+        figures: accuracies in percent, bytes, questions, seconds: what ``result.json`` holds.
+    """
+
+    student: nn.Module
+    figures: Mapping[str, Any]
+
+
+def distil(
+    data: Sequence[Examples],
+    models: Sequence[nn.Module],
+    student: nn.Module,
+    test: Examples,
+    classes: int,
+    *,
+    method: FedIODConfig | None = None,
+    local: LocalConfig | None = None,
+    engine: EngineConfig | None = None,
+    names: Sequence[str] = (),
+    policies: Sequence[PolicyConfig] = (),
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    seed: int = 0,
+    every: int = 50,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> Outcome:
+    """Train one student from data and models that stay at their nodes.
+
+    Args:
+        data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, a map-style
+            torch data set of ``(input, label)``, or :class:`~fedstill.data.dataset.TensorData`.
+        models: each node's own module, of any architecture; trained in place.
+        student: the server's module; trained in place.
+        test: examples that no node has.
+        classes: number of classes; every module gives ``(B, classes)``.
+        method: which method, with its options; None is FedIOD with its defaults.
+        local: how nodes train their models; None is the default.
+        engine: device, precision, stacked or one by one; None is the default.
+        names: of the nodes; none is ``node-0``, ``node-1``...
+        policies: of the nodes' gates; none allows all that the method asks.
+        mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
+            None is 0.5 and 0.5: inputs from -1 to 1.
+        seed: of every random draw.
+        every: distillation steps between two evaluations of the student; 0 is only at the end.
+        out: a new folder for the run's files and report, or None to keep none. If a run with the same
+            arguments was stopped in this folder, it goes on.
+        progress: show bars on a terminal.
+
+    Raises:
+        FedstillError: data, models, policies and method do not fit together; one line says why.
+
+    Three clinics with digits of their own, and three kinds of model::
+
+    >>> import fedstill, torch
+    >>> from sklearn.datasets import load_digits
+    >>> x, y = load_digits(return_X_y=True)
+    >>> x, y = torch.tensor(x / 8 - 1).float().view(-1, 1, 8, 8), torch.tensor(y)
+    >>> clinics = [(x[:400], y[:400]), (x[400:800], y[400:800]), (x[800:1400], y[800:1400])]
+    >>> from fedstill.models import LeNet5, MLP, SmallCNN
+    >>> models = [SmallCNN((1, 8, 8), 10), LeNet5((1, 8, 8), 10), MLP((1, 8, 8), 10)]
+    >>> student = SmallCNN((1, 8, 8), 10, width=16)
+    >>> quick = dict(method=fedstill.FedIODConfig(steps=3), local=fedstill.LocalConfig(epochs=2))
+    >>> outcome = fedstill.distil(clinics, models, student, (x[1400:], y[1400:]), 10, **quick)
+    >>> sorted(outcome.figures["bytes"]["by_kind"])
+    ['critic', 'gradients', 'inputs', 'label counts', 'logits']
+    """
+    experiment = Experiment(
+        Setting(
+            task=make_task("classification", classes),
+            parts=[_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
+            models=models,
+            student=student,
+            test=_tensors(test, "test"),
+            method=method or FedIODConfig(),
+            names=names,
+            policies=policies,
+            local=local or LocalConfig(),
+            engine=engine or EngineConfig(),
+            mean=mean,
+            std=std,
+            seed=seed,
+            every=every,
+        )
+    )
+    if out is None:
+        return Outcome(student, experiment.run(progress=progress))
+    folder = Path(out)
+    check_folder(folder, unless="state.safetensors")
+    folder.mkdir(parents=True, exist_ok=True)
+    return Outcome(student, complete(experiment, {}, folder, progress))
+
+
+def _tensors(examples: Examples, what: str) -> TensorData:
+    if isinstance(examples, TensorData):
+        return examples
+    if not isinstance(examples, tuple):
+        pairs = [examples[index] for index in range(len(examples))]  # type: ignore[arg-type]
+        if not pairs:
+            raise DataError(f"{what} is empty: at least one example is needed")
+        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+        return TensorData(inputs.float(), torch.as_tensor([int(pair[1]) for pair in pairs]))
+    if len(examples) != 2:
+        raise DataError(f"{what} is a tuple of {len(examples)}: allowed is (inputs, labels)")
+    inputs, labels = (torch.as_tensor(part) for part in examples)
+    return TensorData(inputs, labels)

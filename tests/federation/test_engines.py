@@ -1,0 +1,233 @@
+"""The same seed gives the same figures on every engine, and ``auto`` chooses by measuring."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.federation import InProcess, choose, inprocess, partition
+from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
+from fedstill.models import build
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.tasks import Classification
+
+SHAPE, TASK = (1, 8, 8), Classification(3)
+ALIKE = ("small-cnn:4",) * 4
+RESNETS = ("resnet8:4",) * 3
+MIXED = ("mlp:8", "small-cnn:4", "mlp:8", "resnet8:4", "small-cnn:4")
+CONFIG = FedIODConfig(
+    steps=4,
+    batch=6,
+    noise=6,
+    generator_width=4,
+    critic_width=4,
+    memory=20,
+    student_steps=2,
+    student_batch=8,
+    ensemble="log_probs",
+)
+
+
+def nodes_of(specs: tuple[str, ...], ledger: Ledger | None = None) -> list[Node]:
+    nodes = []
+    for index, spec in enumerate(specs):
+        generator = torch.Generator().manual_seed(index)
+        size = 7 + 3 * index
+        inputs = torch.randn(size, *SHAPE, generator=generator)
+        targets = torch.randint(min(index + 1, 3), (size,), generator=generator)
+        gate = Gate(f"n{index}", PolicyConfig(), ledger or Ledger())
+        model = build(spec, SHAPE, 3, 0, index).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)  # so that the nodes disagree
+        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, 0))
+    return nodes
+
+
+def distilled(specs: tuple[str, ...], config: FedIODConfig, engine: str, steps: int = 3) -> dict[str, Any]:
+    """Some steps of FedIOD; all that an engine could change."""
+    compute, ledger = Compute(EngineConfig(name=engine)), Ledger()  # type: ignore[arg-type]
+    nodes = nodes_of(specs, ledger)
+    side = node_side(config, TASK)
+    side.prepare(nodes)
+    groups, _ = choose(nodes, compute, side.rehearse)
+    federation = InProcess(nodes, groups, side, compute)
+    student = build("mlp:8", SHAPE, 3, 0, "student")
+    server = FedIODServer(config, federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0)
+    losses = [list(server.step().values()) for _ in range(steps)]
+    probe = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(9))
+    return {
+        "groups": [len(group) for group in groups],
+        "losses": torch.tensor(losses),
+        "student": [p.detach() for p in student.parameters()],
+        "critics": [node.modules["critic"](probe).detach() for node in nodes],
+        "ledger": ledger.summary(),
+    }
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    torch.testing.assert_close(one["losses"], other["losses"], rtol=1e-3, atol=1e-5)
+    for part in ("student", "critics"):
+        for mine, expected in zip(one[part], other[part], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-2, atol=1e-4)
+    assert one["ledger"] == other["ledger"]
+
+
+# --- equal figures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gan_form", ["eq2", "bce"])
+@pytest.mark.parametrize("importance", ["counts", "fakeness", "realness"])
+@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
+def test_stacked_and_one_by_one_give_equal_figures(specs: Any, importance: Any, gan_form: Any) -> None:
+    config = FedIODConfig(**{**vars(CONFIG), "importance": importance, "gan_form": gan_form})
+    stacked, alone = (distilled(specs, config, engine) for engine in ("stacked", "one-by-one"))
+    assert max(stacked["groups"]) > 1
+    assert set(alone["groups"]) == {1}
+    same(stacked, alone)
+
+
+@pytest.mark.parametrize("ensemble", ["logits", "probs", "consensus"])
+@pytest.mark.parametrize("gan_weights", ["average", "expertise"])
+def test_so_do_the_other_options_and_residual_nets(ensemble: Any, gan_weights: Any) -> None:
+    config = FedIODConfig(
+        **{**vars(CONFIG), "ensemble": ensemble, "gan_weights": gan_weights, "student_inputs": "fresh"}
+    )
+    stacked, alone = (distilled(RESNETS, config, engine, 2) for engine in ("stacked", "one-by-one"))
+    assert stacked["groups"] == [3]
+    same(stacked, alone)
+
+
+def test_auto_gives_the_figures_of_either() -> None:
+    same(distilled(MIXED, CONFIG, "auto"), distilled(MIXED, CONFIG, "one-by-one"))
+
+
+def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
+    """Or else equality above would say nothing."""
+    figures = [
+        distilled(ALIKE, FedIODConfig(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
+        for how in ("counts", "fakeness", "realness")
+    ]
+    for one, other in itertools.combinations(figures, 2):
+        assert (one - other).abs().max() > 1e-4
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that only a trial moves."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(inprocess, "time", clock)
+    return clock
+
+
+def sizes(groups: list[list[Node]]) -> list[list[str]]:
+    return [[node.name for node in group] for group in groups]
+
+
+AUTO = Compute(EngineConfig(name="auto"))
+
+
+@pytest.mark.parametrize(
+    ("stacked_cost", "expected"),
+    [(3.0, [["n0", "n1", "n2"]]), (5.0, [["n0"], ["n1"], ["n2"]]), (100.0, [["n0"], ["n1"], ["n2"]])],
+)
+def test_auto_takes_what_measures_faster(
+    clock: Clock, stacked_cost: float, expected: list[list[str]]
+) -> None:
+    def trial(group: Group) -> None:  # one by one: 4.5 in all
+        clock.now += stacked_cost if len(group) > 1 else 1.5
+
+    groups, ratios = choose(nodes_of(RESNETS), AUTO, trial)
+    assert sizes(groups) == expected
+    assert ratios == {"n0": pytest.approx(stacked_cost / 4.5, abs=1e-3)}
+
+
+def test_a_near_tie_goes_to_one_by_one(clock: Clock) -> None:
+    def trial(group: Group) -> None:
+        clock.now += 2.99 if len(group) > 1 else 1.0
+
+    assert sizes(choose(nodes_of(RESNETS), AUTO, trial)[0]) == [["n0"], ["n1"], ["n2"]]
+
+
+def test_the_first_slow_round_is_warming_up_and_does_not_count(clock: Clock) -> None:
+    calls = itertools.count()
+
+    def trial(group: Group) -> None:
+        clock.now += 1.0 if next(calls) else 1000.0
+
+    assert sizes(choose(nodes_of(RESNETS), AUTO, trial)[0]) == [["n0", "n1", "n2"]]
+
+
+def test_each_kind_is_measured_for_itself(clock: Clock) -> None:
+    def trial(group: Group) -> None:
+        slow_when_stacked = isinstance(group.nodes[0].model[0], nn.Conv2d)  # type: ignore[index]
+        clock.now += 10.0 if slow_when_stacked and len(group) > 1 else 1.0
+
+    groups, ratios = choose(nodes_of(MIXED), AUTO, trial)
+    assert sizes(groups) == [["n0", "n2"], ["n1"], ["n4"], ["n3"]]
+    assert ratios == {"n0": 0.5, "n1": 5.0}
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
+def test_a_named_engine_is_taken_without_measuring(engine: Any) -> None:
+    def trial(group: Group) -> None:
+        raise AssertionError("nothing to measure")
+
+    nodes = nodes_of(MIXED)
+    groups, ratios = choose(nodes, Compute(EngineConfig(name=engine)), trial)
+    assert sizes(groups) == sizes(partition(nodes, engine == "stacked"))
+    assert ratios == {}
+
+
+def test_a_rehearsal_leaves_the_nodes_untouched() -> None:
+    ledger = Ledger()
+    nodes = nodes_of(MIXED, ledger)
+    side = node_side(CONFIG, TASK)
+    side.prepare(nodes)
+    nodes[0].model.train()
+    parameters = [p for node in nodes for module in node.modules.values() for p in module.parameters()]
+    states = copy.deepcopy([node.state() for node in nodes])
+    modes = [m.training for node in nodes for module in node.modules.values() for m in module.modules()]
+    wanted, rng = [p.requires_grad for p in parameters], torch.get_rng_state()
+    calls = []
+
+    def trial(group: Group) -> None:
+        calls.append(len(group))
+        side.rehearse(group)
+
+    choose(nodes, AUTO, trial)
+    assert set(calls) == {1, 2}
+    after = [p for node in nodes for module in node.modules.values() for p in module.parameters()]
+    assert all(p is q for p, q in zip(parameters, after, strict=True))
+    assert [p.requires_grad for p in after] == wanted
+    assert all(p.grad is None for p in after)
+    now = [m.training for node in nodes for module in node.modules.values() for m in module.modules()]
+    assert now == modes
+    for node, old in zip(nodes, states, strict=True):
+        for role, values in old["modules"].items():
+            for name, value in values.items():
+                assert torch.equal(node.modules[role].state_dict()[name], value)
+        assert not node.optimisers["critic"].state
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert ledger.summary() == Ledger().summary()

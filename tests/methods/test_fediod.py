@@ -1,0 +1,468 @@
+"""FedIOD against a deliberately plain Algorithm 1, and what its options promise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.federation import Answers, InProcess, partition
+from fedstill.methods.fediod import FedIODConfig, FedIODServer, critic_loss, node_side
+from fedstill.models import build
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSide
+from fedstill.seeds import torch_generator
+from fedstill.state import load_state, save_state
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
+TASK = Classification(CLASSES)
+SPECS = ("small-cnn:4", "resnet8:4", "mlp:8")
+SMALL = FedIODConfig(
+    steps=4,
+    batch=5,
+    noise=6,
+    generator_width=4,
+    critic_width=4,
+    memory=12,
+    student_steps=2,
+    student_batch=100,  # all that is remembered
+    ensemble="log_probs",
+)
+PAPER = replace(
+    SMALL,
+    gan_form="eq2",
+    gan_weights="size",
+    importance="fakeness",
+    ensemble="logits",
+    tau=math.inf,
+    gan=1.0,
+    conf=1.0,
+    unique=1.0,
+    mimic=1.0,
+    balance=0.0,
+    student_inputs="fresh",
+    student_steps=1,
+    student_optimiser="sgd",
+)
+
+
+@dataclass
+class World:
+    nodes: list[Node]
+    side: NodeSide
+    federation: InProcess
+    server: FedIODServer
+    ledger: Ledger
+
+
+def world(
+    config: FedIODConfig,
+    *,
+    specs: tuple[str, ...] = SPECS,
+    policies: Mapping[int, PolicyConfig] | None = None,
+) -> World:
+    ledger, nodes = Ledger(), []
+    for index, spec in enumerate(specs):
+        generator = torch.Generator().manual_seed(index)
+        size = 6 + 5 * index
+        inputs = torch.randn(size, *SHAPE, generator=generator)
+        targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
+        gate = Gate(f"n{index}", (policies or {}).get(index, PolicyConfig()), ledger)
+        model = build(spec, SHAPE, CLASSES, 0, index).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)  # so that the nodes disagree
+        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
+    side = node_side(config, TASK)
+    side.prepare(nodes)
+    federation = InProcess(nodes, partition(nodes, True), side, Compute())
+    student = build("resnet8:4", SHAPE, CLASSES, 0, "student")
+    server = FedIODServer(config, federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED)
+    return World(nodes, side, federation, server, ledger)
+
+
+# --- Algorithm 1, plainly ------------------------------------------------------------------------
+
+
+def entropy(q: torch.Tensor) -> torch.Tensor:
+    return -sum(q[..., c] * q[..., c].log() for c in range(CLASSES))
+
+
+class Plain:
+    """Algorithm 1 as one would write it on a first reading: loops, plain autograd, no federation."""
+
+    def __init__(self, start: World, config: FedIODConfig) -> None:
+        self.config = config
+        self.data = [node.data for node in start.nodes]
+        self.nodes = start.nodes  # only to draw x'_k: the draws are the node's own
+        self.T = [copy.deepcopy(node.model).requires_grad_(False) for node in start.nodes]
+        self.D = [copy.deepcopy(node.modules["critic"]).train() for node in start.nodes]
+        self.G, self.S = copy.deepcopy(start.server.generator), copy.deepcopy(start.server.student)
+        adam = {"betas": (0.5, 0.999)}
+        self.g_opt = torch.optim.Adam(self.G.parameters(), **adam)
+        self.d_opt = [torch.optim.Adam(D.parameters(), config.critic_lr, **adam) for D in self.D]
+        self.s_opt: torch.optim.Optimizer = (
+            torch.optim.Adam(self.S.parameters(), weight_decay=config.student_weight_decay)
+            if config.student_optimiser == "adam"
+            else torch.optim.SGD(
+                self.S.parameters(), 1.0, momentum=0.9, weight_decay=config.student_weight_decay
+            )
+        )
+        self.sizes = [len(data) for data in self.data]
+        self.pi = [size / sum(self.sizes) for size in self.sizes]
+        self.t, self.number = 0, 1  # question 0 asked for the label counts
+        self.remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def rate(self, first: float, last: float) -> float:
+        return last + (first - last) * 0.5 * (1 + math.cos(math.pi * self.t / (self.config.steps - 1)))
+
+    def weights(self, d: list[torch.Tensor], reals: list[torch.Tensor]) -> torch.Tensor:
+        """Eq. 8, (K, B, classes)."""
+        how, batch = self.config.importance, len(d[0])
+        out = torch.zeros(len(d), batch, CLASSES)
+        for b in range(batch):
+            for c in range(CLASSES):
+                hat = []
+                for k, data in enumerate(self.data):
+                    one = float(len(data)) if how == "size" else float((data.targets == c).sum())
+                    if how in ("fakeness", "realness"):
+                        here, there = d[k][b].sigmoid().mean(), reals[k].sigmoid().mean()
+                        if how == "realness":
+                            here, there = 1 - here, 1 - there
+                        one *= (here / there).item()
+                    hat.append(one)
+                for k, one in enumerate(hat):
+                    out[k, b, c] = one / sum(hat) if sum(hat) else 1 / len(hat)
+        return out
+
+    def ensembled(self, z: list[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Eq. 9, (B, classes)."""
+        if self.config.ensemble == "logits":
+            return sum(weights[k] * z[k] for k in range(len(z)))
+        if self.config.ensemble == "log_probs":
+            return sum(weights[k] * z[k].log_softmax(1) for k in range(len(z)))
+        return sum(weights[k] * z[k].softmax(1) for k in range(len(z))).log()
+
+    def mimic(self, student: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Eq. 6 and 10."""
+        tau = self.config.tau
+        if tau == math.inf:
+            student, target = (z - z.mean(1, keepdim=True) for z in (student, target))
+            return 0.5 * F.mse_loss(student, target)
+        log_s, log_t = (student / tau).log_softmax(1), (target / tau).log_softmax(1)
+        return tau**2 * F.kl_div(log_s, log_t, reduction="batchmean", log_target=True)
+
+    def answers(self, x: torch.Tensor, reals: list[torch.Tensor]) -> Any:
+        z = [T(x) for T in self.T]
+        d = [D(x) for D in self.D]
+        with torch.no_grad():
+            weights = self.weights(d, [D(real) for D, real in zip(self.D, reals, strict=True)])
+        return z, d, weights, self.ensembled(z, weights)
+
+    def draw(self) -> list[torch.Tensor]:
+        size = self.config.batch
+        reals = [node.sample(size, "critic", self.number).inputs for node in self.nodes]
+        self.number += 1
+        return reals
+
+    def step(self) -> dict[str, float]:
+        config, K = self.config, len(self.T)
+        for group in self.g_opt.param_groups:
+            group["lr"] = self.rate(config.generator_lr, config.generator_lr_end)
+        for group in self.s_opt.param_groups:
+            group["lr"] = self.rate(config.student_lr, config.student_lr_end)
+
+        w = torch.randn(config.batch, config.noise, generator=torch_generator(SEED, "w", self.t))
+        x = self.G(w)
+        reals = self.draw()
+        for D, optimiser, real in zip(self.D, self.d_opt, reals, strict=True):
+            on_real, on_fake = D(real), D(x.detach())
+            if config.gan_form == "eq2":
+                loss = on_real.sigmoid().mean() + (1 - on_fake.sigmoid()).mean()
+            else:  # real is class 0, generated is class 1
+                loss = F.binary_cross_entropy_with_logits(on_real, torch.zeros_like(on_real))
+                loss = loss + F.binary_cross_entropy_with_logits(on_fake, torch.ones_like(on_fake))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+        z, d, weights, z_bar = self.answers(x, reals)
+        L_gan = torch.zeros(())
+        shown = z_bar.detach().softmax(1)
+        for b in range(config.batch):
+            knows = torch.stack([(weights[k, b] * shown[b]).sum() for k in range(K)])
+            for k in range(K):
+                share = {"size": self.pi[k], "average": 1 / K, "expertise": (knows / knows.sum())[k]}
+                fake = d[k][b].sigmoid()
+                doubt = fake.sum() if config.gan_form == "eq2" else -(1 - fake).log().sum()
+                L_gan = L_gan + share[config.gan_weights] * doubt / config.batch
+        q = [one.softmax(1) for one in z]
+        L_conf = sum(self.pi[k] * entropy(q[k]).mean() for k in range(K))
+        L_unique = L_conf - entropy(sum(self.pi[k] * q[k] for k in range(K))).mean()
+        L_balance = -entropy(z_bar.softmax(1).mean(0))
+        L_mimic = self.mimic(self.S.eval()(x), z_bar)
+        loss = config.gan * L_gan + config.conf * L_conf + config.unique * L_unique
+        loss = loss - config.mimic * L_mimic + config.balance * L_balance
+        self.g_opt.zero_grad()
+        loss.backward()
+        self.g_opt.step()
+
+        self.remembered = [*self.remembered, *zip(x.detach(), z_bar.detach(), strict=True)][-config.memory :]
+        self.S.train()
+        for turn in range(config.student_steps):
+            if config.student_inputs == "fresh":
+                draw = torch_generator(SEED, "fresh w", self.t, turn)
+                with torch.no_grad():
+                    x = self.G(torch.randn(config.batch, config.noise, generator=draw))
+                    target = self.answers(x, self.draw())[-1]
+            else:
+                x, target = (torch.stack(part) for part in zip(*self.remembered, strict=True))
+            L_S = self.mimic(self.S(x), target)
+            self.s_opt.zero_grad()
+            L_S.backward()
+            self.s_opt.step()
+        self.t += 1
+        names = {"gan": L_gan, "conf": L_conf, "unique": L_unique, "mimic": L_mimic, "balance": L_balance}
+        return {name: loss.item() for name, loss in names.items()} | {"student": L_S.item()}
+
+
+# Biases that the batch norm behind them takes away again: their gradients are rounding noise.
+CANCELLED = {"linear.bias", "body.2.bias", "body.6.bias"}
+CANCELLED |= {f"body.{layer}.running_mean" for layer in (0, 3, 7)}
+CANCELLED_IN_CRITIC = {"2.bias"}
+
+
+def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    for name, value in other.state_dict().items():
+        if name not in but:
+            torch.testing.assert_close(one.state_dict()[name], value, rtol=1e-3, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(SMALL, id="remembered"),
+        pytest.param(PAPER, id="paper"),
+        pytest.param(replace(PAPER, gan_form="bce", student_inputs="remembered"), id="fakeness, bce"),
+        pytest.param(replace(SMALL, importance="realness", ensemble="probs", tau=4.0), id="realness"),
+        pytest.param(replace(SMALL, importance="size", gan_weights="average"), id="sizes, average"),
+        pytest.param(replace(SMALL, gan_weights="expertise", student_weight_decay=0.01), id="expertise"),
+        pytest.param(replace(SMALL, gan=0.0, conf=0.0, unique=5.0, mimic=3.0, balance=0.0), id="adversaries"),
+    ],
+)
+def test_a_step_is_one_turn_of_algorithm_1(config: FedIODConfig) -> None:
+    one = world(config)
+    plain = Plain(world(config), config)
+    for _ in range(2):
+        losses, expected = one.server.step(), plain.step()
+        assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    same(one.server.student, plain.S)
+    same(one.server.generator, plain.G, CANCELLED)
+    for node, critic in zip(one.nodes, plain.D, strict=True):
+        same(node.modules["critic"], critic, CANCELLED_IN_CRITIC)
+
+
+def test_steps_move_generator_student_and_critics_but_no_teacher() -> None:
+    one = world(SMALL)
+    before = copy.deepcopy([one.server.generator, one.server.student, *[n.modules for n in one.nodes]])
+    one.server.step()
+
+    def moved(module: nn.Module, old: nn.Module) -> bool:
+        return any((p != q).any() for p, q in zip(module.parameters(), old.parameters(), strict=True))
+
+    assert moved(one.server.generator, before[0])
+    assert moved(one.server.student, before[1])
+    for node, old in zip(one.nodes, before[2:], strict=True):
+        assert moved(node.modules["critic"], old["critic"])
+        assert not moved(node.model, old["model"])
+        same(node.model, old["model"])  # nor its running statistics
+
+
+# --- the losses' directions ----------------------------------------------------------------------
+
+
+def test_critics_descend_to_low_on_real_and_high_on_generated_by_hand() -> None:
+    real, fake = torch.full((2, 3, 2, 2), -math.log(3)), torch.zeros(2, 3, 2, 2)  # D = 1/4 and 1/2
+    eq2 = critic_loss(real, fake, PAPER)
+    torch.testing.assert_close(eq2, torch.full((2,), 0.25 + 1 - 0.5))
+    bce = critic_loss(real, fake, SMALL)
+    torch.testing.assert_close(bce, torch.full((2,), -math.log(0.75) - math.log(0.5)))
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        # counts (3, 1; 1, 1): class 0 is 3:1, class 1 is 1:1. D_k(x) 0.8, 0.5; E D_k(x') 0.2, 0.5.
+        ("counts", [[3 / 4, 1 / 2], [1 / 4, 1 / 2]]),
+        ("fakeness", [[12 / 13, 4 / 5], [1 / 13, 1 / 5]]),  # ratios 4 and 1
+        ("realness", [[3 / 7, 1 / 5], [4 / 7, 4 / 5]]),  # ratios 0.2/0.8 and 1
+        ("size", [[2 / 3, 2 / 3], [1 / 3, 1 / 3]]),
+    ],
+)
+def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
+    server = world(replace(SMALL, importance=how)).server
+    server.counts = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
+    critic = torch.tensor([0.8, 0.5]).logit().view(2, 1, 1, 1).expand(2, 1, 2, 2)
+    tensors = {"critic": critic, "critic_real": torch.tensor([0.2, 0.5])}
+    weights = server.importance(Answers(0, ("a", "b"), tensors))
+    torch.testing.assert_close(weights[:, 0], torch.tensor(expected))
+
+
+# --- options -------------------------------------------------------------------------------------
+
+COLUMNS = [  # Table 6, left to right
+    replace(PAPER, gan_weights="average", mimic=0.0, conf=0.0, unique=0.0),
+    replace(PAPER, mimic=0.0, conf=0.0, unique=0.0),
+    replace(PAPER, tau=1.0, importance="size", conf=0.0, unique=0.0),
+    replace(PAPER, tau=1.0, conf=0.0, unique=0.0),
+    replace(PAPER, conf=0.0, unique=0.0),
+    replace(PAPER, unique=0.0),
+    replace(PAPER, conf=0.0),
+    PAPER,
+]
+
+
+def test_every_column_of_table_6_can_be_run_and_each_is_another_algorithm() -> None:
+    made = []
+    for config in COLUMNS:
+        server = world(config, specs=("mlp:8", "mlp:8")).server
+        for _ in range(2):
+            losses = server.step()
+        assert all(math.isfinite(loss) for loss in losses.values())
+        made.append(server.imagine(4))
+    for i, one in enumerate(made):
+        assert not any(torch.equal(one, other) for other in made[:i]), f"column {i}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, 0) for name in ("steps", "batch", "noise", "generator_width", "critic_width")],
+        ("student_steps", 0),
+        ("student_batch", -1),
+        *[(name, -0.1) for name in ("gan", "conf", "unique", "mimic", "balance", "student_weight_decay")],
+        ("gan", math.nan),
+        ("balance", math.inf),
+        *[(name, -1e-3) for name in ("generator_lr", "generator_lr_end", "critic_lr", "student_lr")],
+        ("student_lr_end", math.nan),
+        ("tau", 0.0),
+        ("tau", -1.0),
+        ("tau", math.nan),
+        ("memory", 63),
+    ],
+)
+def test_impossible_options_are_named(name: str, value: float) -> None:
+    with pytest.raises(ArgumentError, match=rf"method\.{name} is {value}: allowed is ") as caught:
+        FedIODConfig(**{"batch": 64, name: value})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("refused", ["count_labels", "examine", "predict"])
+def test_a_policy_that_refuses_what_the_method_needs_is_found_before_anything_happens(refused: str) -> None:
+    kept = tuple({"count_labels", "examine", "predict"} - {refused})
+    before = torch.get_rng_state()
+    with pytest.raises(QuestionRefused, match=f"'n2' refuses question '{refused}'"):
+        world(PAPER, policies={2: PolicyConfig(questions=kept)})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_a_student_step() -> None:
+    asked = {}
+    for how in ("remembered", "fresh"):
+        one = world(replace(SMALL, student_inputs=how))
+        for _ in range(2):
+            one.server.step()
+        asked[how] = one.ledger.summary()["questions_by_name"]
+    assert asked["remembered"] == {"count_labels": 1, "examine": 2}
+    assert asked["fresh"] == {"count_labels": 1, "examine": 2, "predict": 4}
+
+
+@pytest.mark.parametrize("importance", ["counts", "fakeness"])
+def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
+    one = world(replace(SMALL, importance=importance), specs=("mlp:8", "mlp:8"))
+    one.server.step()
+    images, logits, critic = 5 * 64 * 4, 5 * CLASSES * 4, 5 * 4 * 4
+    rated = 4 if importance == "fakeness" else 0
+    assert one.ledger.summary()["by_kind"] == {
+        "critic": {"up": 2 * (critic + rated), "down": 0},
+        "gradients": {"up": 2 * images, "down": 2 * (logits + critic + rated)},
+        "inputs": {"up": 0, "down": 2 * images},
+        "label counts": {"up": 2 * CLASSES * 4, "down": 0},
+        "logits": {"up": 2 * logits, "down": 0},
+    }
+
+
+# --- stops, looks, images ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config", [replace(SMALL, student_batch=3, importance="realness"), replace(PAPER, student_batch=3)]
+)
+def test_going_on_from_a_state_gives_the_figures_of_one_go(config: FedIODConfig, tmp_path: Path) -> None:
+    whole, first, second = world(config), world(config), world(config)
+    expected = [whole.server.step() for _ in range(4)]
+    for turn in range(2):
+        assert first.server.step() == expected[turn]
+    kept = {"server": first.server.state(), "nodes": [node.state() for node in first.nodes]}
+    save_state(tmp_path / "state", kept)
+
+    back = load_state(tmp_path / "state")
+    for node, state in zip(second.nodes, back["nodes"], strict=True):
+        node.load(state)
+    second.server.load(back["server"])
+    assert [second.server.step() for _ in range(2)] == expected[2:]
+    for name, value in whole.server.student.state_dict().items():
+        assert torch.equal(second.server.student.state_dict()[name], value)
+    assert torch.equal(second.server.imagine(3), whole.server.imagine(3))
+
+
+def test_a_server_that_has_not_begun_can_be_remembered(tmp_path: Path) -> None:
+    one, other = world(SMALL), world(SMALL)
+    save_state(tmp_path / "state", one.server.state())
+    other.server.load(load_state(tmp_path / "state"))
+    assert other.server.step() == one.server.step()
+
+
+@pytest.mark.parametrize("importance", ["counts", "realness"])
+def test_looking_is_answering_with_nothing_trained_released_or_counted(importance: Any) -> None:
+    one = world(replace(SMALL, importance=importance))
+    one.server.step()
+    before, ledger = copy.deepcopy([node.state() for node in one.nodes]), one.ledger.summary()
+    x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        answer = one.side.look(one.nodes, x)
+    for row, node in enumerate(one.nodes):
+        torch.testing.assert_close(answer["logits"][row], node.model(x))
+        torch.testing.assert_close(answer["critic"][row], node.modules["critic"](x))
+        for role, values in before[row]["modules"].items():
+            for name, value in values.items():
+                assert torch.equal(node.modules[role].state_dict()[name], value)
+    assert one.ledger.summary() == ledger
+    together = one.server.ensemble(Answers(-1, tuple("abc"), answer))
+    assert together.shape == (7, CLASSES)
+
+
+def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
+    server = world(SMALL).server
+    state = copy.deepcopy(server.generator.state_dict())
+    first, again = server.imagine(4), server.imagine(4)
+    assert torch.equal(first, again)
+    assert server.generator.training
+    assert all(torch.equal(state[name], value) for name, value in server.generator.state_dict().items())
+    assert -2 <= first.min() < first.max() <= 2  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
+    server.step()
+    assert not torch.equal(server.imagine(4), first)

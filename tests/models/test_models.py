@@ -1,0 +1,247 @@
+"""Networks: shapes, published sizes, first weights by seed, and what cannot be built."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.errors import ArgumentError, ModelError
+from fedstill.models import MODELS, Generator, PatchCritic, build, check
+
+IMAGE = (1, 8, 8)
+
+
+def size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+# --- classifiers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [8, 12, 28, 32])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_network_gives_one_logit_a_class(name: str, side: int, channels: int) -> None:
+    width = {"lenet5": 6}.get(name, 8)
+    network = build(f"{name}:{width}", (channels, side, side), 7, 0)
+    assert network(torch.randn(2, channels, side, side)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_network_takes_images_that_are_not_square(name: str) -> None:
+    assert build(f"{name}:6", (1, 8, 24), 3, 0)(torch.randn(2, 1, 8, 24)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("small-cnn", 0), ("lenet5", 0), ("resnet8", 0)])
+@pytest.mark.parametrize("width", [4, 12])
+def test_the_width_is_the_first_convolutions_channels(name: str, layer: int, width: int) -> None:
+    network = build(f"{name}:{width}", IMAGE, 3, 0)
+    assert isinstance(network, nn.Sequential)
+    assert network[layer].out_channels == width
+
+
+def test_a_wider_network_is_larger() -> None:
+    assert size(build("mlp:16", IMAGE, 3, 0)) < size(build("mlp:32", IMAGE, 3, 0))
+
+
+def test_the_default_resnet8_is_the_published_one() -> None:
+    network = build("resnet8", (3, 32, 32), 10, 0)
+    assert isinstance(network, nn.Sequential)
+    assert network[0].weight.shape == (128, 3, 3, 3)
+    assert network[-1].in_features == 2048
+    blocks = [
+        128 * 3 * 9 + 2 * 128,  # first convolution and its batch norm
+        2 * (128 * 128 * 9 + 2 * 128),  # 128 -> 128, plain shortcut
+        256 * 128 * 9 + 256 * 256 * 9 + 256 * 128 + 3 * 2 * 256,  # 128 -> 256, 1x1 shortcut
+        512 * 256 * 9 + 512 * 512 * 9 + 512 * 256 + 3 * 2 * 512,  # 256 -> 512
+        2048 * 10 + 10,
+    ]
+    assert size(network) == sum(blocks)
+
+
+def test_the_stages_of_resnet8_halve_the_image_twice() -> None:
+    network = build("resnet8:4", (3, 32, 32), 10, 0)
+    assert isinstance(network, nn.Sequential)
+    x, sides = torch.randn(2, 3, 32, 32), []
+    for layer in network:
+        x = layer(x)
+        if type(layer).__name__ == "BasicBlock":
+            sides.append((x.shape[1], x.shape[-1]))
+    assert sides == [(4, 32), (8, 16), (16, 8)]
+
+
+def test_a_resnet8_block_adds_its_input() -> None:
+    block = build("resnet8:4", IMAGE, 3, 0)[3].eval()  # type: ignore[index]
+    with torch.no_grad():
+        block.norm2.weight.zero_()  # the residual branch says nothing
+    x = torch.rand(2, 4, 8, 8)
+    torch.testing.assert_close(block(x), x)
+
+
+# --- generator and critic ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 12, 20), (1, 28, 28), (3, 4, 4)])
+def test_the_generator_makes_any_size_that_4_divides(channels: int, height: int, width: int) -> None:
+    stats = (0.5,) * channels
+    generator = Generator((channels, height, width), 100, 4, stats, stats)
+    assert generator(torch.randn(3, 100)).shape == (3, channels, height, width)
+
+
+def test_the_published_generator() -> None:
+    generator = Generator((3, 32, 32), 100, 128, (0.5,) * 3, (0.5,) * 3)
+    assert generator.linear.weight.shape == (256 * 8 * 8, 100)
+    convolutions = [layer for layer in generator.body if isinstance(layer, nn.Conv2d)]
+    widths = [(layer.in_channels, layer.out_channels, layer.kernel_size) for layer in convolutions]
+    assert widths == [(256, 128, (3, 3)), (128, 64, (3, 3)), (64, 3, (3, 3))]
+    norms = [layer.num_features for layer in generator.body if isinstance(layer, nn.BatchNorm2d)]
+    assert norms == [256, 128, 64]
+
+
+def test_generated_images_fill_the_data_sets_normalised_range_and_no_more() -> None:
+    mean, std = (0.25, 0.5, 0.75), (0.5, 0.25, 0.125)
+    generator = Generator((3, 8, 8), 10, 4, mean, std)
+    last = [layer for layer in generator.body if isinstance(layer, nn.Conv2d)][-1]
+    with torch.no_grad():
+        last.weight.mul_(1e4)  # drives the sigmoid to both of its ends
+        x = generator(torch.randn(16, 10))
+    for channel in range(3):
+        low, high = -mean[channel] / std[channel], (1 - mean[channel]) / std[channel]
+        assert x[:, channel].min().item() == pytest.approx(low)
+        assert x[:, channel].max().item() == pytest.approx(high)
+
+
+def test_gradients_reach_the_generators_first_layer() -> None:
+    generator = Generator(IMAGE, 10, 4, (0.5,), (0.5,))
+    generator(torch.randn(4, 10))[:, :, :4].sum().backward()
+    assert generator.linear.weight.grad is not None
+    assert generator.linear.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("side", "patches"), [(8, 2), (28, 7), (32, 8)])
+def test_the_critic_gives_one_value_a_patch(side: int, patches: int) -> None:
+    critic = PatchCritic(3, 4)
+    assert critic(torch.randn(2, 3, side, side)).shape == (2, patches, patches)
+
+
+def test_the_published_critic() -> None:
+    critic = PatchCritic(3, 128)
+    shapes = [tuple(p.shape) for name, p in critic.named_parameters() if p.ndim == 4]
+    assert shapes == [(128, 3, 4, 4), (256, 128, 4, 4), (1, 256, 1, 1)]
+    assert not list(critic.buffers()), "the critic must always use the batch's own statistics"
+
+
+def test_a_critics_value_belongs_to_its_patch() -> None:
+    critic = PatchCritic(1, 4).eval()
+    critic[3] = nn.Identity()  # batch norm would carry a change everywhere
+    x = torch.zeros(1, 1, 32, 32)
+    changed = x.clone()
+    changed[..., :4, :4] = 1
+    moved = (critic(x) - critic(changed)).abs()[0] > 0
+    assert moved[0, 0]
+    assert not moved[3:].any()
+    assert not moved[:, 3:].any()
+
+
+# --- build ---------------------------------------------------------------------------------------
+
+
+def test_first_weights_follow_from_seed_and_names() -> None:
+    first = build("mlp:8", IMAGE, 3, 0, "model", 1)
+    assert same_weights(first, build("mlp:8", IMAGE, 3, 0, "model", 1))
+    assert not same_weights(first, build("mlp:8", IMAGE, 3, 1, "model", 1))
+    assert not same_weights(first, build("mlp:8", IMAGE, 3, 0, "model", 2))
+
+
+def test_building_leaves_torchs_own_generator_where_it_was() -> None:
+    before = torch.get_rng_state()
+    build("small-cnn:4", IMAGE, 3, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("my_networks")
+    module.linear = lambda shape, classes: nn.Sequential(  # type: ignore[attr-defined]
+        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes)
+    )
+    module.number = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_networks", module)
+
+
+@pytest.mark.usefixtures("own_module")
+def test_a_users_own_factory_is_found_by_its_import_path_and_seeded() -> None:
+    network = build("my_networks:linear", IMAGE, 3, 0, "model", 1)
+    assert network(torch.zeros(2, *IMAGE)).shape == (2, 3)
+    assert same_weights(network, build("my_networks:linear", IMAGE, 3, 0, "model", 1))
+    assert not same_weights(network, build("my_networks:linear", IMAGE, 3, 0, "model", 2))
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "resnet9",
+        "",
+        "resnet8:0",
+        "resnet8:wide",
+        "resnet8:-1",
+        "no_such_module:thing",
+        "my_networks:absent",
+        "my_networks:number",
+    ],
+)
+def test_what_cannot_be_built_is_named(spec: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        build(spec, IMAGE, 3, 0)
+    line = str(caught.value)
+    assert repr(spec) in line
+    assert "resnet8" in line
+    assert "\n" not in line
+
+
+# --- check ---------------------------------------------------------------------------------------
+
+
+def test_a_fitting_model_passes_and_keeps_its_mode_and_statistics() -> None:
+    model = build("resnet8:4", IMAGE, 3, 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for mode in (True, False):
+        check(model.train(mode), IMAGE, 3, "model of a")
+        assert model.training is mode
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"model of a .*\(4,\).*allowed is \(3,\)"),
+        (nn.Flatten(0), r"model of a .*allowed is \(3,\)"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(65, 3)),
+            r"model of a cannot take inputs of shape \(1, 8, 8\)",
+        ),
+        (nn.Conv2d(3, 3, 1), r"model of a cannot take inputs"),
+    ],
+)
+def test_a_model_that_does_not_fit_gets_one_clear_line(model: nn.Module, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        check(model, IMAGE, 3, "model of a")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_gives_no_tensor_is_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, x
+
+    with pytest.raises(ModelError, match="tuple"):
+        check(Pair(), IMAGE, 3, "student")

@@ -1,0 +1,326 @@
+"""A desk answers each question once, pulls back through its nodes, and hands out through their gates."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, QuestionMismatch, QuestionRefused
+from fedstill.node.desk import KEPT, Desk
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSide, Question, digest
+
+B = 2
+X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Office:
+    """Three nodes behind one desk; its question trains each node's critic by one step."""
+
+    def __init__(self, policies: Mapping[str, PolicyConfig] | None = None) -> None:
+        self.ledger, self.calls, self.grad_enabled = Ledger(), 0, False
+        self.outputs: list[weakref.ref[torch.Tensor]] = []
+        self.nodes = [self._node(name, (policies or {}).get(name, PolicyConfig())) for name in "abc"]
+        questions = (
+            Question(
+                "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "score": "critic"}, ("x",)
+            ),
+            Question("leak", self._leak, {}, {"logits": "logits"}),
+            Question("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
+        )
+        self.side = NodeSide(
+            {question.name: question for question in questions},
+            prepare=lambda nodes: None,
+            look=lambda nodes, x: {},
+            rehearse=lambda group: None,
+        )
+        self.desk = Desk(Group(self.nodes), self.side, Compute())
+
+    def _node(self, name: str, policy: PolicyConfig) -> Node:
+        torch.manual_seed(ord(name))
+        model, critic = (nn.Sequential(nn.Flatten(), nn.Linear(16, size)).eval() for size in (3, 1))
+        data = TensorData(torch.randn(5, 1, 4, 4), torch.zeros(5, dtype=torch.int64))
+        node = Node(name, data, model, Gate(name, policy, self.ledger), 0)
+        node.add("critic", critic, lambda module: torch.optim.SGD(module.parameters(), 0.1))
+        return node
+
+    def _examine(self, group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        self.calls += 1
+        self.grad_enabled = torch.is_grad_enabled()
+        critic = group.bench("critic")
+        with torch.enable_grad():
+            critic.train(True)
+            group.step("critic", critic(x.detach()).flatten(1).mean(1))
+            critic.train(False)
+        group.bench("model").train(False)
+        answer = {"logits": group.bench("model")(x).sin(), "score": critic(x)}
+        self.outputs = [weakref.ref(tensor) for tensor in answer.values()]
+        return answer
+
+    def _leak(self, group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        return {"logits": torch.ones(len(group), 1), "diary": torch.ones(len(group), 1)}
+
+    def _two(self, group: Group, number: int, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": group.bench("model")(x) + 2 * group.bench("model")(x * y)}
+
+    def ask(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
+        return self.desk.answer(name, number, {"x": x}, digest({"x": x}), grad)
+
+    def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
+        every = {f"{row}/{name}": grad for row, pull in enumerate(pulls) for name, grad in pull.items()}
+        return self.desk.pull_back(number, pulls, digest(every))
+
+    def critics(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
+
+    def has_changed_since(self, critics: list[torch.Tensor]) -> bool:
+        return any((p != q).any() for p, q in zip(critics, self.critics(), strict=True))
+
+
+def pulls(seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {"logits": torch.randn(B, 3, generator=generator), "score": torch.randn(B, 1, generator=generator)}
+        for _ in "abc"
+    ]
+
+
+def same(some: Sequence[Mapping[str, torch.Tensor]], others: Sequence[Mapping[str, torch.Tensor]]) -> bool:
+    return all(
+        set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
+    office = Office()
+    before = office.critics()
+    answers = office.ask()
+    assert office.has_changed_since(before)
+    for node, answer in zip(office.nodes, answers, strict=True):
+        torch.testing.assert_close(answer["logits"], node.model(X).sin())
+        torch.testing.assert_close(answer["score"], node.modules["critic"](X))
+        assert not answer["logits"].requires_grad
+
+
+def test_asked_again_under_its_number_the_answer_is_the_same_and_nothing_happens() -> None:
+    office = Office()
+    first = office.ask()
+    critics, ledger = office.critics(), office.ledger.summary()
+    for _ in range(2):
+        assert same(office.ask(), first)
+    assert office.calls == 1
+    assert not office.has_changed_since(critics)
+    assert office.ledger.summary() == ledger
+
+
+def test_asked_again_with_a_new_number_it_is_a_new_question() -> None:
+    office = Office()
+    first, critics, up = office.ask(0), office.critics(), office.ledger.up("a")
+    second = office.ask(1)
+    assert office.calls == 2
+    assert office.has_changed_since(critics)
+    assert office.ledger.up("a") == 2 * up
+    assert not torch.equal(first[0]["score"], second[0]["score"])
+
+
+def test_a_used_number_with_other_content_or_another_question_is_a_mismatch() -> None:
+    office = Office()
+    office.ask(5)
+    critics, ledger = office.critics(), office.ledger.summary()
+    with pytest.raises(QuestionMismatch, match="'examine' again as number 5 with other content") as caught:
+        office.ask(5, X + 1)
+    assert (caught.value.node, caught.value.question, caught.value.number) == ("a", "examine", 5)
+    with pytest.raises(QuestionMismatch, match="'leak'"):
+        office.desk.answer("leak", 5, {}, digest({"x": X}), False)
+    assert office.calls == 1
+    assert not office.has_changed_since(critics)
+    assert office.ledger.summary() == ledger
+
+
+def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
+    office = Office()
+    numbers = [0, *range(2, KEPT + 3)]
+    for number in numbers:
+        office.ask(number)
+    critics = office.critics()
+    for number in (0, 1):  # 0 was answered long ago, 1 never was: neither may train the critic now
+        with pytest.raises(QuestionMismatch, match=f"number {number}"):
+            office.ask(number)
+    for number in numbers[-KEPT:]:
+        office.ask(number)
+    assert office.calls == len(numbers)
+    assert not office.has_changed_since(critics)
+
+
+def test_unknown_questions_and_wrong_tensors_are_named() -> None:
+    office = Office()
+    with pytest.raises(ArgumentError, match="question is 'exam': allowed is one of examine, leak, two"):
+        office.ask(name="exam")
+    for tensors in ({}, {"y": X}, {"x": X, "y": X}):
+        with pytest.raises(ArgumentError, match=r"tensors of question examine .* exactly \['x'\]"):
+            office.desk.answer("examine", 0, tensors, "c", False)
+    assert office.calls == 0
+    assert office.ledger.summary() == Ledger().summary()
+
+
+@pytest.mark.parametrize("refusing", ["a", "c"])
+def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing: str) -> None:
+    office = Office({refusing: PolicyConfig(questions=("count",))})
+    before = office.critics()
+    with pytest.raises(QuestionRefused) as caught:
+        office.ask()
+    error = caught.value
+    assert (error.node, error.question, error.rule) == (refusing, "examine", "questions: count")
+    assert office.calls == 0
+    assert not office.has_changed_since(before)
+    assert office.ledger.summary() == Ledger().summary()
+
+
+def test_an_undeclared_tensor_in_an_answer_leaves_no_node() -> None:
+    office = Office()
+    with pytest.raises(QuestionRefused, match="'leak' by rule undeclared: diary"):
+        office.desk.answer("leak", 0, {}, digest({}), False)
+    assert office.ledger.summary() == Ledger().summary()
+
+
+# --- pulling back --------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_of_each_nodes_own_networks() -> None:
+    office = Office()
+    office.ask()
+    modules = copy.deepcopy([node.modules for node in office.nodes])
+    given = pulls()
+    for own, pull, released in zip(modules, given, office.pull(given), strict=True):
+        x = X.clone().requires_grad_()
+        outputs = own["model"](x).sin(), own["critic"](x)
+        (expected,) = torch.autograd.grad(outputs, x, (pull["logits"], pull["score"]))
+        assert set(released) == {"d/dx"}
+        torch.testing.assert_close(released["d/dx"], expected)
+
+
+def test_gradients_of_several_inputs_are_told_apart() -> None:
+    office = Office()
+    y = X.flip(0)
+    office.desk.answer("two", 0, {"x": X, "y": y}, "c", True)
+    given = [{"logits": torch.ones(B, 3)}] * 3
+    released = office.desk.pull_back(0, given, "p")
+    model = copy.deepcopy(office.nodes[1].model)
+    x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
+    expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))
+    torch.testing.assert_close(released[1]["d/dx"], expected[0])
+    torch.testing.assert_close(released[1]["d/dy"], expected[1])
+
+
+def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
+    office = Office()
+    office.ask()
+    first = office.pull(pulls())
+    ledger = office.ledger.summary()
+    assert same(office.pull(pulls()), first)
+    office.ask(1)  # a reply that was lost may be asked for even later
+    office.desk.answer("two", 2, {"x": X, "y": X}, "c", False)
+    assert same(office.pull(pulls()), first)
+    assert office.ledger.summary()["by_kind"]["gradients"] == ledger["by_kind"]["gradients"]
+
+
+def test_pulled_with_other_gradients_it_is_a_mismatch() -> None:
+    office = Office()
+    office.ask()
+    office.pull(pulls(0))
+    ledger = office.ledger.summary()
+    with pytest.raises(QuestionMismatch, match="'examine'"):
+        office.pull(pulls(1))
+    assert office.ledger.summary() == ledger
+
+
+@pytest.mark.parametrize("case", ["never asked", "asked without gradients", "the next one has been asked"])
+def test_what_cannot_be_pulled_back_is_a_mismatch(case: str) -> None:
+    office = Office()
+    if case != "never asked":
+        office.ask(0, grad=case != "asked without gradients")
+    if case == "the next one has been asked":
+        office.ask(1)
+    before = office.ledger.summary()
+    with pytest.raises(QuestionMismatch):
+        office.pull(pulls())
+    assert office.ledger.summary() == before
+
+
+def alive(office: Office) -> bool:
+    gc.collect()
+    return any(output() is not None for output in office.outputs)
+
+
+def test_without_gradients_no_graph_is_kept() -> None:
+    office = Office()
+    office.ask(grad=False)
+    assert not office.grad_enabled
+    assert not alive(office)
+
+
+def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_question() -> None:
+    office = Office()
+    office.ask(0)
+    assert office.grad_enabled
+    assert alive(office)
+    office.pull(pulls())
+    assert not alive(office)
+    office.ask(1)
+    kept = office.outputs
+    office.ask(2)
+    office.outputs = kept
+    assert not alive(office)
+
+
+def test_bytes_down_and_up_are_exact_for_each_node() -> None:
+    office = Office()
+    office.ask()
+    logits, score, image = B * 3 * 4, B * 4, B * 16 * 4
+    each = {"up": logits + score, "down": image}
+    assert office.ledger.summary()["by_node"] == dict.fromkeys("abc", each)
+    office.pull(pulls())
+    assert office.ledger.summary()["by_kind"] == {
+        "critic": {"up": 3 * score, "down": 0},
+        "gradients": {"up": 3 * image, "down": 3 * (logits + score)},
+        "inputs": {"up": 0, "down": 3 * image},
+        "logits": {"up": 3 * logits, "down": 0},
+    }
+
+
+# --- parting -------------------------------------------------------------------------------------
+
+
+def test_a_parted_desk_answers_like_the_whole_and_takes_no_old_number() -> None:
+    whole, parted = Office(), Office()
+    for office in (whole, parted):
+        office.ask(3)
+    desks = parted.desk.parted()
+    assert [[node.name for node in desk.group.nodes] for desk in desks] == [["a"], ["b"], ["c"]]
+    calls = parted.calls
+    for desk in desks:
+        for old in (2, 3):
+            with pytest.raises(QuestionMismatch):
+                desk.answer("examine", old, {"x": X}, digest({"x": X}), False)
+    assert parted.calls == calls
+    expected = whole.ask(4)
+    for desk, answer in zip(desks, expected, strict=True):
+        (mine,) = desk.answer("examine", 4, {"x": X}, digest({"x": X}), False)
+        for name in answer:
+            torch.testing.assert_close(mine[name], answer[name])

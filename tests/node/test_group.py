@@ -1,0 +1,289 @@
+"""Nodes computed together give the figures of nodes computed alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.data.dataset import TensorData
+from fedstill.models import PatchCritic, build
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Bench, Group, alike
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+
+NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")
+G, B = 3, 4
+
+
+def network(name: str, index: int) -> nn.Module:
+    if name == "critic":
+        torch.manual_seed(index)
+        return PatchCritic(1, 4)
+    return build(name, (1, 8, 8), 3, 0, index)
+
+
+def networks(name: str) -> list[nn.Module]:
+    return [network(name, index) for index in range(G)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def node(name: str, model: nn.Module, size: int = 6) -> Node:
+    data = TensorData(random(size, 1, 8, 8, seed=len(name)), torch.arange(size) % 3)
+    return Node(name, data, model, Gate(name, PolicyConfig(), Ledger()), 0)
+
+
+def close(a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def same_state(stacked: Sequence[nn.Module], alone: Sequence[nn.Module]) -> None:
+    for one, other in zip(stacked, alone, strict=True):
+        for name, value in other.state_dict().items():
+            close(one.state_dict()[name], value)
+
+
+# --- what a bench computes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
+    name: str, training: bool
+) -> None:
+    modules = networks(name)
+    alone = copy.deepcopy(modules)
+    bench = Bench(modules)
+    bench.train(training)
+    for turn in range(2):
+        x = random(G, B, 1, 8, 8, seed=turn).requires_grad_()
+        outputs = bench(x)
+        (grad,) = torch.autograd.grad(outputs.square().sum(), x)
+        for row, module in enumerate(alone):
+            mine = x[row].detach().requires_grad_()
+            expected = module.train(training)(mine)
+            close(outputs[row], expected)
+            close(grad[row], torch.autograd.grad(expected.square().sum(), mine)[0])
+    same_state(modules, alone)  # batch norm's running statistics moved, or did not
+
+
+def test_batch_norm_statistics_move_in_training_only() -> None:
+    modules = networks("resnet8:4")
+    before = copy.deepcopy(modules)
+    bench = Bench(modules)
+    bench.train(False)
+    bench(random(G, B, 1, 8, 8))
+    same_state(modules, before)
+    bench.train(True)
+    bench(random(G, B, 1, 8, 8))
+    for module, old in zip(modules, before, strict=True):
+        assert not torch.equal(module.get_buffer("1.running_mean"), old.get_buffer("1.running_mean"))
+        assert module.get_buffer("1.num_batches_tracked") == 1
+
+
+OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adam": lambda module: torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, weight_decay=0.01),
+    "sgd": lambda module: torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stacked_steps_are_each_nodes_own_steps(name: str, optimiser: str) -> None:
+    modules = networks(name)
+    alone = copy.deepcopy(modules)
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS[optimiser](one.model)
+    own = [OPTIMISERS[optimiser](module) for module in alone]
+    group = Group(nodes)
+    group.bench("model").train(True)
+    for turn, active in enumerate((G, G, 2, 2, 1, 1)):  # nodes that are done fall off the end
+        x = random(active, B, 1, 8, 8, seed=turn)
+        losses = group.bench("model")(x).square().flatten(1).mean(1)
+        group.step("model", losses)
+        for row in range(active):
+            own[row].zero_grad()
+            loss = alone[row].train()(x[row]).square().mean()
+            close(losses[row], loss)
+            loss.backward()
+            own[row].step()
+    same_state(modules, alone)
+
+
+def test_a_group_of_one_is_the_plain_module() -> None:
+    module = network("mlp:8", 0)
+    bench = Bench([module])
+    x = random(1, B, 1, 8, 8)
+    assert torch.equal(bench(x)[0], module(x[0]))
+
+
+# --- whose parameters they are -------------------------------------------------------------------
+
+
+def test_stacking_keeps_parameter_objects_and_values() -> None:
+    modules = networks("resnet8:4")
+    objects = [list(module.parameters()) for module in modules]
+    values = copy.deepcopy([module.state_dict() for module in modules])
+    Bench(modules)
+    for module, kept, old in zip(modules, objects, values, strict=True):
+        assert all(p is q for p, q in zip(module.parameters(), kept, strict=True))
+        assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
+
+
+@pytest.mark.parametrize("name", ["mlp:8", "resnet8:4"])
+def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str) -> None:
+    modules = networks(name)
+    bench = Bench(modules)
+    bench.train(False)
+    other = network(name, 99).eval()
+    with torch.no_grad():
+        other(random(B, 1, 8, 8))
+    modules[1].load_state_dict(other.state_dict())
+    x = random(G, B, 1, 8, 8)
+    close(bench(x)[1], other(x[1]))
+
+
+def test_a_second_bench_takes_over_from_the_first() -> None:
+    modules = networks("mlp:8")
+    Bench(modules[::-1])
+    bench = Bench(modules[:2])
+    with torch.no_grad():
+        for module in modules:
+            for parameter in module.parameters():
+                parameter.mul_(2)
+    x = random(2, B, 1, 8, 8)
+    for row in range(2):
+        close(bench(x)[row], modules[row](x[row]))
+
+
+def test_each_nodes_optimiser_remembers_its_own_steps_only() -> None:
+    nodes = [node(f"n{index}", module) for index, module in enumerate(networks("mlp:8"))]
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
+    group = Group(nodes)
+    group.bench("model").train(True)
+    for active in (3, 2):
+        outputs = group.bench("model")(random(active, B, 1, 8, 8))
+        group.step("model", outputs.square().flatten(1).mean(1))
+    for one, steps in zip(nodes, (2, 2, 1), strict=True):
+        state = one.optimisers["model"].state
+        assert set(state) == set(one.model.parameters())
+        assert all(entry["step"] == steps for entry in state.values())
+        assert all(entry["exp_avg"].shape == p.shape for p, entry in state.items())
+
+
+def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
+    modules = networks("mlp:8")
+    bench = Bench(modules)
+    for mode in (True, False):
+        bench.train(mode)
+        assert bench(random(G, B, 1, 8, 8)).requires_grad is mode
+        assert all(module.training is mode for module in modules)
+
+
+# --- who is alike --------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.linear = scale, nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.linear(x.flatten(1))
+
+
+def parts(*models: nn.Module) -> list[list[str]]:
+    nodes = [node(f"n{index}", model) for index, model in enumerate(models)]
+    return [[one.name for one in part] for part in alike(nodes)]
+
+
+def flat(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *layers, nn.Linear(6, 3))
+
+
+def test_equal_architectures_go_together_in_the_order_of_the_nodes() -> None:
+    order = ("mlp:8", "small-cnn:4", "mlp:8", "mlp:16", "small-cnn:4", "mlp:8")
+    assert parts(*(network(name, 0) for name in order)) == [["n0", "n2", "n5"], ["n1", "n4"], ["n3"]]
+
+
+def test_plain_attributes_part_modules() -> None:
+    assert parts(Scaled(1.0), Scaled(2.0), Scaled(1.0)) == [["n0", "n2"], ["n1"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.ReLU(), nn.Tanh()),  # same parameters, another layer
+        (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+        (nn.GroupNorm(2, 6), nn.GroupNorm(3, 6)),
+        (nn.BatchNorm1d(6), nn.BatchNorm1d(6, momentum=0.5)),
+        (nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False)),
+        (nn.Linear(6, 6), nn.Linear(6, 6).double()),
+    ],
+)
+def test_layers_that_compute_otherwise_part_modules(one: nn.Module, other: nn.Module) -> None:
+    assert parts(flat(one), flat(other)) == [["n0"], ["n1"]]
+    assert parts(flat(one), flat(copy.deepcopy(one))) == [["n0", "n1"]]
+
+
+def test_training_mode_does_not_part_modules() -> None:
+    assert parts(flat().eval(), flat().train()) == [["n0", "n1"]]
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.RReLU(), nn.AlphaDropout(0.1)])
+def test_a_module_that_draws_by_itself_is_never_stacked(layer: nn.Module) -> None:
+    assert parts(flat(layer), flat(layer), flat()) == [["n0"], ["n1"], ["n2"]]
+
+
+def test_every_role_must_be_alike() -> None:
+    nodes = [node(f"n{index}", network("mlp:8", index)) for index in range(3)]
+    for one, width in zip(nodes, (4, 8, 4), strict=True):
+        one.add("critic", PatchCritic(1, width), OPTIMISERS["adam"])
+    assert [[one.name for one in part] for part in alike(nodes)] == [["n0", "n2"], ["n1"]]
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def test_a_groups_sample_is_each_nodes_own() -> None:
+    nodes = [node(name, network("mlp:8", 0), size) for name, size in (("a", 6), ("bb", 9))]
+    inputs, targets = Group(nodes).sample(5, "critic", 3)
+    for row, one in enumerate(nodes):
+        mine = one.sample(5, "critic", 3)
+        assert torch.equal(inputs[row], mine.inputs)
+        assert torch.equal(targets[row], mine.targets)
+        for image, target in zip(mine.inputs, mine.targets, strict=True):
+            found = (one.data.inputs == image).flatten(1).all(1).nonzero()
+            assert one.data.targets[found.item()] == target
+    assert not torch.equal(inputs, Group(nodes).sample(5, "critic", 4)[0])
+
+
+def test_a_rehearsing_copy_shares_nothing_that_training_changes() -> None:
+    nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
+    before = copy.deepcopy([one.state() for one in nodes])
+    twins = Group(nodes).rehearsing()
+    twins.bench("model").train(True)
+    losses = twins.bench("model")(random(2, B, 1, 8, 8)).square().flatten(1).mean(1)
+    twins.step("model", losses)
+    for one, twin, old in zip(nodes, twins.nodes, before, strict=True):
+        for name, value in old["modules"]["model"].items():
+            assert torch.equal(one.model.state_dict()[name], value)
+        assert not one.optimisers["model"].state
+        assert twin.optimisers["model"].state, "the copy's optimiser must hold the copy's parameters"
+        changed = [
+            p for p, q in zip(one.model.parameters(), twin.model.parameters(), strict=True) if (p != q).any()
+        ]
+        assert changed
+        assert not hasattr(twin, "gate")
+        assert hasattr(one, "gate")

@@ -1,0 +1,132 @@
+"""The audit trail: one line a release, sums that survive a stop."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.node.ledger import Ledger
+
+
+def write(ledger: Ledger, node: str = "a", number: int = 0, part: str = "answer", **other: Any) -> None:
+    line: dict[str, Any] = {
+        "question": "examine",
+        "content": "c0",
+        "down": {"inputs": 100},
+        "up": {"logits": 7, "critic": 5},
+        "privacy": {"mechanism": "none", "price": None},
+        **other,
+    }
+    ledger.write(node=node, number=number, part=part, **line)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def opened(path: Path) -> Ledger:
+    ledger = Ledger()
+    ledger.open(path)
+    return ledger
+
+
+def test_a_line_says_who_what_when_how_much_and_at_what_price(tmp_path: Path) -> None:
+    ledger = opened(tmp_path / "ledger.jsonl")
+    write(ledger, "clinic", 3)
+    (line,) = lines(tmp_path / "ledger.jsonl")  # on disk before the ledger is closed
+    assert datetime.fromisoformat(line.pop("at")).utcoffset() == timedelta(0)
+    assert line == {
+        "node": "clinic",
+        "number": 3,
+        "question": "examine",
+        "part": "answer",
+        "content": "c0",
+        "down": {"inputs": 100},
+        "up": {"logits": 7, "critic": 5},
+        "privacy": {"mechanism": "none", "price": None},
+    }
+    ledger.close()
+
+
+def test_sums_by_kind_node_and_direction() -> None:
+    ledger = Ledger()
+    write(ledger, "a", 0, question="count", down={}, up={"counts": 12})
+    write(ledger, "b", 0, question="count", down={}, up={"counts": 12})
+    write(ledger, "a", 1)
+    write(ledger, "a", 1, "gradient", down={"gradients": 3}, up={"gradients": 100})
+    assert ledger.summary() == {
+        "up": 12 + 12 + 7 + 5 + 100,
+        "down": 100 + 3,
+        "by_kind": {
+            "counts": {"up": 24, "down": 0},
+            "critic": {"up": 5, "down": 0},
+            "gradients": {"up": 100, "down": 3},
+            "inputs": {"up": 0, "down": 100},
+            "logits": {"up": 7, "down": 0},
+        },
+        "by_node": {"a": {"up": 124, "down": 103}, "b": {"up": 12, "down": 0}},
+        "questions": 2,
+        "questions_by_name": {"count": 1, "examine": 1},
+    }
+    assert (ledger.up("a"), ledger.up("b"), ledger.up("nobody")) == (124, 12, 0)
+    assert ledger.answered("a") == {0, 1}
+    assert ledger.answered("b") == {0}
+    assert ledger.released("a", 1, "gradient") == "c0"
+    assert ledger.released("b", 1, "answer") is None
+
+
+def test_a_ledger_that_is_opened_again_takes_up_its_sums_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = opened(path)
+    write(first, "a", 0)
+    write(first, "b", 0, content="other")
+    first.close()
+    again = opened(path)
+    assert again.summary() == first.summary()
+    assert again.answered("a") == {0}
+    assert again.released("b", 0, "answer") == "other"
+    write(again, "a", 1)
+    again.close()
+    assert [line["number"] for line in lines(path)] == [0, 0, 1]
+    assert opened(path).summary() == again.summary()
+
+
+@pytest.mark.parametrize("left", [1, 20, -1])
+def test_a_last_line_torn_by_a_kill_is_cut(left: int, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = opened(path)
+    write(first, "a", 0)
+    whole = path.read_bytes()
+    write(first, "a", 1)
+    first.close()
+    torn = path.read_bytes()[len(whole) : -1][:left]  # -1: all but the last brace
+    path.write_bytes(whole + torn)
+
+    again = opened(path)
+    assert again.answered("a") == {0}
+    assert path.read_bytes() == whole
+    write(again, "a", 1)
+    again.close()
+    assert [line["number"] for line in lines(path)] == [0, 1]
+
+
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = opened(path)
+    for number in range(2):
+        write(first, "a", number)
+    first.close()
+    kept = path.read_bytes()
+    path.write_bytes(b"x" + kept)
+    with pytest.raises(json.JSONDecodeError):
+        opened(path)
+    assert path.read_bytes() == b"x" + kept
+
+
+def test_an_empty_file_is_a_new_ledger(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").touch()
+    assert opened(tmp_path / "ledger.jsonl").summary() == Ledger().summary()

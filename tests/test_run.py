@@ -1,0 +1,311 @@
+"""Whole runs: what they leave behind, how they stop and go on, and what they refuse beforehand."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedstill
+from fedstill import cli
+from fedstill.config import load_toml
+from fedstill.errors import ArgumentError, DataError, ModelError, QuestionRefused, RunFolderError
+from fedstill.models import MLP, SmallCNN
+
+SHORT = [
+    *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
+    *("--nodes.models", "small-cnn:8", "--student.model", "small-cnn:8", "--engine.threads", "1"),
+    *("--method.generator_width", "16", "--method.critic_width", "8"),
+]
+
+
+def fedstill_run(*words: str) -> int:
+    """The exit code of the command line, in this process."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["run", *words])
+    assert isinstance(exit.value.code, int)
+    return exit.value.code
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One short run from the command line to its report."""
+    folder = tmp_path_factory.mktemp("runs") / "short"
+    assert fedstill_run("digits-fediod", *SHORT, "--out", str(folder)) == 0
+    return folder
+
+
+def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
+    assert {path.name for path in finished.iterdir()} == {
+        "config.toml",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "report.html",
+        "result.json",
+        "samples.safetensors",
+        "student.safetensors",
+    }
+
+
+def test_the_result_has_every_promised_figure(finished: Path) -> None:
+    result = result_of(finished)
+    assert (result["method"], result["task"], result["seed"]) == ("fediod", "classification", 0)
+    accuracies = [
+        result["student"]["accuracy"],
+        result["ensemble"]["accuracy"],
+        result["centralised"]["accuracy"],
+        result["standalone"]["accuracy"]["mean"],
+        *result["standalone"]["accuracy"]["per_node"],
+    ]
+    assert all(0 <= accuracy <= 100 for accuracy in accuracies)
+    assert max(accuracies) > 20  # percent
+    assert len(result["standalone"]["accuracy"]["per_node"]) == 5
+    assert set(result["seconds"]) == {"total", "local_training", "centralised", "distillation"}
+    assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}
+    assert result["peak_memory_mb"] > 50
+    assert {"python", "torch", "fedstill"} <= set(result["versions"])
+
+
+def test_bytes_are_those_of_the_tensors_that_crossed(finished: Path) -> None:
+    """5 nodes, 24 questions of 64 inputs of 1x8x8 float32, 10 classes, 2x2 patches."""
+    by_kind = result_of(finished)["bytes"]["by_kind"]
+    questions = 5 * 24
+    assert by_kind["inputs"] == {"up": 0, "down": questions * 64 * 64 * 4}
+    assert by_kind["logits"]["up"] == questions * 64 * 10 * 4
+    assert by_kind["critic"]["up"] == questions * 64 * 4 * 4
+    assert by_kind["gradients"] == {
+        "up": questions * 64 * 64 * 4,
+        "down": questions * (64 * 10 + 64 * 4) * 4,
+    }
+    assert by_kind["label counts"]["up"] == 5 * 10 * 4
+
+
+def test_the_ledger_has_one_line_a_release_and_its_sums_are_the_results(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "ledger.jsonl").read_text().splitlines()]
+    assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each question's answer and its gradient
+    assert sum(sum(line["up"].values()) for line in lines) == result_of(finished)["bytes"]["up"]
+    assert all(line["privacy"] == {"mechanism": "none", "price": None} for line in lines)
+
+
+def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
+    from fedstill.run import prepare
+
+    experiment, _ = prepare(load_toml(finished / "config.toml"))
+    student = SmallCNN((1, 8, 8), 10, 8)
+    student.load_state_dict(load_file(finished / "student.safetensors"))
+    student.eval()
+    with torch.no_grad():
+        right = student(experiment.test.inputs).argmax(1).eq(experiment.test.targets)
+    assert 100 * right.double().mean().item() == pytest.approx(result_of(finished)["student"]["accuracy"])
+
+
+def test_the_same_config_gives_the_same_figures(finished: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    engine = ("--engine.name", "one-by-one")
+    assert fedstill_run(str(finished / "config.toml"), *engine, "--out", str(again)) == 0
+    first, second = result_of(finished), result_of(again)
+    assert second["student"]["accuracy"] == pytest.approx(first["student"]["accuracy"], abs=3)
+    third = tmp_path / "third"
+    assert fedstill_run(str(finished / "config.toml"), *engine, "--out", str(third)) == 0
+    assert result_of(third)["student"] == second["student"]
+    assert result_of(third)["standalone"] == second["standalone"]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_one(tmp_path: Path) -> None:
+    options = [*SHORT, "--engine.name", "one-by-one", "--method.steps", "60"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert fedstill_run("digits-fediod", *options, "--out", str(whole)) == 0
+
+    moments = random.Random(0)
+    words = ["digits-fediod", *options, "--out", str(broken)]
+    killed = 0
+    for _ in range(3):
+        process = _process(words)
+        _wait_for(broken / "config.toml", process)
+        time.sleep(moments.uniform(0.2, 2.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+        words = ["--resume", str(broken)]
+    assert killed > 0
+    assert _process(words).wait() == 0
+    expected, found = result_of(whole), result_of(broken)
+    for figure in ("student", "standalone", "ensemble", "centralised", "bytes", "questions_by_name"):
+        assert found[figure] == expected[figure], figure
+    metrics = [
+        [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, broken)
+    ]
+    assert metrics[0] == metrics[1]
+
+
+def _process(words: list[str]) -> subprocess.Popen[bytes]:
+    # A state is saved at every chance, so that each kill finds one that is not the last.
+    code = "import fedstill.records as r, fedstill.cli as c; r.SECONDS_BETWEEN = 0.0; c.main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "run", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(1200):
+        if path.exists() or process.poll() is not None:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} was never made")
+
+
+# --- bad input: one line, exit code 2, nothing written -----------------------------------------------
+
+
+def images(**changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "images": rng.integers(0, 255, (200, 8, 8), dtype=np.uint8),
+        "labels": np.arange(200) % 4,
+        "classes": np.array(["a", "b", "c", "d"]),
+        **changes,
+    }
+
+
+def with_nan() -> np.ndarray[Any, Any]:
+    pixels = np.random.default_rng(0).random((200, 8, 8)).astype(np.float32)
+    pixels[3, 2, 1] = np.nan
+    return pixels
+
+
+def ten_outputs(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return MLP(shape, classes + 1)
+
+
+BAD = {
+    "unknown data set": ([], {"--data.name": "digitz"}, "digitz"),
+    "label outside the classes": (images(labels=np.full(200, 7)), {}, "7"),
+    "size not divisible by 4": (images(images=np.zeros((200, 9, 9), np.uint8)), {}, "that 4 divides"),
+    "NaN": (images(images=with_nan()), {}, "NaN"),
+    "too many nodes": (images(), {"--split.nodes": "100"}, "split.nodes"),
+    "wrong class count": (images(), {"--nodes.models": "tests.test_run:ten_outputs"}, "(4,)"),
+    "policy": (images(), {"--nodes.policy.questions": "count_labels"}, "refuses question 'examine'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_line_and_nothing_is_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    arrays, options, said = BAD[name]
+    words = ["digits-fediod", *SHORT]
+    if arrays:
+        np.savez(tmp_path / "data.npz", **arrays)
+        words += ["--data.name", str(tmp_path / "data.npz")]
+    for option, value in options.items():
+        words += [option, value]
+    out = tmp_path / "out"
+    assert fedstill_run(*words, "--out", str(out)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert said in lines[0]
+    assert not out.exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "result.json").read_bytes()
+    assert fedstill_run("digits-fediod", *SHORT, "--out", str(finished)) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (finished / "result.json").read_bytes() == before
+
+
+def test_resuming_a_finished_run_gives_its_result_again(finished: Path) -> None:
+    before = result_of(finished)
+    assert fedstill_run("--resume", str(finished)) == 0
+    assert result_of(finished) == before
+
+
+# --- from Python --------------------------------------------------------------------------------------
+
+
+def blobs(count: int, seed: int, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of one bright row, whose place tells the class."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=draw)
+    pixels = -0.8 + 0.1 * torch.rand(count, 1, 8, 8, generator=draw)
+    pixels[torch.arange(count), 0, 2 * labels] = 0.8
+    return pixels, labels
+
+
+def few(**changes: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "data": [blobs(60, 1), blobs(90, 2)],
+        "models": [MLP((1, 8, 8), 3, 16), SmallCNN((1, 8, 8), 3, 8)],
+        "student": SmallCNN((1, 8, 8), 3, 8),
+        "test": blobs(60, 3),
+        "classes": 3,
+        "method": fedstill.FedIODConfig(steps=6, generator_width=16, critic_width=8),
+        "local": fedstill.LocalConfig(epochs=20, batch=16, lr=3e-3),
+        **changes,
+    }
+    return given
+
+
+def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> None:
+    given = few(names=["north", "south"], out=tmp_path / "run")
+    outcome = fedstill.distil(**given)
+    assert outcome.student is given["student"]
+    assert outcome.figures["standalone"]["accuracy"]["mean"] > 95  # one row of pixels is easy
+    assert [node["name"] for node in outcome.figures["nodes"]] == ["north", "south"]
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_distil_takes_torch_data_sets() -> None:
+    as_sets = [torch.utils.data.TensorDataset(*blobs(60, seed)) for seed in (1, 2)]
+    outcome = fedstill.distil(**few(data=as_sets))
+    assert [node["examples"] for node in outcome.figures["nodes"]] == [60, 60]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"models": [MLP((1, 8, 8), 3)]}, ArgumentError, "models is 1"),
+        ({"names": ["a", "a"]}, ArgumentError, "each name once"),
+        ({"student": MLP((1, 8, 8), 4)}, ModelError, "student gives outputs of shape (4,)"),
+        ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
+        ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
+        ({"method": "fediod"}, ArgumentError, "FedIODConfig"),
+        (
+            {"policies": [fedstill.PolicyConfig(), fedstill.PolicyConfig(questions=("examine",))]},
+            QuestionRefused,
+            "node 'node-1' refuses question 'count_labels'",
+        ),
+    ],
+)
+def test_distil_refuses_what_does_not_fit(changes: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        fedstill.distil(**few(**changes))
+
+
+def test_distil_refuses_a_folder_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(RunFolderError):
+        fedstill.distil(**few(out=tmp_path))
