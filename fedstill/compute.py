@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from fedstill.choices import check_choices
 from fedstill.errors import ArgumentError
 from fedstill.seeds import seeded
 
@@ -30,6 +31,7 @@ class EngineConfig:
     """CPU threads; 0 leaves it to torch."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "engine")
         if self.threads < 0:
             raise ArgumentError("engine.threads", self.threads, "0 (torch's own choice) or more")
 

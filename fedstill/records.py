@@ -54,7 +54,10 @@ class Records:
 
     def load(self) -> dict[str, Any]:
         """The state to go on from; empty where there is none."""
-        if self.folder is None or not (self.folder / STATE).exists():
+        if self.folder is None:
+            return {}
+        if not (self.folder / STATE).exists():  # stopped before there was one: what it measured is void
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             return {}
         state: dict[str, Any] = load_state(self.folder / STATE)
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -71,7 +74,9 @@ class Records:
         self._write_metrics()
         if self.samples:
             save_file(self.samples, self.folder / "samples.safetensors")
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in student.state_dict().items()}
+        # Copies, since a file of safetensors takes no two names for one memory (tied weights).
+        state = student.state_dict()
+        weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
         save_file(weights, self.folder / "student.safetensors")
         _write(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         (self.folder / STATE).unlink(missing_ok=True)

@@ -78,14 +78,16 @@ class Federation(ABC):
             raise ArgumentError("question", question, f"one of {', '.join(self.questions)}")
         asked = self._chosen(of)
         if number is None:
-            number, self.number = self.number, self.number + 1
+            number = self.number
+        self.number = max(self.number, number + 1)
         names = tuple(tensors)
         through = self.questions[question].differentiable
         wanted = torch.is_grad_enabled() and any(
             tensor.requires_grad for name, tensor in tensors.items() if name in through
         )
         call = _Call(self, asked, question, number, names, wanted)
-        flat = _Ask.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+        sent = tensors.values() if wanted else [tensor.detach() for tensor in tensors.values()]
+        flat = _Ask.apply(call, *sent)  # type: ignore[no-untyped-call]
         return Answers(number, asked, dict(zip(call.answered, flat, strict=True)))
 
     def require(self, names: Sequence[str]) -> None:
@@ -155,7 +157,15 @@ class _Ask(torch.autograd.Function):
         back: list[torch.Tensor | None] = [None]
         for name in call.names:
             if name in through:
-                back.append(torch.stack([grads[f"d/d{name}"] for grads in pulled]).sum(0))
+                back.append(_sum([released[f"d/d{name}"] for released in pulled]))
             else:
                 back.append(None)
         return tuple(back)
+
+
+def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In the order of the nodes, whatever the engine, so that rounding is the same."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -46,21 +47,27 @@ def choose(
         if len(kind) == 1:
             groups.append(kind)
             continue
-        ratio = _seconds(kind, [kind], compute, trial) / _seconds(
-            kind, [[node] for node in kind], compute, trial
-        )
+        alone = _seconds(kind, [[node] for node in kind], compute, trial)
+        ratio = _seconds(kind, [kind], compute, trial, most=1.5 * alone) / alone
         ratios[kind[0].name] = round(ratio, 3)
         groups += [kind] if ratio < MARGIN else [[node] for node in kind]
     return groups, ratios
 
 
 def _seconds(
-    kind: Sequence[Node], parts: Partition, compute: Compute, trial: Callable[[Group], None]
+    kind: Sequence[Node],
+    parts: Partition,
+    compute: Compute,
+    trial: Callable[[Group], None],
+    most: float = math.inf,
 ) -> float:
-    """The faster of two timed rounds after one to warm up, on copies."""
+    """The fastest of three rounds on copies, of which the first warms up.
+
+    On a CPU nothing is compiled in the first round: if that one takes more than ``most``, it has lost.
+    """
     copies = {node.name: node.rehearsing() for node in kind}
     groups = [Group([copies[node.name] for node in part]) for part in parts]
-    rounds = []
+    rounds: list[float] = []
     for _ in range(3):
         start = time.perf_counter()
         for group in groups:
@@ -68,6 +75,8 @@ def _seconds(
         if compute.device.type == "cuda":
             torch.cuda.synchronize()
         rounds.append(time.perf_counter() - start)
+        if compute.device.type == "cpu" and rounds[0] > 2 * most:
+            return rounds[0]
     return min(rounds[1:])
 
 

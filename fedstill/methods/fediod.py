@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.choices import check_choices
 from fedstill.compute import Compute
 from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers, Federation
@@ -103,6 +104,7 @@ class FedIODConfig:
     """L2 penalty on S."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "method")
         whole = (
             "steps",
             "batch",
@@ -158,7 +160,6 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
             critic.train(True)
             losses = critic_loss(critic(real), critic(x.detach()), config)
             group.step("critic", losses)
-            critic.train(False)
         return assess(group, x, real)
 
     def assess(group: Group, x: torch.Tensor, real: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -309,7 +310,8 @@ class FedIODServer:
         self.g_adam.step()
 
         # Output distillation
-        self.memory.add(x.detach(), z_bar.detach())
+        if config.student_inputs == "remembered":
+            self.memory.add(x.detach(), z_bar.detach())
         L_S = torch.zeros((), device=self.compute.device)
         for turn in range(config.student_steps):
             if config.student_inputs == "fresh":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -24,6 +25,10 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
+# What a module's forward raises when an input does not suit it.
+FORWARD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
+
+
 def build(spec: str, shape: tuple[int, int, int], classes: int, seed: int, *names: str | int) -> nn.Module:
     """A network from its name, with first weights that follow from seed and names.
 
@@ -43,9 +48,9 @@ def build(spec: str, shape: tuple[int, int, int], classes: int, seed: int, *name
     with seeded(seed, *names):
         if name in MODELS and not detail:
             return MODELS[name](shape, classes)
-        if name in MODELS and detail.isdigit() and int(detail) > 0:
+        if name in MODELS and re.fullmatch("[1-9][0-9]*", detail):
             return MODELS[name](shape, classes, int(detail))
-        factory = _import(name, detail) if detail and name not in MODELS else None
+        factory = _import(name, detail) if name not in MODELS else None
         if factory is None:
             known = ", ".join(MODELS)
             raise ArgumentError("model", spec, f"one of {known} (with :width) or package.module:factory")
@@ -53,6 +58,8 @@ def build(spec: str, shape: tuple[int, int, int], classes: int, seed: int, *name
 
 
 def _import(module: str, attribute: str) -> Callable[..., nn.Module] | None:
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        return None
     try:
         factory = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError:
@@ -71,8 +78,8 @@ def check(model: nn.Module, shape: tuple[int, int, int], classes: int, whose: st
     try:
         with torch.no_grad():
             output = model.eval()(torch.zeros(2, *shape, device=device))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except FORWARD as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"{whose} cannot take inputs of shape {shape}: {reason}") from error
     finally:
         model.train(training)

@@ -45,6 +45,7 @@ class Desk:
 
     def __init__(self, group: Group, side: NodeSide, compute: Compute) -> None:
         self.group, self.side, self.compute = group, side, compute
+        group.bench("model").train(False)  # nodes answer with models as they are used, not as they learn
         self._answered: OrderedDict[int, _Answered] = OrderedDict()
         self._last = -1
 
@@ -62,7 +63,8 @@ class Desk:
 
         Raises:
             ArgumentError: no such question, or other tensors than it declares.
-            QuestionRefused: a gate's policy forbids it; then no node of the group has answered.
+            QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
+                limit on bytes may strike later, when the size of an answer is known.
             QuestionMismatch: the number was used for another question or other content.
         """
         question = self._question(name, tensors)

@@ -91,10 +91,11 @@ class Gate:
         rule = self.objection(asked.question, kinds)
         answered = self.ledger.answered(self.node)
         limit = self.policy.most_questions
-        if rule is None and limit and asked.number not in answered and len(answered) >= limit:
-            rule = f"most_questions: {limit}"
-        if rule is None and self.policy.most_bytes and self.ledger.up(self.node) >= self.policy.most_bytes:
-            rule = f"most_bytes: {self.policy.most_bytes}"
+        if rule is None and asked.number not in answered:  # what was answered once may be again
+            if limit and len(answered) >= limit:
+                rule = f"most_questions: {limit}"
+            elif self.policy.most_bytes and self.ledger.up(self.node) >= self.policy.most_bytes:
+                rule = f"most_bytes: {self.policy.most_bytes}"
         if rule is not None:
             raise QuestionRefused(self.node, asked.question, rule)
 

@@ -6,7 +6,7 @@ is only a matter of how nodes are parted into groups; what is computed is the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.R
 def signature(module: nn.Module) -> tuple[Any, ...]:
     """What must be equal for two modules to be computed by one stacked call.
 
-    Beside classes, parameter shapes and dtypes also the plain attributes, since a user's ``forward``
+    Beside classes, parameter shapes and dtypes also all public attributes, since a user's ``forward``
     may depend on them.
     """
     layers = tuple(
@@ -33,9 +33,10 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
             layer.extra_repr(),
             tuple(
                 sorted(
-                    (key, repr(value))
+                    # A long tensor's text leaves numbers out; an object's text has its address in it.
+                    (key, f"at {id(value)}" if hasattr(value, "shape") else repr(value))
                     for key, value in vars(layer).items()
-                    if isinstance(value, bool | int | float | str | tuple) and key != "training"
+                    if not key.startswith("_") and key != "training"
                 )
             ),
         )
@@ -57,8 +58,12 @@ class Bench:
     keeps its parameters as views of its row, so optimisers and state dicts stay the node's own.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], frozen: frozenset[str] = frozenset()) -> None:
         self.modules = list(modules)
+        self.frozen = frozen
+        self._training: bool | None = None
+        # The modules' own parameters; stacking changes what they refer to, not which they are.
+        self._own = [dict(module.named_parameters()) for module in self.modules]
         self._parameters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         if len(self.modules) > 1:
@@ -66,10 +71,15 @@ class Bench:
 
     def train(self, mode: bool = True) -> None:
         """Training mode with gradients to the parameters, or evaluation mode without."""
+        if mode is self._training:
+            return
+        self._training = mode
         for module in self.modules:
-            module.train(mode).requires_grad_(mode)
-        for tensor in self._parameters.values():
-            tensor.requires_grad_(mode)
+            module.train(mode)
+        stacked: Mapping[str, torch.Tensor] = self._parameters
+        for parameters in (*self._own, stacked):
+            for name, tensor in parameters.items():
+                tensor.requires_grad_(mode and name not in self.frozen)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Module g on ``x[g]``; with fewer rows than modules, the first ones only."""
@@ -90,18 +100,15 @@ class Bench:
 
     def backward(self, losses: torch.Tensor) -> None:
         """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
-        rows = len(losses)
-        if rows == 1:
-            own = [p for p in self.modules[0].parameters() if p.requires_grad]
-            for parameter, grad in zip(own, torch.autograd.grad(losses.sum(), own), strict=True):
-                parameter.grad = grad
-            return
-        names = list(self._parameters)
-        grads = torch.autograd.grad(losses.sum(), [self._parameters[name] for name in names])
-        for row, module in enumerate(self.modules[:rows]):
-            parameters = dict(module.named_parameters())
-            for name, grad in zip(names, grads, strict=True):
-                parameters[name].grad = grad[row]
+        alone = len(losses) == 1
+        leaves: dict[str, torch.Tensor] = {**self._own[0]} if alone else self._parameters
+        names = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            losses.sum(), [leaves[name] for name in names], allow_unused=True
+        )
+        for name, grad in zip(names, grads, strict=True):
+            for row, own in enumerate(self._own[: len(losses)]):
+                own[name].grad = grad if alone or grad is None else grad[row]
 
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
@@ -136,13 +143,14 @@ class Group:
     def bench(self, role: str) -> Bench:
         """The group's networks of one role, computed as one."""
         if role not in self._benches:
-            self._benches[role] = Bench([node.modules[role] for node in self.nodes])
+            modules = [node.modules[role] for node in self.nodes]
+            self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
         return self._benches[role]
 
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
         parts = [node.sample(size, *purpose) for node in self.nodes]
-        return torch.stack([part.inputs for part in parts]), torch.stack([part.targets for part in parts])
+        return stack([part.inputs for part in parts]), stack([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
         """One optimiser step of each node's network of a role, on its own loss; ``losses`` (G,)."""
@@ -155,12 +163,41 @@ class Group:
         return Group([node.rehearsing() for node in self.nodes])
 
 
+def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``torch.stack``, without its copy where there is one tensor only."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+
+
 def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
-    """The nodes in lists of equal architectures, each list to be stacked or not as one pleases."""
+    """The nodes in lists of equal architectures, each list to be stacked or not as one pleases.
+
+    A node whose modules cannot be stacked, for what they draw or for what ``vmap`` cannot take, is a
+    list of its own.
+    """
     kinds: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
-        kind: tuple[Any, ...] = tuple((role, signature(module)) for role, module in node.modules.items())
+        kind: tuple[Any, ...] = tuple(
+            (role, signature(module), node.frozen[role]) for role, module in node.modules.items()
+        )
         if not all(stackable(module) for module in node.modules.values()):
             kind = ("alone", node.name)
         kinds.setdefault(kind, []).append(node)
-    yield from kinds.values()
+    for nodes_alike in kinds.values():
+        if len(nodes_alike) == 1 or _maps(nodes_alike[:2]):
+            yield nodes_alike
+        else:
+            yield from ([node] for node in nodes_alike)
+
+
+def _maps(pair: Sequence[Node]) -> bool:
+    """Whether ``vmap`` takes these nodes' modules in training, tried on copies."""
+    group = Group([node.rehearsing() for node in pair])
+    x = group.sample(2, "try")[0]
+    try:
+        for role in pair[0].modules:
+            bench = group.bench(role)
+            bench.train(True)
+            bench(x)
+    except RuntimeError:  # random draws, .item(), a branch on values: torch says so in many ways
+        return False
+    return True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 Release = tuple[str, int, str]  # node, question number, part
 
@@ -20,11 +22,12 @@ class Ledger:
     """
 
     def __init__(self) -> None:
+        self._up: Counter[str] = Counter()  # bytes that left each node
         self.bytes: dict[tuple[str, str, str], int] = defaultdict(int)  # node, direction, kind
         self._releases: dict[Release, str] = {}  # -> content of the question answered
         self._numbers: dict[str, set[int]] = defaultdict(set)  # questions that each node answered
         self._names: dict[int, str] = {}  # of all questions, by number
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
 
     def open(self, path: Path) -> None:
         """Take up the lines of a file, if there is one, and append to it from now on.
@@ -35,7 +38,7 @@ class Ledger:
         """
         if path.exists():
             self._take_up(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = FileIO(path, "a")
 
     def answered(self, node: str) -> set[int]:
         """The numbers of the questions that a node has answered."""
@@ -57,7 +60,11 @@ class Ledger:
         up: Mapping[str, int],
         privacy: Mapping[str, Any],
     ) -> None:
-        """Write one line and hand it to the operating system before returning."""
+        """Write one line and hand it to the operating system before returning.
+
+        Raises:
+            OSError: it cannot be written whole; then nothing of it stays.
+        """
         line = {
             "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "node": node,
@@ -70,13 +77,12 @@ class Ledger:
             "privacy": dict(privacy),
         }
         if self._file is not None:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._file.flush()
+            self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
         self._count(line)
 
     def up(self, node: str) -> int:
         """Bytes that left this node so far."""
-        return sum(size for (name, way, _), size in self.bytes.items() if name == node and way == "up")
+        return self._up[node]
 
     def summary(self) -> dict[str, Any]:
         """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and questions asked."""
@@ -113,10 +119,21 @@ class Ledger:
         with path.open("rb+") as file:
             file.truncate(good)
 
+    def _append(self, file: FileIO, line: bytes) -> None:
+        end = file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            while written < len(line):  # a disk that fills up takes a part first
+                written += file.write(line[written:])
+        except OSError:
+            file.truncate(end)
+            raise
+
     def _count(self, line: Mapping[str, Any]) -> None:
         self._releases[line["node"], line["number"], line["part"]] = line["content"]
         for way in ("down", "up"):
             for kind, size in line[way].items():
                 self.bytes[line["node"], way, kind] += size
+        self._up[line["node"]] += sum(line["up"].values())
         self._numbers[line["node"]].add(line["number"])
         self._names[line["number"]] = line["question"]

@@ -30,6 +30,7 @@ class Node:
     def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed
         self.modules: dict[str, nn.Module] = {"model": model}
+        self.frozen = {"model": _frozen(model)}  # parameters that their owner does not want trained
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
 
     @property
@@ -40,6 +41,7 @@ class Node:
     def add(self, role: str, module: nn.Module, make_optimiser: MakeOptimiser) -> None:
         """Give the node a further network that it trains, for example its critic."""
         self.modules[role] = module.to(self.data.inputs.device)
+        self.frozen[role] = _frozen(module)
         self.optimisers[role] = make_optimiser(module)
 
     def draw(self, *purpose: str | int) -> torch.Generator:
@@ -72,3 +74,7 @@ class Node:
             self.modules[role].load_state_dict(values)
         for role, values in state["optimisers"].items():
             self.optimisers[role].load_state_dict(values)
+
+
+def _frozen(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)

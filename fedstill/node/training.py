@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.choices import check_choices
 from fedstill.compute import Compute
 from fedstill.errors import ArgumentError
-from fedstill.node.group import Group
+from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.tasks import Task
 
@@ -52,6 +53,7 @@ class LocalConfig:
     """Random shifts by up to an eighth of the image, and mirror images."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "local")
         for name, least in (("epochs", 0), ("least_steps", 0), ("batch", 1), ("lr", 0), ("lr_end", 0)):
             value = getattr(self, name)
             if not math.isfinite(value) or value < least:
@@ -88,12 +90,10 @@ def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
 
 def make_optimiser(model: nn.Module, config: LocalConfig) -> torch.optim.Optimizer:
     """The optimiser of one node's model."""
-    model.requires_grad_(True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.optimiser == "adam":
-        return torch.optim.Adam(model.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
-    return torch.optim.SGD(
-        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay, fused=True
-    )
+        return torch.optim.Adam(trained, config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
 def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
@@ -136,8 +136,8 @@ def train(
     for step in range(start, end):
         active = sum(total > step for total in totals)
         batches = [stream.batch(step, config.augment) for stream in streams[:active]]
-        inputs = torch.stack([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
-        targets = torch.stack([targets for _, targets in batches])  # (active, batch, ...)
+        inputs = stack([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
+        targets = stack([targets for _, targets in batches])  # (active, batch, ...)
         for node, total in zip(nodes[:active], totals, strict=False):
             set_lr(node.optimisers["model"], cosine(step, total, config.lr, config.lr_end))
         # The nodes of a group draw nothing from the global generator unless each stands alone.

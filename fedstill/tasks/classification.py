@@ -30,8 +30,10 @@ class Classification:
 
         ``smoothing`` is the share of the target that is spread evenly over all classes.
         """
-        each = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none", label_smoothing=smoothing)
-        return each.mean(1)
+        each = F.cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none", label_smoothing=smoothing
+        )
+        return each.view(len(outputs), -1).mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
         """How many examples of each class: ``(C,)`` float32."""
