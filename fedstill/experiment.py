@@ -103,6 +103,9 @@ class Experiment:
         self.test = setting.test.to(self.compute.device)
         self.side = self.method.node_side(setting.method, self.task)
         self.side.prepare(self.nodes)
+        for node in self.nodes:
+            for module in node.modules.values():
+                self.compute.place(module)
         training.prepare(self.nodes, setting.local)
         # Before anything is trained or written: would every node answer what the method asks?
         self._federation([[node] for node in self.nodes]).require(list(self.side.questions))
