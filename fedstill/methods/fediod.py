@@ -85,7 +85,7 @@ class FedIODConfig:
     """Remembered inputs with their ensembled answers; at least one batch."""
     student_steps: int = 5
     """Student steps after each question."""
-    student_batch: int = 128
+    student_batch: int = 64
     """Remembered inputs in a student step."""
 
     generator_lr: float = 1e-3

@@ -95,7 +95,7 @@ class Bench:
 
         parameters = {name: tensor[:rows] for name, tensor in self._parameters.items()}
         buffers = {name: tensor[:rows] for name, tensor in self._buffers.items()}
-        stacked: torch.Tensor = vmap(one)(parameters, buffers, x)
+        stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
         return stacked.float()
 
     def backward(self, losses: torch.Tensor) -> None:
@@ -113,7 +113,8 @@ class Bench:
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
             mine = [module.get_parameter(name) for module in self.modules]
-            rows = torch.stack([parameter.detach() for parameter in mine])
+            # Contiguous, as vmap does not know channels last.
+            rows = torch.stack([parameter.detach() for parameter in mine]).contiguous()
             for parameter, row in zip(mine, rows, strict=True):
                 parameter.data = row
             self._parameters[name] = rows.requires_grad_(mine[0].requires_grad)
