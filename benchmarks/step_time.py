@@ -140,7 +140,7 @@ def make_nodes(options: Options, model: str, compute: Compute, ledger: Ledger) -
         targets = torch.randint(CLASSES, (count,), generator=draw)
         network = compute.place(models.build(model, shape, CLASSES, options.seed, "node", k))
         name = f"node-{k}"
-        gate = Gate(name, PolicyConfig(), ledger, seed=options.seed)
+        gate = Gate(name, PolicyConfig(), ledger, secret=options.seed)
         data = TensorData(inputs, targets).to(compute.device)
         nodes.append(Node(name, data, network, gate, options.seed))
     return nodes
@@ -451,7 +451,7 @@ def overhead(options: Options, folder: Path) -> dict[str, float]:
         "question": ask,
         "the same by hand": by_hand,
         "of it two ledger lines": write,
-        "of it digest of x": lambda: digest({"x": x}),
+        "of it digest of x": lambda: digest("examine", {"x": x}),
     }
     figures = {}
     for name, part in parts.items():

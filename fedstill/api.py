@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ from torch import nn
 
 from fedstill.compute import EngineConfig
 from fedstill.data.dataset import TensorData
-from fedstill.errors import DataError
+from fedstill.errors import DataError, RunFolderError
 from fedstill.experiment import Experiment, Setting
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.node.gate import PolicyConfig
+from fedstill.node.questions import digest
 from fedstill.node.training import LocalConfig
+from fedstill.records import write_text
 from fedstill.run import check_folder, complete
 from fedstill.tasks import make_task
 
@@ -74,7 +77,8 @@ def distil(
         seed: of every random draw.
         every: distillation steps between two evaluations of the student; 0 is only at the end.
         out: a new folder for the run's files and report, or None to keep none. If a run with the same
-            arguments was stopped in this folder, it goes on.
+            arguments was stopped in this folder, it goes on. (Networks must then start from the same
+            weights: a state that was saved replaces them, but one that was not cannot.)
         progress: show bars on a terminal.
 
     Raises:
@@ -95,42 +99,71 @@ def distil(
     >>> sorted(outcome.figures["bytes"]["by_kind"])
     ['critic', 'gradients', 'inputs', 'label counts', 'logits']
     """
-    experiment = Experiment(
-        Setting(
-            task=make_task("classification", classes),
-            parts=[_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
-            models=models,
-            student=student,
-            test=_tensors(test, "test"),
-            method=method or FedIODConfig(),
-            names=names,
-            policies=policies,
-            local=local or LocalConfig(),
-            engine=engine or EngineConfig(),
-            mean=mean,
-            std=std,
-            seed=seed,
-            every=every,
-        )
+    setting = Setting(
+        task=make_task("classification", classes),
+        parts=[_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
+        models=models,
+        student=student,
+        test=_tensors(test, "test"),
+        method=method or FedIODConfig(),
+        names=names,
+        policies=policies,
+        local=local or LocalConfig(),
+        engine=engine or EngineConfig(),
+        mean=mean,
+        std=std,
+        seed=seed,
+        every=every,
     )
+    experiment = Experiment(setting)
     if out is None:
         return Outcome(student, experiment.run(progress=progress))
     folder = Path(out)
-    check_folder(folder, unless="state.safetensors")
-    folder.mkdir(parents=True, exist_ok=True)
+    _open_folder(folder, _fingerprint(setting))
     return Outcome(student, complete(experiment, {}, folder, progress))
 
 
-def _tensors(examples: Examples, what: str) -> TensorData:
+def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
+    """Make a run's folder, or find in it the same run, stopped."""
+    note = folder / "setting.json"
+    if not note.exists():
+        check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(note, json.dumps(fingerprint, indent=2) + "\n")
+        return
+    before = json.loads(note.read_text(encoding="utf-8"))
+    for name, value in fingerprint.items():
+        if before.get(name) != value:
+            raise RunFolderError(f"{folder} holds a run with another {name}: choose another folder")
+    if (folder / "result.json").exists():
+        raise RunFolderError(f"{folder} holds this run, finished: choose another folder to repeat it")
+
+
+def _fingerprint(setting: Setting) -> dict[str, str]:
+    """What must be equal for a run to be the same run, as texts."""
+    names = ("method", "local", "engine", "names", "policies", "mean", "std", "seed", "every")
+    data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
+    return {
+        **{name: repr(getattr(setting, name)) for name in names},
+        **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
+        "models": " ".join(str(model) for model in setting.models),
+        "student": str(setting.student),
+    }
+
+
+def _tensors(examples: Any, what: str) -> TensorData:
+    """Whatever form a user's examples have, as tensors."""
     if isinstance(examples, TensorData):
         return examples
-    if not isinstance(examples, tuple):
-        pairs = [examples[index] for index in range(len(examples))]  # type: ignore[arg-type]
-        if not pairs:
-            raise DataError(f"{what} is empty: at least one example is needed")
-        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        return TensorData(inputs.float(), torch.as_tensor([int(pair[1]) for pair in pairs]))
-    if len(examples) != 2:
-        raise DataError(f"{what} is a tuple of {len(examples)}: allowed is (inputs, labels)")
-    inputs, labels = (torch.as_tensor(part) for part in examples)
-    return TensorData(inputs, labels)
+    if isinstance(examples, tuple | list) and len(examples) == 2:
+        inputs, labels = (torch.as_tensor(part) for part in examples)
+        return TensorData(inputs.float(), labels.long())
+    iterable = isinstance(examples, torch.utils.data.IterableDataset)
+    if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
+        found = type(examples).__name__
+        raise DataError(f"{what} is a {found}: allowed is (inputs, labels), or a data set with a length")
+    pairs = [examples[index] for index in range(len(examples))]
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs) or not pairs:
+        raise DataError(f"{what} has no examples, or not pairs of input and label")
+    inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+    return TensorData(inputs.float(), torch.as_tensor([int(pair[1]) for pair in pairs]))

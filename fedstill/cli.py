@@ -157,7 +157,10 @@ def _list(words: list[str]) -> None:
 
     sections = {
         "presets": {name: presets.describe(name) for name in presets.names()},
-        "methods": {name: f"{method.title}, {method.paper}" for name, method in METHODS.items()},
+        "methods": {
+            name: f"{method.title}, {method.paper}; what leaves a node: {method.leaves}"
+            for name, method in METHODS.items()
+        },
         "data sets": dict.fromkeys(available(), ""),
         "models": {name: _first_line(model) for name, model in MODELS.items()},
     }

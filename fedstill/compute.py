@@ -16,7 +16,7 @@ from fedstill.seeds import seeded
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the federation is computed. Changes speed, not figures (beyond floating point)."""
+    """How the federation is computed. Precision apart, it changes speed and only the last digits."""
 
     name: Literal["auto", "stacked", "one-by-one"] = "auto"
     """Equal architectures in one stacked call, one by one, or whichever measures faster here."""
@@ -62,7 +62,7 @@ class Compute:
 
     def place(self, module: torch.nn.Module) -> torch.nn.Module:
         """A network on the device, in the memory format of the run."""
-        if self.config.channels_last:
+        if self.config.channels_last and not _unsafe(module):
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
         return module.to(self.device)
 
@@ -75,6 +75,31 @@ class Compute:
         """One training step: its precision, and its seed for modules that draw by themselves (dropout)."""
         with seeded(seed, *names), self.autocast():
             yield
+
+
+def _unsafe(module: torch.nn.Module) -> bool:
+    """Whether group norms may meet an input without gradient, as behind a frozen layer.
+
+    With channels last, torch's way back through them (2.13, CPU) then ends the whole process.
+    """
+    frozen = any(not parameter.requires_grad for parameter in module.parameters())
+    return frozen and any(isinstance(layer, torch.nn.GroupNorm) for layer in module.modules())
+
+
+def lay_out(optimiser: torch.optim.Optimizer) -> None:
+    """Lay an optimiser's memory out as its parameters are, say channels last.
+
+    torch's fused optimisers pair numbers by their place in memory, whatever their place in the tensor.
+    """
+    for parameter, state in optimiser.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = as_laid_out(value, parameter)
+
+
+def as_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor, in the memory layout of another one of its shape."""
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
 
 def computes_bfloat16(device: torch.device) -> bool:

@@ -25,7 +25,7 @@ from fedstill.data.loaders import DataConfig
 from fedstill.data.splits import SplitConfig
 from fedstill.errors import ArgumentError, UnknownName
 from fedstill.federation import EngineConfig
-from fedstill.methods import METHODS
+from fedstill.methods import METHODS, method_of
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
 
@@ -166,10 +166,7 @@ def method_name(config: RunConfig[Any]) -> str:
     Raises:
         ArgumentError: its configuration belongs to no known method.
     """
-    for name, method in METHODS.items():
-        if type(config.method) is method.config:
-            return name
-    raise ArgumentError("method", config.method, f"the configuration of one of {', '.join(METHODS)}")
+    return method_of(config.method).name
 
 
 def load(target: str) -> RunConfig[Any]:

@@ -31,6 +31,7 @@ from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
 from fedstill.progress import Bars
 from fedstill.records import Records
+from fedstill.seeds import derive
 from fedstill.tasks import Task
 
 Shape = tuple[int, int, int]
@@ -95,7 +96,7 @@ class Experiment:
                 name,
                 part.to(self.compute.device),
                 self.compute.place(model),
-                Gate(name, policy, self.ledger, seed=setting.seed),
+                Gate(name, policy, self.ledger, secret=derive(setting.seed, name, "gate")),
                 setting.seed,
             )
             for name, part, model, policy in zip(names, setting.parts, setting.models, policies, strict=True)
@@ -113,6 +114,9 @@ class Experiment:
         self.records = Records(None)
         self.bars = Bars(False)
         self.seconds = {"local_training": 0.0, "centralised": 0.0, "distillation": 0.0}
+        self._earlier = 0.0  # seconds of the run before it was stopped
+        self._start = time.monotonic()
+        self._phase: tuple[str, float] | None = None  # the phase at work, and when it began
         self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
         self.groups: dict[str, list[list[str]]] = {}  # chosen once, and kept over stops
         self.ratios: dict[str, dict[str, float]] = {}
@@ -129,12 +133,17 @@ class Experiment:
         Returns:
             The figures: accuracies in percent, bytes, questions, seconds.
         """
+        self._start = time.monotonic()
         self.records = Records(out)
         if out is not None:
             self.ledger.open(out / "ledger.jsonl")
         saved = self.records.load()
         if saved:
+            if saved["precision"] != self.compute.precision:
+                begun = f"{saved['precision']}, as the run began"
+                raise ArgumentError("engine.precision", self.compute.precision, begun)
             self.seconds, self.groups, self.ratios = saved["seconds"], saved["groups"], saved["ratios"]
+            self._earlier = saved["total"]
             self.local_steps = saved["local_steps"]
             for node in self.nodes:
                 node.load(saved["nodes"][node.name])
@@ -143,6 +152,10 @@ class Experiment:
             self._train_centrally(saved.get("mark"))
             self._distil(saved.get("server"))
         figures = self._figures()
+        self.server.student.eval()  # as it will be used
+        for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
+            for name, parameter in node.model.named_parameters():
+                parameter.requires_grad_(name not in node.frozen["model"])
         self.ledger.close()
         return figures
 
@@ -152,8 +165,10 @@ class Experiment:
         def trial(group: Group) -> None:
             training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
 
+        # A node that brings a finished model, all frozen, has nothing to train and only answers.
+        learning = [node for node in self.nodes if "model" in node.optimisers]
         with self._timed("local_training"):
-            for group in self._parted("local_training", trial):
+            for group in self._parted("local_training", learning, trial):
                 self._train(group, "local")
         for node in self.nodes:
             node.optimisers.pop("model", None)
@@ -180,7 +195,7 @@ class Experiment:
         setting = self.setting
         mean, std = self._normalisation()
         with self._timed("distillation"):
-            groups = self._parted("distillation", self.side.rehearse)
+            groups = self._parted("distillation", self.nodes, self.side.rehearse)
             self.server = self.method.server(
                 setting.method,
                 self._federation(groups),
@@ -210,13 +225,12 @@ class Experiment:
                 self.records.metric(line)
                 self.bars.show("distillation", done, total, note)
                 if self.records.due():
-                    self._save(distillation=time.monotonic() - start)
+                    self._save()
 
     def _train(self, nodes: Sequence[Node], phase: str) -> None:
         """Train one group to the end, from the step that it has reached."""
         local, first = self.setting.local, nodes[0].name
         longest = max(local.steps(len(node.data)) for node in nodes)
-        start = time.monotonic()
         meter = _Meter(self.records, phase)
         done = self.local_steps.get(first, 0)
         while True:
@@ -226,8 +240,7 @@ class Experiment:
             self.local_steps[first] = done
             self.bars.show(*self._local_progress(phase))
             if self.records.due():
-                key = "centralised" if phase == "centralised" else "local_training"
-                self._save(**{key: time.monotonic() - start})
+                self._save()
             if done >= longest:
                 return
 
@@ -235,25 +248,22 @@ class Experiment:
         local = self.setting.local
         if phase == "centralised" and self.mark is not None:
             return "centralised", self.local_steps["centralised"], local.steps(len(self.mark.data))
-        totals = {node.name: local.steps(len(node.data)) for node in self.nodes}
-        done = sum(
-            min(totals[name], self.local_steps.get(group[0], 0))
-            for group in self.groups["local_training"]
-            for name in group
-        )
+        sizes = {node.name: len(node.data) for node in self.nodes}
+        groups = self.groups["local_training"]
+        totals = {name: local.steps(sizes[name]) for group in groups for name in group}
+        done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals.values())
 
     # --- evaluation ---------------------------------------------------------------------------------
+    # What only a simulation can know: here, in the centralised mark and in the losses of local training,
+    # nodes' data and networks are read past their gates. The student learns from none of it.
 
     def _score(self, model: nn.Module) -> Mapping[str, float]:
         outputs = training.predict(model, self.test.inputs, self.compute)
         return self.task.metrics(outputs, self.test.targets)
 
     def _score_ensemble(self) -> Mapping[str, float]:
-        """The teachers' ensemble on real test data, weighed as the method weighs it.
-
-        An evaluation of the simulation: nodes' networks are read here directly, and only here.
-        """
+        """The teachers' ensemble on real test data, weighed as the method weighs it."""
         parts = []
         with torch.no_grad(), self.compute.autocast():
             for inputs in torch.split(self.test.inputs, 1000):
@@ -296,7 +306,7 @@ class Experiment:
             "bytes": {key: ledger[key] for key in ("up", "down", "by_kind")},
             "questions": ledger["questions"],
             "questions_by_name": ledger["questions_by_name"],
-            "seconds": {"total": sum(self.seconds.values()), **self.seconds},
+            "seconds": {"total": self._total(), **self.seconds},
             "engine": {
                 "name": self.compute.config.name,
                 "device": str(self.compute.device),
@@ -338,6 +348,15 @@ class Experiment:
             self._check_range(part, f"data of {name}")
             models.check(model, shape, self.task.classes, f"model of {name}")
         models.check(setting.student, shape, self.task.classes, "student")
+        owners = {**dict(zip(names, setting.models, strict=True)), "student": setting.student}
+        seen: dict[int, str] = {}
+        for owner, model in owners.items():
+            for parameter in model.parameters():
+                other = seen.setdefault(id(parameter), owner)
+                if other != owner:
+                    raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
+        if not any(parameter.requires_grad for parameter in setting.student.parameters()):
+            raise ArgumentError("student", "all frozen", "a network with something to train")
         return names, policies
 
     def _check_range(self, data: TensorData, what: str) -> None:
@@ -369,10 +388,10 @@ class Experiment:
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         return InProcess(self.nodes, groups, self.side, self.compute)
 
-    def _parted(self, phase: str, trial: Callable[[Group], None]) -> list[list[Node]]:
+    def _parted(self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None]) -> list[list[Node]]:
         """Nodes in the groups chosen for a phase; chosen once, so that a run goes on as it began."""
         if phase not in self.groups:
-            groups, self.ratios[phase] = choose(self.nodes, self.compute, trial)
+            groups, self.ratios[phase] = choose(nodes, self.compute, trial)
             self.groups[phase] = [[node.name for node in group] for group in groups]
         by_name = {node.name: node for node in self.nodes}
         return [[by_name[name] for name in group] for group in self.groups[phase]]
@@ -380,15 +399,26 @@ class Experiment:
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         start = time.monotonic()
+        self._phase = (phase, start)
         yield
         self.seconds[phase] += time.monotonic() - start
+        self._phase = None
 
-    def _save(self, **so_far: float) -> None:
-        """Remember where the run stands; ``so_far`` adds the seconds of the phase at work."""
-        seconds = {phase: spent + so_far.get(phase, 0.0) for phase, spent in self.seconds.items()}
+    def _total(self) -> float:
+        """Seconds of the run so far, those before a stop included."""
+        return self._earlier + time.monotonic() - self._start
+
+    def _save(self) -> None:
+        """Remember where the run stands."""
+        seconds = dict(self.seconds)
+        if self._phase is not None:
+            phase, since = self._phase
+            seconds[phase] += time.monotonic() - since
         self.records.save(
             {
                 "seconds": seconds,
+                "total": self._total(),
+                "precision": self.compute.precision,
                 "groups": self.groups,
                 "ratios": self.ratios,
                 "local_steps": self.local_steps,

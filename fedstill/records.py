@@ -63,7 +63,7 @@ class Records:
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         self.metrics = [json.loads(line) for line in lines[: state["metrics"]]]
         self.samples = state["samples"]
-        _write(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
+        write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
         self._written = state["metrics"]
         return state
 
@@ -78,7 +78,7 @@ class Records:
         state = student.state_dict()
         weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
         save_file(weights, self.folder / "student.safetensors")
-        _write(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         (self.folder / STATE).unlink(missing_ok=True)
 
     def _write_metrics(self) -> None:
@@ -90,7 +90,8 @@ class Records:
         self._written = len(self.metrics)
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one move: whoever is stopped in between leaves the old one."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

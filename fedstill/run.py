@@ -19,6 +19,7 @@ from fedstill.data.loaders import load
 from fedstill.data.splits import split
 from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.experiment import Experiment, Setting
+from fedstill.records import write_text
 from fedstill.report import write_report
 from fedstill.seeds import numpy_generator
 from fedstill.tasks import make_task
@@ -46,7 +47,7 @@ def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> d
     experiment, about = prepare(config)
     out.mkdir(parents=True, exist_ok=True)
     about["command"] = command
-    _write(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
+    write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     return complete(experiment, about, out, progress)
 
 
@@ -125,14 +126,12 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
     return experiment, about
 
 
-def check_folder(out: Path, unless: str = "") -> None:
-    """Refuse a folder that holds something already, ``unless`` a file of this name is in it.
+def check_folder(out: Path) -> None:
+    """Refuse a folder that holds something already.
 
     Raises:
         RunFolderError: it does.
     """
-    if unless and (out / unless).exists():
-        return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         resumable = (out / "config.toml").exists()
         how = f"go on with it (fedstill run --resume {out})" if resumable else "empty it"
@@ -173,9 +172,3 @@ def complete(experiment: Experiment, about: dict[str, Any], out: Path, progress:
     experiment.records.finish(result, experiment.server.student)
     write_report(out)
     return result
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill import config, presets
+from fedstill import config, methods, presets
 from fedstill.data.splits import SplitConfig
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods import METHODS
@@ -71,14 +71,17 @@ class Toy:
 
 @pytest.fixture
 def toy_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "METHODS", {"toy": dataclasses.replace(METHODS["fediod"], config=Toy)})
+    monkeypatch.setattr(
+        config, "METHODS", {"toy": dataclasses.replace(METHODS["fediod"], name="toy", config=Toy)}
+    )
 
 
 @given(outer=OUTER)
 def test_any_value_survives_toml_exactly(outer: Outer) -> None:
-    toy = {"toy": dataclasses.replace(METHODS["fediod"], config=Toy)}
+    toy = {"toy": dataclasses.replace(METHODS["fediod"], name="toy", config=Toy)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "METHODS", toy)
+        patch.setattr(methods, "METHODS", toy)
         run = config.RunConfig(method=Toy(outer))
         again = config.read_toml(config.to_toml(run))
     assert again == run
@@ -324,3 +327,26 @@ def test_every_preset_of_ours_is_a_run(name: str) -> None:
 
 def test_there_is_a_demo() -> None:
     assert "demo" in presets.names()
+
+
+def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
+    run = config.load("paper")
+    assert (run.data.name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
+    assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
+    method = run.method
+    assert (method.generator_width, method.critic_width, method.noise, method.batch) == (128, 128, 100, 64)
+    assert (method.gan, method.conf, method.unique, method.balance) == (1.0, 1.0, 1.0, 0.0)
+    # Eq. 10 sums over the classes, where the infinite limit has half their mean: 2 C = 20.
+    assert (method.mimic, method.tau) == (20.0, math.inf)
+    assert (method.gan_form, method.gan_weights) == ("eq2", "size")
+    assert (method.importance, method.ensemble) == ("fakeness", "logits")
+    # One student step a question, on that question's own inputs.
+    assert (method.student_steps, method.memory, method.student_batch) == (1, 64, 64)
+    local = run.nodes.local
+    assert (local.optimiser, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
+    assert (local.smoothing, local.augment) == (0.0, "none")
+    hundred = config.load("paper-cifar100")
+    assert (hundred.data.name, hundred.method.noise, hundred.method.mimic) == ("cifar100", 256, 200.0)
+    digits = config.load("digits-fediod-paper").method
+    same = ("gan", "conf", "unique", "mimic", "balance", "gan_form", "importance", "ensemble", "tau")
+    assert all(getattr(digits, name) == getattr(method, name) for name in same)

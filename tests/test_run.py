@@ -23,6 +23,7 @@ from fedstill import cli
 from fedstill.config import load_toml
 from fedstill.errors import ArgumentError, DataError, ModelError, QuestionRefused, RunFolderError
 from fedstill.models import MLP, SmallCNN
+from fedstill.records import Records
 
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
@@ -79,6 +80,10 @@ def test_the_result_has_every_promised_figure(finished: Path) -> None:
     assert len(result["standalone"]["accuracy"]["per_node"]) == 5
     assert set(result["seconds"]) == {"total", "local_training", "centralised", "distillation"}
     assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}
+    assert (
+        result["seconds"]["total"] >= sum(v for name, v in result["seconds"].items() if name != "total") > 0
+    )
+    assert result["engine"]["precision"] == "float32"
     assert result["peak_memory_mb"] > 50
     assert {"python", "torch", "fedstill"} <= set(result["versions"])
 
@@ -94,7 +99,7 @@ def test_bytes_are_those_of_the_tensors_that_crossed(finished: Path) -> None:
         "up": questions * 64 * 64 * 4,
         "down": questions * (64 * 10 + 64 * 4) * 4,
     }
-    assert by_kind["label counts"]["up"] == 5 * 10 * 4
+    assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # of each class, and in all
 
 
 def test_the_ledger_has_one_line_a_release_and_its_sums_are_the_results(finished: Path) -> None:
@@ -197,6 +202,18 @@ def ten_outputs(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return MLP(shape, classes + 1)
 
 
+def no_network(shape: tuple[int, int, int], classes: int) -> Any:
+    return [MLP(shape, classes)]
+
+
+def broken_modules(folder: Path) -> None:
+    """Modules of a user whose own imports fail."""
+    (folder / "ours_broken.py").write_text("import ours\n")
+    (folder / "package_broken").mkdir()
+    (folder / "package_broken" / "__init__.py").touch()
+    (folder / "package_broken" / "nets.py").write_text("from json import nothing\n")
+
+
 BAD = {
     "unknown data set": ([], {"--data.name": "digitz"}, "digitz"),
     "label outside the classes": (images(labels=np.full(200, 7)), {}, "7"),
@@ -204,6 +221,28 @@ BAD = {
     "NaN": (images(images=with_nan()), {}, "NaN"),
     "too many nodes": (images(), {"--split.nodes": "100"}, "split.nodes"),
     "wrong class count": (images(), {"--nodes.models": "tests.test_run:ten_outputs"}, "(4,)"),
+    "negative decay": ([], {"--nodes.local.weight_decay": "-1"}, "nodes.local.weight_decay is -1.0"),
+    "negative momentum": ([], {"--nodes.local.momentum": "-1"}, "nodes.local.momentum is -1.0"),
+    "half a channel": ([], {"--method.generator_width": "1"}, "method.generator_width is 1: allowed is 2"),
+    "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be made"),
+    "no module": ([], {"--nodes.models": "builtins:dict.fromkeys"}, "model is 'builtins:dict.fromkeys'"),
+    "a list": ([], {"--student.model": "tests.test_run:no_network"}, "gives a list: allowed is a torch.nn"),
+    "its import": ([], {"--nodes.models": "ours_broken:net"}, "No module named 'ours'"),
+    "its packages import": (
+        [],
+        {"--nodes.models": "package_broken.nets:net"},
+        "cannot import name 'nothing'",
+    ),
+    "no such module": (
+        [],
+        {"--nodes.models": "package_broken.nowhere:net"},
+        "is 'package_broken.nowhere:net'",
+    ),
+    "too few questions": (
+        [],
+        {"--nodes.policy.most_questions": "5"},
+        "most_questions: 5, and the run asks 25",
+    ),
     "policy": (images(), {"--nodes.policy.questions": "count_labels"}, "refuses question 'examine'"),
 }
 
@@ -213,6 +252,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_written(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken_modules(tmp_path)
     arrays, options, said = BAD[name]
     words = ["digits-fediod", *SHORT]
     if arrays:
@@ -226,6 +267,35 @@ def test_bad_input_is_one_clear_line_and_nothing_is_written(
     assert len(lines) == 1, lines
     assert said in lines[0]
     assert not out.exists()
+
+
+def test_a_damaged_ledger_is_one_line_and_a_mended_one_goes_on(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def due(records: Records) -> bool:
+        if len(records.metrics) > 8:
+            raise KeyboardInterrupt
+        return True
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "due", due)
+        one_by_one = ("--engine.name", "one-by-one", "--evaluation.centralised", "false")
+        assert fedstill_run("digits-fediod", *SHORT, *one_by_one, "--out", str(out)) == 130
+    assert "to go on: fedstill run --resume" in capsys.readouterr().err
+    kept = (out / "ledger.jsonl").read_bytes()
+    (out / "ledger.jsonl").write_bytes(b"{}\n" + kept)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert fedstill_run("--resume", str(out)) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "ledger.jsonl: line 1 is no line of a ledger" in line
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / "ledger.jsonl").write_bytes(kept)
+    assert fedstill_run("--resume", str(out)) == 0
+    result = result_of(out)
+    assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}
+    assert result["bytes"] == result_of(finished)["bytes"]
 
 
 def test_a_folder_that_holds_a_run_is_refused_and_left_alone(

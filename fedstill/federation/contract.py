@@ -99,6 +99,11 @@ class Federation(ABC):
         for name in names:
             for node, rule in self.objections(self.questions[name]).items():
                 raise QuestionRefused(node, name, rule)
+        total = sum(self.questions[name].times for name in names)
+        for node, limit in self.limits().items():
+            if total > limit:
+                rule = f"most_questions: {limit}, and the run asks {total}"
+                raise QuestionRefused(node, ", ".join(names), rule)
 
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
         if of is None:
@@ -111,6 +116,10 @@ class Federation(ABC):
     @abstractmethod
     def objections(self, question: Question) -> Mapping[str, str]:
         """The rule by which each unwilling node would refuse a question, by the node's name."""
+
+    @abstractmethod
+    def limits(self) -> Mapping[str, int]:
+        """How many questions each node that has a limit answers at most, by the node's name."""
 
     @abstractmethod
     def _answer(

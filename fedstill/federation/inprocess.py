@@ -14,7 +14,7 @@ from fedstill.federation.contract import Federation, Tensors
 from fedstill.node.desk import KEPT, Desk
 from fedstill.node.group import Group, alike
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide, Question, digest
+from fedstill.node.questions import NodeSide, Question
 
 Partition = list[list[Node]]
 MARGIN = 0.9  # stacked must take less than this share of one by one: a near tie goes the same way each run
@@ -106,24 +106,27 @@ class InProcess(Federation):
         }
         return {name: rule for name, rule in found.items() if rule is not None}
 
+    def limits(self) -> Mapping[str, int]:
+        """See :class:`Federation`."""
+        most = {name: node.gate.policy.most_questions for name, node in self._members.items()}
+        return {name: limit for name, limit in most.items() if limit > 0}
+
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Sequence[Tensors]:
-        content = digest(tensors)
         answers: dict[str, Tensors] = {}
         for desk in self._serving(number, asked):
             names = [node.name for node in desk.group.nodes]
-            releases = desk.answer(question, number, tensors, content, differentiable)
+            releases = desk.answer(question, number, tensors, differentiable)
             answers.update(zip(names, releases, strict=True))
         return [answers[name] for name in asked]
 
     def _pull_back(self, asked: tuple[str, ...], number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
         by_name = dict(zip(asked, pulls, strict=True))
-        content = digest({f"{name}/{key}": pull for name in asked for key, pull in by_name[name].items()})
         gradients: dict[str, Tensors] = {}
         for desk in self._serving(number, asked):
             names = [node.name for node in desk.group.nodes]
-            released = desk.pull_back(number, [by_name[name] for name in names], content)
+            released = desk.pull_back(number, [by_name[name] for name in names])
             gradients.update(zip(names, released, strict=True))
         return [gradients[name] for name in asked]
 

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from torch import nn
 
 from fedstill.errors import ArgumentError
+from fedstill.federation.contract import Answers
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.node.questions import NodeSide
+
+
+class Server(Protocol):
+    """A method's program at the server, as a run drives it: step by step, and stopped between two."""
+
+    student: nn.Module
+    done: int  # steps
+
+    def step(self) -> Mapping[str, float]: ...
+    def ensemble(self, answers: Answers) -> torch.Tensor: ...
+    def imagine(self, count: int) -> torch.Tensor: ...
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,7 @@ class Method:
     paper: str
     config: type[Any]
     node_side: Callable[..., NodeSide]
-    server: Callable[..., Any]
+    server: Callable[..., Server]
     leaves: str
 
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.choices import check_choices
-from fedstill.compute import Compute
+from fedstill.compute import Compute, lay_out
 from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers, Federation
 from fedstill.methods.memory import AnswerMemory
@@ -33,7 +33,7 @@ from fedstill.models import Generator, PatchCritic
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSide, Question
-from fedstill.node.training import cosine, set_lr
+from fedstill.node.training import cosine, set_lr, shifted
 from fedstill.seeds import seeded, torch_generator
 from fedstill.tasks import Ensemble, Task
 
@@ -88,6 +88,10 @@ class FedIODConfig:
     student_batch: int = 64
     """Remembered inputs in a student step."""
 
+    student_augment: Literal["none", "shift", "mixup"] = "none"
+    """What is done to remembered inputs: nothing, random shifts by up to an eighth of the image, or convex
+    mixtures of two inputs with the same mixture of their answers."""
+
     generator_lr: float = 1e-3
     """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
     generator_lr_end: float = 1e-4
@@ -120,6 +124,8 @@ class FedIODConfig:
         for name in ("gan", "conf", "unique", "mimic", "balance", "student_weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
+        if self.generator_width < 2:
+            raise ArgumentError("method.generator_width", self.generator_width, "2 or more")
         rates = ("generator_lr", "generator_lr_end", "critic_lr", "student_lr", "student_lr_end")
         for name in rates:
             if not 0 <= getattr(self, name) < math.inf:
@@ -149,8 +155,9 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
             node.add("critic", critic, _critic_adam(config))
 
     def count_labels(group: Group, number: int) -> Mapping[str, torch.Tensor]:
-        """How many examples of each class the node holds, (G, C): a release like any other."""
-        return {"counts": torch.stack([task.counts(node.data) for node in group.nodes])}
+        """How many examples a node holds, of each class (G, C) and in all (G,): a release like any other."""
+        sizes = torch.tensor([float(len(node.data)) for node in group.nodes], device=group.device)
+        return {"counts": torch.stack([task.counts(node.data) for node in group.nodes]), "sizes": sizes}
 
     def examine(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
@@ -160,24 +167,26 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
             critic.train(True)
             losses = critic_loss(critic(real), critic(x.detach()), config)
             group.step("critic", losses)
-        return assess(group, x, real)
-
-    def assess(group: Group, x: torch.Tensor, real: torch.Tensor) -> dict[str, torch.Tensor]:
-        critic = group.bench("critic")
         answer = {"logits": group.bench("model")(x), "critic": critic(x)}
-        if config.rated:
-            answer["critic_real"] = critic(real).sigmoid().flatten(1).mean(1)  # E D_k(x'_k), (G,)
-        return answer
+        return {**answer, **rating(group, real)}
+
+    def rating(group: Group, real: torch.Tensor) -> dict[str, torch.Tensor]:
+        """E D_k(x'_k), (G,), over the examples just drawn, if pi_k(x) needs it."""
+        if not config.rated:
+            return {}
+        return {"critic_real": group.bench("critic")(real).sigmoid().flatten(1).mean(1)}
 
     def predict(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """As :func:`examine`, but nothing is trained and no gradient goes back."""
-        real, _ = group.sample(x.shape[1], "critic", number)
-        return assess(group, x, real)
+        """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained."""
+        answer = {"logits": group.bench("model")(x)}
+        if config.rated:
+            real, _ = group.sample(x.shape[1], "critic", number)
+            answer.update({"critic": group.bench("critic")(x), **rating(group, real)})
+        return answer
 
     def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """What :func:`examine` would answer if it trained nothing."""
-        groups = [Group([node]) for node in nodes]
-        answers = [assess(group, x.unsqueeze(0), group.sample(len(x), "look")[0]) for group in groups]
+        """What :func:`predict` would answer."""
+        answers = [predict(Group([node]), 0, x.unsqueeze(0)) for node in nodes]
         return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
 
     def rehearse(group: Group) -> None:
@@ -187,15 +196,17 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
         answer = examine(group, 0, x)
         torch.autograd.grad(answer["logits"].sum() + answer["critic"].sum(), x)
 
-    releases = {"logits": "logits", "critic": "critic"}
-    if config.rated:
-        releases["critic_real"] = "critic"
+    rated = {"critic": "critic", "critic_real": "critic"} if config.rated else {}
+    examined = {"logits": "logits", "critic": "critic", **rated}
+    counted = {"counts": "label counts", "sizes": "label counts"}
     questions = [
-        Question("count_labels", count_labels, releases={"counts": "label counts"}),
-        Question("examine", examine, {"x": "inputs"}, releases, differentiable=("x",)),
+        Question("count_labels", count_labels, releases=counted, times=1),
+        Question("examine", examine, {"x": "inputs"}, examined, ("x",), times=config.steps),
     ]
     if config.student_inputs == "fresh":
-        questions.append(Question("predict", predict, {"x": "inputs"}, releases))
+        predicted = {"logits": "logits", **rated}
+        times = config.steps * config.student_steps
+        questions.append(Question("predict", predict, {"x": "inputs"}, predicted, times=times))
     return NodeSide({question.name: question for question in questions}, prepare, look, rehearse)
 
 
@@ -269,8 +280,11 @@ class FedIODServer:
         self.student = compute.place(student)
         self.memory = AnswerMemory(config.memory)
         self.g_adam = torch.optim.Adam(G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True)
-        self.s_optimiser = _student_optimiser(student, config)
+        # What its owner froze stays as it is.
+        self.learning = [parameter for parameter in student.parameters() if parameter.requires_grad]
+        self.s_optimiser = _student_optimiser(self.learning, config)
         self.counts: torch.Tensor | None = None  # (K, classes)
+        self.sizes: torch.Tensor | None = None  # |X'_k|  (K,)
         self.done = 0  # steps
 
     def step(self) -> Mapping[str, float]:
@@ -281,9 +295,10 @@ class FedIODServer:
         """
         config, task, t = self.config, self.task, self.done
         self._set_rates(t)
-        if self.counts is None:
-            self.counts = self.federation.ask("count_labels")["counts"]
-        pi = self.counts.sum(1) / self.counts.sum()  # pi_k = |X'_k| / sum |X'_k|  (K,)
+        if self.counts is None or self.sizes is None:
+            told = self.federation.ask("count_labels")
+            self.counts, self.sizes = told["counts"], told["sizes"]
+        pi = self.sizes / self.sizes.sum()  # pi_k = |X'_k| / sum |X'_k|  (K,)
 
         # Input distillation
         w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
@@ -317,8 +332,7 @@ class FedIODServer:
             if config.student_inputs == "fresh":
                 x_then, z_then = self._ask_afresh(t, turn)
             else:
-                draw = torch_generator(self.seed, "memory", t, turn)
-                x_then, z_then = self.memory.sample(config.student_batch, draw)
+                x_then, z_then = self._remember(t, turn)
             with self.compute.step(self.seed, "student", t, turn):
                 L_S = task.distance(self.student(x_then).float(), z_then, config.tau).mean()  # Eq. 10
             self.s_optimiser.zero_grad()
@@ -330,11 +344,11 @@ class FedIODServer:
 
     def importance(self, answers: Answers) -> torch.Tensor:
         """pi_k(x), Eq. 8: ``(K, B or 1, classes)``, summing to 1 over the nodes."""
-        counts = self.counts
-        if counts is None:
+        counts, sizes = self.counts, self.sizes
+        if counts is None or sizes is None:
             raise ArgumentError("counts", None, "known after the first step")
         if self.config.importance == "size":
-            return self.task.importance(counts.sum(1, keepdim=True).expand_as(counts))
+            return self.task.importance(sizes.unsqueeze(1).expand_as(counts))
         if not self.config.rated:
             return self.task.importance(counts)
         fake = answers["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
@@ -362,6 +376,7 @@ class FedIODServer:
             "done": self.done,
             "number": self.federation.number,
             "counts": self.counts,
+            "sizes": self.sizes,
             "generator": dict(self.generator.state_dict()),
             "student": dict(self.student.state_dict()),
             "g_adam": self.g_adam.state_dict(),
@@ -372,11 +387,15 @@ class FedIODServer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a remembered state."""
         self.done, self.federation.number = state["done"], state["number"]
-        self.counts = None if state["counts"] is None else state["counts"].to(self.compute.device)
+        for name in ("counts", "sizes"):
+            told = state[name]
+            setattr(self, name, None if told is None else told.to(self.compute.device))
         self.generator.load_state_dict(state["generator"])
         self.student.load_state_dict(state["student"])
         self.g_adam.load_state_dict(state["g_adam"])
         self.s_optimiser.load_state_dict(state["s_optimiser"])
+        lay_out(self.g_adam)
+        lay_out(self.s_optimiser)
         self.memory.load(state["memory"], self.compute.device)
 
     def _fooled(
@@ -393,6 +412,19 @@ class FedIODServer:
             return doubts.mean()
         return pi @ doubts.mean(1)
 
+    def _remember(self, t: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Remembered inputs and answers, augmented as configured."""
+        draw = torch_generator(self.seed, "memory", t, turn)
+        x, z = self.memory.sample(self.config.student_batch, draw)
+        if self.config.student_augment == "shift":
+            x = shifted(x, draw, flip=False)
+        elif self.config.student_augment == "mixup":
+            x_other, z_other = self.memory.sample(self.config.student_batch, draw)
+            share = torch.rand(len(x), generator=draw).to(x.device)
+            x = torch.lerp(x_other, x, share.view(-1, *(1,) * (x.ndim - 1)))
+            z = self.task.mix(z_other, z, share)
+        return x, z
+
     def _ask_afresh(self, t: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
         """New inputs and their ensembled answers, one more question to all nodes."""
         draw = torch_generator(self.seed, "fresh w", t, turn)
@@ -403,10 +435,15 @@ class FedIODServer:
 
     def _watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
-        self.student.eval().requires_grad_(False)
+        self._learn(False)
         z_hat: torch.Tensor = self.student(x).float()
-        self.student.train().requires_grad_(True)
+        self._learn(True)
         return z_hat
+
+    def _learn(self, mode: bool) -> None:
+        self.student.train(mode)
+        for parameter in self.learning:
+            parameter.requires_grad_(mode)
 
     def _set_rates(self, t: int) -> None:
         config = self.config
@@ -414,14 +451,8 @@ class FedIODServer:
         set_lr(self.s_optimiser, cosine(t, config.steps, config.student_lr, config.student_lr_end))
 
 
-def _student_optimiser(student: nn.Module, config: FedIODConfig) -> torch.optim.Optimizer:
+def _student_optimiser(learning: list[nn.Parameter], config: FedIODConfig) -> torch.optim.Optimizer:
+    decay = config.student_weight_decay
     if config.student_optimiser == "adam":
-        decay = config.student_weight_decay
-        return torch.optim.Adam(student.parameters(), config.student_lr, weight_decay=decay, fused=True)
-    return torch.optim.SGD(
-        student.parameters(),
-        config.student_lr,
-        momentum=0.9,
-        weight_decay=config.student_weight_decay,
-        fused=True,
-    )
+        return torch.optim.Adam(learning, config.student_lr, weight_decay=decay, fused=True)
+    return torch.optim.SGD(learning, config.student_lr, momentum=0.9, weight_decay=decay, fused=True)

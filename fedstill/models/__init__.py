@@ -54,7 +54,13 @@ def build(spec: str, shape: tuple[int, int, int], classes: int, seed: int, *name
         if factory is None:
             known = ", ".join(MODELS)
             raise ArgumentError("model", spec, f"one of {known} (with :width) or package.module:factory")
-        return factory(shape, classes)
+        try:
+            module = factory(shape, classes)
+        except FORWARD as error:
+            raise ModelError(f"model {spec!r} cannot be made for inputs {shape}: {_first(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"model {spec!r} gives a {type(module).__name__}: allowed is a torch.nn.Module")
+        return module
 
 
 def _import(module: str, attribute: str) -> Callable[..., nn.Module] | None:
@@ -62,9 +68,16 @@ def _import(module: str, attribute: str) -> Callable[..., nn.Module] | None:
         return None
     try:
         factory = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError:
-        return None
+    except ImportError as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):
+            return None
+        raise ModelError(f"model module {module!r} cannot be imported: {_first(error)}") from error
     return factory if callable(factory) else None
+
+
+def _first(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def check(model: nn.Module, shape: tuple[int, int, int], classes: int, whose: str) -> None:
@@ -79,8 +92,7 @@ def check(model: nn.Module, shape: tuple[int, int, int], classes: int, whose: st
         with torch.no_grad():
             output = model.eval()(torch.zeros(2, *shape, device=device))
     except FORWARD as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{whose} cannot take inputs of shape {shape}: {reason}") from error
+        raise ModelError(f"{whose} cannot take inputs of shape {shape}: {_first(error)}") from error
     finally:
         model.train(training)
     if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, classes):

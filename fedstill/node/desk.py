@@ -11,8 +11,8 @@ import torch
 from fedstill.compute import Compute
 from fedstill.errors import ArgumentError, QuestionMismatch
 from fedstill.node.gate import Asked
-from fedstill.node.group import Group
-from fedstill.node.questions import GRADIENTS, NodeSide, Question
+from fedstill.node.group import Group, stack
+from fedstill.node.questions import GRADIENTS, NodeSide, Question, digest
 
 Tensors = Mapping[str, torch.Tensor]
 KEPT = 4  # answers kept for a server that asks again because a reply was lost
@@ -23,19 +23,21 @@ class _Answered:
     """One question, from its answer until it is forgotten."""
 
     question: Question
-    content: str
-    releases: Sequence[Tensors]  # one a node
-    asked: Sequence[Asked]
-    inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
-    outputs: Tensors = field(default_factory=dict)  # (G, ...) with graph, until pulled back
-    gradients: Sequence[Tensors] | None = None
-    pulled: str = ""  # content of the pull
+    asked: Asked
+    inputs: Tensors  # (G, ...) leaves of the graph
+    outputs: Tensors  # (G, ...), with the graph until the next question
+    releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
+    pulled: list[Asked] = field(default_factory=list)  # what came to be pulled back, one a node
+    pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
+    gradients: list[Tensors] = field(default_factory=list)  # one a node
 
 
 class Desk:
     """Answers questions for a group of nodes, each node's part through its own gate.
 
-    Asking again under the same number gives the same answer: no handler runs, nothing is counted.
+    Asking again under the same number gives the same answer: no handler runs, nothing is counted. That
+    holds too when a gate failed half-way, say on a full disk: what was computed is kept, and asking again
+    releases what is outstanding.
 
     Args:
         group: the nodes, computed together.
@@ -49,16 +51,13 @@ class Desk:
         self._answered: OrderedDict[int, _Answered] = OrderedDict()
         self._last = -1
 
-    def answer(
-        self, name: str, number: int, tensors: Tensors, content: str, differentiable: bool
-    ) -> Sequence[Tensors]:
+    def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
 
         Args:
             name: of the question.
             number: that the server gave it, rising from question to question.
             tensors: what came with it, the same for each node.
-            content: digest of ``tensors``.
             differentiable: keep what :meth:`pull_back` needs.
 
         Raises:
@@ -68,41 +67,29 @@ class Desk:
             QuestionMismatch: the number was used for another question or other content.
         """
         question = self._question(name, tensors)
-        seen = self._answered.get(number)
-        if seen is not None:
-            if seen.question.name != name or seen.content != content:
+        content = digest(name, tensors)
+        kept = self._answered.get(number)
+        if kept is None:
+            if number <= self._last:
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
-            return seen.releases
-        if number <= self._last:
+            asked = Asked(number, name, content, _bytes(tensors, question.sends))
+            for node in self.group.nodes:
+                node.gate.admit(asked, question.kinds())
+            kept = self._compute(question, asked, tensors, differentiable)
+            self._remember(number, kept)
+        elif kept.asked.content != content:
             raise QuestionMismatch(self.group.nodes[0].name, name, number)
-        asked = Asked(number, name, content, _bytes(tensors, question.sends))
-        for node in self.group.nodes:
-            node.gate.admit(asked, question.kinds())
-        inputs = {
-            key: self._for_each(key, tensor, question, differentiable) for key, tensor in tensors.items()
-        }
-        first = self.group.nodes[0]
-        with self.compute.step(first.seed, first.name, name, number), torch.set_grad_enabled(differentiable):
-            outputs = question.handler(self.group, number, **inputs)
-        releases = [
-            node.gate.release(
-                asked, "answer", {key: out[row].detach() for key, out in outputs.items()}, question.kinds()
-            )
-            for row, node in enumerate(self.group.nodes)
-        ]
-        kept = _Answered(question, content, releases, [asked] * len(self.group))
-        if differentiable:
-            kept.inputs, kept.outputs = inputs, outputs
-        self._remember(number, kept)
-        return releases
+        for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
+            mine = {key: out[row].detach() for key, out in kept.outputs.items()}
+            kept.releases.append(node.gate.release(kept.asked, "answer", mine, question.kinds()))
+        return kept.releases
 
-    def pull_back(self, number: int, pulls: Sequence[Tensors], content: str) -> Sequence[Tensors]:
+    def pull_back(self, number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
         """Pull gradients that reached the answer back through each node's networks.
 
         Args:
             number: of the question.
             pulls: for each node of the group, the gradients by the names of its answer.
-            content: digest of all that came.
 
         Returns:
             For each node, the gradients by the names of the question's inputs, ``(B, ...)``.
@@ -111,35 +98,47 @@ class Desk:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
                 one back before asking the next.
         """
+        first = self.group.nodes[0].name
         kept = self._answered.get(number)
-        if kept is None or (kept.gradients is not None and kept.pulled != content):
-            name = kept.question.name if kept else "unknown"
-            raise QuestionMismatch(self.group.nodes[0].name, name, number)
-        if kept.gradients is not None:
-            return kept.gradients
-        if not kept.outputs:  # asked without gradients, or pulled only after the next question
-            raise QuestionMismatch(self.group.nodes[0].name, kept.question.name, number)
-        kinds = kept.question.kinds()
-        # What does not depend on the inputs (a mean over the node's own examples) has no way back.
-        names = [key for key, out in kept.outputs.items() if out.requires_grad and key in pulls[0]]
-        wanted = list(kept.question.differentiable)
-        grads = torch.autograd.grad(
-            [kept.outputs[key] for key in names],
-            [kept.inputs[key] for key in wanted],
-            [torch.stack([pull[key] for pull in pulls]) for key in names],
-        )
-        kept.gradients = [
-            node.gate.release(
-                Asked(number, kept.question.name, content, _bytes(pull, dict.fromkeys(pull, GRADIENTS))),
-                "gradient",
-                {f"d/d{key}": grad[row] for key, grad in zip(wanted, grads, strict=True)},
-                kinds,
-            )
-            for row, (node, pull) in enumerate(zip(self.group.nodes, pulls, strict=True))
+        if kept is None:
+            raise QuestionMismatch(first, "unknown", number)
+        name = kept.question.name
+        pulled = [
+            Asked(number, name, digest(name, pull), _bytes(pull, dict.fromkeys(pull, GRADIENTS)))
+            for pull in pulls
         ]
-        kept.pulled = content
-        kept.inputs, kept.outputs = {}, {}  # the graph has done its work
+        wanted = kept.question.differentiable
+        if not kept.pulls:
+            # What does not depend on the inputs (a mean over the node's own examples) has no way back.
+            names = [key for key, out in kept.outputs.items() if out.requires_grad and key in pulls[0]]
+            if not names:  # asked without gradients, or pulled only after the next question
+                raise QuestionMismatch(first, name, number)
+            grads = torch.autograd.grad(
+                [kept.outputs[key] for key in names],
+                [kept.inputs[key] for key in wanted],
+                [stack([pull[key] for pull in pulls]) for key in names],
+            )
+            kept.pulls, kept.pulled = list(grads), pulled
+            kept.inputs, kept.outputs = {}, {}  # the graph has done its work
+        elif pulled != kept.pulled:
+            raise QuestionMismatch(first, name, number)
+        for row, node in list(enumerate(self.group.nodes))[len(kept.gradients) :]:
+            mine = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
+            kept.gradients.append(node.gate.release(pulled[row], "gradient", mine, kept.question.kinds()))
         return kept.gradients
+
+    def _compute(self, question: Question, asked: Asked, tensors: Tensors, differentiable: bool) -> _Answered:
+        inputs = {
+            key: self._for_each(tensor, differentiable and key in question.differentiable)
+            for key, tensor in tensors.items()
+        }
+        first = self.group.nodes[0]
+        with (
+            self.compute.step(first.seed, first.name, question.name, asked.number),
+            torch.set_grad_enabled(differentiable),
+        ):
+            outputs = question.handler(self.group, asked.number, **inputs)
+        return _Answered(question, asked, inputs, outputs)
 
     def parted(self) -> list[Desk]:
         """One desk a node, which take no number again that this one has served."""
@@ -159,14 +158,10 @@ class Desk:
             )
         return question
 
-    def _for_each(
-        self, key: str, tensor: torch.Tensor, question: Question, differentiable: bool
-    ) -> torch.Tensor:
+    def _for_each(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """One copy a node, so that each node's gradient is its own: ``(B, ...)`` to ``(G, B, ...)``."""
         each = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
-        if differentiable and key in question.differentiable:
-            return each.requires_grad_()
-        return each
+        return each.requires_grad_() if differentiable else each
 
     def _remember(self, number: int, kept: _Answered) -> None:
         self._forget_graphs()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.node.ledger import Ledger
+from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.privacy.mechanism import Mechanism, NoMechanism
 from fedstill.seeds import torch_generator
 
@@ -54,7 +54,8 @@ class Gate:
         policy: its owner's policy.
         ledger: where releases are written.
         mechanism: what is done to a release before it leaves.
-        seed: of the noise.
+        secret: seeds the noise. Whoever knows it can take the noise away again, so a real node draws one
+            of its own; a simulation derives it from the run's seed.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Gate:
         policy: PolicyConfig,
         ledger: Ledger,
         mechanism: Mechanism | None = None,
-        seed: int = 0,
+        secret: int = 0,
     ) -> None:
-        self.node, self.policy, self.ledger, self.seed = node, policy, ledger, seed
+        self.node, self.policy, self.ledger, self.secret = node, policy, ledger, secret
         self.mechanism: Mechanism = mechanism or NoMechanism()
 
     def objection(self, question: str, kinds: Mapping[str, str]) -> str | None:
@@ -89,10 +90,11 @@ class Gate:
             QuestionRefused: by the policy's list, its refusal of parameters, or a limit reached.
         """
         rule = self.objection(asked.question, kinds)
-        answered = self.ledger.answered(self.node)
+        # What was answered once may be again; other content under the same number is another question.
+        again = self.ledger.released(self.node, asked.number, ANSWER) == asked.content
         limit = self.policy.most_questions
-        if rule is None and asked.number not in answered:  # what was answered once may be again
-            if limit and len(answered) >= limit:
+        if rule is None and not again:
+            if limit and self.ledger.answers(self.node) >= limit:
                 rule = f"most_questions: {limit}"
             elif self.policy.most_bytes and self.ledger.up(self.node) >= self.policy.most_bytes:
                 rule = f"most_bytes: {self.policy.most_bytes}"
@@ -118,7 +120,8 @@ class Gate:
         if undeclared:
             raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
         bounded = self.mechanism.bound(tensors)
-        generator = torch_generator(self.seed, self.node, "gate", asked.number, part)
+        # With the content: equal noise on two contents would cancel in their difference.
+        generator = torch_generator(self.secret, self.node, "gate", asked.number, part, asked.content)
         noised = self.mechanism.noise(bounded, generator)
         self._charge(asked, part, noised, kinds)
         return {name: tensor.detach() for name, tensor in noised.items()}

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from fedstill.compute import as_laid_out, lay_out
 from fedstill.node.node import Node
 
 # Layers whose result depends on torch's global generator: their draws differ once stacked.
@@ -108,7 +109,8 @@ class Bench:
         )
         for name, grad in zip(names, grads, strict=True):
             for row, own in enumerate(self._own[: len(losses)]):
-                own[name].grad = grad if alone or grad is None else grad[row]
+                mine = grad if alone or grad is None else grad[row]
+                own[name].grad = None if mine is None else as_laid_out(mine, own[name])
 
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
@@ -146,6 +148,9 @@ class Group:
         if role not in self._benches:
             modules = [node.modules[role] for node in self.nodes]
             self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
+            for node in self.nodes:  # stacking has changed how the parameters lie in memory
+                if role in node.optimisers:
+                    lay_out(node.optimisers[role])
         return self._benches[role]
 
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,10 +163,6 @@ class Group:
         self.bench(role).backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimisers[role].step()
-
-    def rehearsing(self) -> Group:
-        """A copy to time things on."""
-        return Group([node.rehearsing() for node in self.nodes])
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -191,14 +192,15 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _maps(pair: Sequence[Node]) -> bool:
-    """Whether ``vmap`` takes these nodes' modules in training, tried on copies."""
+    """Whether ``vmap`` takes these nodes' modules, in training and as they answer, tried on copies."""
     group = Group([node.rehearsing() for node in pair])
     x = group.sample(2, "try")[0]
     try:
         for role in pair[0].modules:
             bench = group.bench(role)
-            bench.train(True)
-            bench(x)
+            for mode in (True, False):
+                bench.train(mode)
+                bench(x)
     except RuntimeError:  # random draws, .item(), a branch on values: torch says so in many ways
         return False
     return True

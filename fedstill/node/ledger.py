@@ -11,7 +11,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from fedstill.errors import RunFolderError
+
 Release = tuple[str, int, str]  # node, question number, part
+ANSWER = "answer"  # the part that every answered question has; the other is "gradient"
 
 
 class Ledger:
@@ -25,24 +28,24 @@ class Ledger:
         self._up: Counter[str] = Counter()  # bytes that left each node
         self.bytes: dict[tuple[str, str, str], int] = defaultdict(int)  # node, direction, kind
         self._releases: dict[Release, str] = {}  # -> content of the question answered
-        self._numbers: dict[str, set[int]] = defaultdict(set)  # questions that each node answered
-        self._names: dict[int, str] = {}  # of all questions, by number
+        self._answers: Counter[str] = Counter()  # questions that each node answered
+        self._asked: dict[tuple[int, str], str] = {}  # number and content -> the question's name
         self._file: FileIO | None = None
 
     def open(self, path: Path) -> None:
         """Take up the lines of a file, if there is one, and append to it from now on.
 
         Raises:
-            json.JSONDecodeError: a line that is not the last is broken. A broken last line is what a
-                kill while writing leaves; the release it announced was never handed over, so it is cut.
+            RunFolderError: a line that is not the last is broken. A broken last line is what a kill while
+                writing leaves; the release it announced was never handed over, so it is cut.
         """
         if path.exists():
             self._take_up(path)
         self._file = FileIO(path, "a")
 
-    def answered(self, node: str) -> set[int]:
-        """The numbers of the questions that a node has answered."""
-        return self._numbers[node]
+    def answers(self, node: str) -> int:
+        """How many questions a node has answered."""
+        return self._answers[node]
 
     def released(self, node: str, number: int, part: str) -> str | None:
         """The content of the question that this release answered, or None where there was none."""
@@ -97,8 +100,8 @@ class Ledger:
             **total,
             "by_kind": by_kind,
             "by_node": by_node,
-            "questions": len(self._names),  # one to K nodes, answered in parts, is one
-            "questions_by_name": dict(sorted(Counter(self._names.values()).items())),
+            "questions": len(self._asked),  # one to K nodes, answered in parts, is one
+            "questions_by_name": dict(sorted(Counter(self._asked.values()).items())),
         }
 
     def close(self) -> None:
@@ -114,7 +117,12 @@ class Ledger:
             whole = raw.endswith(b"\n")
             if position == len(lines) - 1 and not whole:
                 break
-            self._count(json.loads(raw))
+            try:
+                self._count(json.loads(raw))
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise RunFolderError(
+                    f"{path}: line {position + 1} is no line of a ledger: {error}"
+                ) from error
             good += len(raw)
         with path.open("rb+") as file:
             file.truncate(good)
@@ -135,5 +143,6 @@ class Ledger:
             for kind, size in line[way].items():
                 self.bytes[line["node"], way, kind] += size
         self._up[line["node"]] += sum(line["up"].values())
-        self._numbers[line["node"]].add(line["number"])
-        self._names[line["number"]] = line["question"]
+        if line["part"] == ANSWER:
+            self._answers[line["node"]] += 1
+            self._asked[line["number"], line["content"]] = line["question"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.compute import lay_out
 from fedstill.data.dataset import TensorData
 from fedstill.node.gate import Gate
 from fedstill.seeds import torch_generator
@@ -74,6 +75,7 @@ class Node:
             self.modules[role].load_state_dict(values)
         for role, values in state["optimisers"].items():
             self.optimisers[role].load_state_dict(values)
+            lay_out(self.optimisers[role])
 
 
 def _frozen(module: nn.Module) -> frozenset[str]:

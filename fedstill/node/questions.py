@@ -27,6 +27,7 @@ class Question:
         releases: the kind of each tensor that its answer holds.
         differentiable: the inputs through which gradients that reach the answer are pulled back. They
             leave the node as kind ``gradients``.
+        times: how often a run asks it, so that a node with a limit can refuse beforehand; 0 is not known.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Question:
     sends: Mapping[str, str] = field(default_factory=dict)
     releases: Mapping[str, str] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
+    times: int = 0
 
     def kinds(self) -> Mapping[str, str]:
         """The kind of everything that may leave a node for this question."""
@@ -58,9 +60,9 @@ class NodeSide:
     rehearse: Callable[[Group], None]
 
 
-def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """A short fingerprint of a question's content: same names, shapes and values, same digest."""
-    hashed = hashlib.blake2b(digest_size=8)
+def digest(question: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """A short fingerprint of a question: same question, names, shapes and values, same digest."""
+    hashed = hashlib.blake2b(question.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         hashed.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

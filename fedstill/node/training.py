@@ -54,8 +54,9 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "local")
-        for name, least in (("epochs", 0), ("least_steps", 0), ("batch", 1), ("lr", 0), ("lr_end", 0)):
-            value = getattr(self, name)
+        names = ("epochs", "least_steps", "batch", "lr", "lr_end", "momentum", "weight_decay")
+        for name in names:
+            value, least = getattr(self, name), int(name == "batch")
             if not math.isfinite(value) or value < least:
                 raise ArgumentError(f"local.{name}", value, f"{least} or more")
         if not 0 <= self.smoothing < 1:
@@ -97,9 +98,13 @@ def make_optimiser(model: nn.Module, config: LocalConfig) -> torch.optim.Optimiz
 
 
 def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
-    """Give each node its optimiser, before its first step or before going on from a state."""
+    """Give each node its optimiser, before its first step or before going on from a state.
+
+    A node whose model is frozen as a whole has nothing to train and gets none.
+    """
     for node in nodes:
-        node.optimisers["model"] = make_optimiser(node.model, config)
+        if any(parameter.requires_grad for parameter in node.model.parameters()):
+            node.optimisers["model"] = make_optimiser(node.model, config)
 
 
 def train(

@@ -39,7 +39,7 @@ SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "e
 # What each kind of message says, for a reader who has to answer for it.
 KINDS = {
     "logits": "the score that a node's model gives each class, for each input it was asked about",
-    "critic": "how real a node's critic finds each input, part by part",
+    "critic": "how unlike its own data a node's critic finds each input, part by part",
     "inputs": "the inputs that the server asked about",
     "gradients": "slopes of the server's loss, which tell it how to change its inputs",
     "label counts": "how many examples of each class a node holds",

@@ -67,6 +67,11 @@ class Classification:
         share = (weights * ensembled.softmax(1)).sum(2)  # (K, B)
         return share / share.sum(0, keepdim=True).clamp_min(1e-30)
 
+    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Logits of the mixture of two predictions, ``share`` (B,) of it the second's."""
+        q = torch.lerp(first.softmax(1), second.softmax(1), share.unsqueeze(1))
+        return q.clamp_min(torch.finfo(q.dtype).tiny).log()
+
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10: one value an example."""
         return functional.distance(student, target, tau)

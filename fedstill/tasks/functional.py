@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 Ensemble = Literal["logits", "log_probs", "probs", "consensus"]
-AGREEING = 5  # turns of the consensus; measured: it moves little after three
+AGREEING = 5  # turns of the consensus: enough to hear all, before nodes of many classes drown the others
 
 
 def entropy(logits: torch.Tensor, axis: int) -> torch.Tensor:
@@ -105,27 +105,27 @@ def ensemble(answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> tor
     return _log_mixture(log_q, weights)
 
 
-def consensus(log_q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Listen to those who know the classes that, as all agree, the input shows.
+def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = AGREEING) -> torch.Tensor:
+    """Listen to the nodes that hold the classes which, as all agree, the input shows.
 
-    A node that never saw a class cannot answer with it: shown a 7, a node of only 0s and 1s is sure of
-    one of them. Its class weights do not help, for it does know 0s. So nodes are weighed as wholes, by
-    how likely their data are to hold such an input, ``share_k ~ sum_c pi_k^c p^c``, and p is what the
-    nodes so weighed say, ``p = sum_k share_k q_k``; starting from the mean of log-probabilities, a few
-    turns settle both. With pi_k^c the share of class c's examples that node k holds, this is
-    expectation-maximisation for which node's data the input came from. No gradient flows through
-    the shares. (fedstill's own; not in the papers.)
+    A node of few classes is sure of one of them on any input, and class weights let its vote count fully
+    there, since it does hold that class. So nodes are weighed as wholes: ``share_k ~ sum_c pi_k^c p^c``,
+    and p is what the nodes so weighed say, ``p = sum_k share_k q_k``; starting from the mean of
+    log-probabilities, a few turns. Each is one step of a Markov chain over nodes, in which a node hands its
+    say on to the nodes that hold the classes it names. No gradient flows through the shares. fedstill's own,
+    measured in ``docs/methods/fediod.md``; not in the papers.
 
     Args:
         log_q: the nodes' log-probabilities ``(K, B, C, ...)``.
         weights: pi_k(x), of equal rank, ``(K, B or 1, C, ...)``.
+        turns: how often say is handed on, 1 or more.
 
     Returns:
         Log-probabilities ``(B, C, ...)``.
     """
     with torch.no_grad():
         share = _knowing(weights, (weights * log_q).sum(0).softmax(1))  # (K, B, 1, ...)
-        for _ in range(AGREEING - 1):
+        for _ in range(turns - 1):
             share = _knowing(weights, (share * log_q.exp()).sum(0))
     return _log_mixture(log_q, share)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -316,6 +317,53 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
         world.federation.require(["tell", "examine"])
     assert world.federation.objections(world.federation.questions["examine"]) == {"n1": "questions: tell"}
     assert world.calls == 0
+    assert world.ledger.summary() == Ledger().summary()
+
+
+@ENGINES
+def test_a_disk_that_is_full_at_one_node_does_not_make_the_others_answer_twice(
+    stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, world = World(stacked=stacked), World(stacked=stacked)
+    expected = whole.federation.ask("examine", x=image())
+    write = world.ledger.write
+
+    def full(**line: Any) -> None:
+        if line["node"] == "n2":
+            raise OSError("no space left on device")
+        write(**line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.ledger, "write", full)
+        with pytest.raises(OSError, match="no space"):
+            world.federation.ask("examine", x=image(), number=0)
+    x = image()
+    answers = world.federation.ask("examine", x=x, number=0)
+    assert torch.equal(answers["logits"], expected["logits"])
+    assert torch.equal(answers["critic"], expected["critic"])
+    assert world.calls == whole.calls
+    assert all(torch.equal(p, q) for p, q in zip(world.critics(), whole.critics(), strict=True))
+    assert world.ledger.summary() == whole.ledger.summary()
+    loss_of(answers).backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None:
+    world = World(ALIKE, policies={"n1": PolicyConfig(most_questions=limit)})
+    questions = {
+        name: dataclasses.replace(question, times=times)
+        for (name, question), times in zip(world.federation.questions.items(), (2, 1), strict=True)
+    }
+    side = NodeSide(questions, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    federation = InProcess(world.nodes, world.groups, side, Compute())
+    assert federation.limits() == {"n1": limit}
+    if limit == 3:
+        federation.require(["examine", "tell"])
+        return
+    said = f"node 'n1' refuses question 'examine, tell' by rule most_questions: {limit}, and the run asks 3"
+    with pytest.raises(QuestionRefused, match=said):
+        federation.require(["examine", "tell"])
     assert world.ledger.summary() == Ledger().summary()
 
 

@@ -315,7 +315,7 @@ def test_critics_descend_to_low_on_real_and_high_on_generated_by_hand() -> None:
 )
 def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
     server = world(replace(SMALL, importance=how)).server
-    server.counts = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
+    server.counts, server.sizes = torch.tensor([[3.0, 1.0], [1.0, 1.0]]), torch.tensor([4.0, 2.0])
     critic = torch.tensor([0.8, 0.5]).logit().view(2, 1, 1, 1).expand(2, 1, 2, 2)
     tensors = {"critic": critic, "critic_real": torch.tensor([0.2, 0.5])}
     weights = server.importance(Answers(0, ("a", "b"), tensors))
@@ -351,6 +351,7 @@ def test_every_column_of_table_6_can_be_run_and_each_is_another_algorithm() -> N
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("generator_width", 1),
         *[(name, 0) for name in ("steps", "batch", "noise", "generator_width", "critic_width")],
         ("student_steps", 0),
         ("student_batch", -1),
@@ -401,9 +402,46 @@ def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
         "critic": {"up": 2 * (critic + rated), "down": 0},
         "gradients": {"up": 2 * images, "down": 2 * (logits + critic + rated)},
         "inputs": {"up": 0, "down": 2 * images},
-        "label counts": {"up": 2 * CLASSES * 4, "down": 0},
+        "label counts": {"up": 2 * (CLASSES + 1) * 4, "down": 0},  # and how many in all
         "logits": {"up": 2 * logits, "down": 0},
     }
+
+
+@pytest.mark.parametrize(("how", "asked"), [("remembered", 1 + 4), ("fresh", 1 + 4 + 4 * 2)])
+def test_a_limit_on_questions_below_what_the_run_asks_is_found_at_the_start(how: Any, asked: int) -> None:
+    config = replace(SMALL, student_inputs=how)
+    with pytest.raises(QuestionRefused, match=f"most_questions: {asked - 1}, and the run asks {asked}"):
+        world(config, policies={1: PolicyConfig(most_questions=asked - 1)})
+    one = world(config, policies={1: PolicyConfig(most_questions=asked)})
+    for _ in range(config.steps):
+        one.server.step()
+    assert one.ledger.answers("n1") == asked
+
+
+def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> None:
+    fresh = replace(SMALL, student_inputs="fresh")
+    for importance, kinds in (
+        ("counts", {"logits"}),
+        ("size", {"logits"}),
+        ("realness", {"logits", "critic"}),
+    ):
+        side = node_side(replace(fresh, importance=importance), TASK)
+        assert set(side.questions["predict"].releases.values()) == kinds
+
+
+def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
+    one = world(SMALL, specs=("mlp:8", "mlp:8"))
+    student = build("small-cnn:4", SHAPE, CLASSES, 0, "student")
+    student[0].requires_grad_(False)  # type: ignore[index]
+    before = copy.deepcopy(student.state_dict())
+    config = replace(SMALL, student_weight_decay=0.1)
+    server = FedIODServer(config, one.federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED)
+    for _ in range(2):
+        server.step()
+    assert torch.equal(student.state_dict()["0.weight"], before["0.weight"])
+    assert not torch.equal(student.state_dict()["4.weight"], before["4.weight"])
+    wanted = [parameter.requires_grad for parameter in student.parameters()]
+    assert wanted == [False, False] + [True] * (len(wanted) - 2)
 
 
 # --- stops, looks, images ------------------------------------------------------------------------
@@ -447,11 +485,13 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
         answer = one.side.look(one.nodes, x)
     for row, node in enumerate(one.nodes):
         torch.testing.assert_close(answer["logits"][row], node.model(x))
-        torch.testing.assert_close(answer["critic"][row], node.modules["critic"](x))
+        if importance == "realness":  # only then do the weights need the critic
+            torch.testing.assert_close(answer["critic"][row], node.modules["critic"](x))
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
     assert one.ledger.summary() == ledger
+    assert set(answer) == ({"logits"} if importance == "counts" else {"logits", "critic", "critic_real"})
     together = one.server.ensemble(Answers(-1, tuple("abc"), answer))
     assert together.shape == (7, CLASSES)
 

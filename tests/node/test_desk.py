@@ -20,7 +20,7 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide, Question, digest
+from fedstill.node.questions import NodeSide, Question
 
 B = 2
 X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -76,11 +76,10 @@ class Office:
         return {"logits": group.bench("model")(x) + 2 * group.bench("model")(x * y)}
 
     def ask(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
-        return self.desk.answer(name, number, {"x": x}, digest({"x": x}), grad)
+        return self.desk.answer(name, number, {"x": x}, grad)
 
     def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
-        every = {f"{row}/{name}": grad for row, pull in enumerate(pulls) for name, grad in pull.items()}
-        return self.desk.pull_back(number, pulls, digest(every))
+        return self.desk.pull_back(number, pulls)
 
     def critics(self) -> list[torch.Tensor]:
         return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
@@ -147,7 +146,7 @@ def test_a_used_number_with_other_content_or_another_question_is_a_mismatch() ->
         office.ask(5, X + 1)
     assert (caught.value.node, caught.value.question, caught.value.number) == ("a", "examine", 5)
     with pytest.raises(QuestionMismatch, match="'leak'"):
-        office.desk.answer("leak", 5, {}, digest({"x": X}), False)
+        office.desk.answer("leak", 5, {}, False)
     assert office.calls == 1
     assert not office.has_changed_since(critics)
     assert office.ledger.summary() == ledger
@@ -174,7 +173,7 @@ def test_unknown_questions_and_wrong_tensors_are_named() -> None:
         office.ask(name="exam")
     for tensors in ({}, {"y": X}, {"x": X, "y": X}):
         with pytest.raises(ArgumentError, match=r"tensors of question examine .* exactly \['x'\]"):
-            office.desk.answer("examine", 0, tensors, "c", False)
+            office.desk.answer("examine", 0, tensors, False)
     assert office.calls == 0
     assert office.ledger.summary() == Ledger().summary()
 
@@ -195,7 +194,7 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
 def test_an_undeclared_tensor_in_an_answer_leaves_no_node() -> None:
     office = Office()
     with pytest.raises(QuestionRefused, match="'leak' by rule undeclared: diary"):
-        office.desk.answer("leak", 0, {}, digest({}), False)
+        office.desk.answer("leak", 0, {}, False)
     assert office.ledger.summary() == Ledger().summary()
 
 
@@ -218,9 +217,9 @@ def test_gradients_are_those_of_each_nodes_own_networks() -> None:
 def test_gradients_of_several_inputs_are_told_apart() -> None:
     office = Office()
     y = X.flip(0)
-    office.desk.answer("two", 0, {"x": X, "y": y}, "c", True)
+    office.desk.answer("two", 0, {"x": X, "y": y}, True)
     given = [{"logits": torch.ones(B, 3)}] * 3
-    released = office.desk.pull_back(0, given, "p")
+    released = office.desk.pull_back(0, given)
     model = copy.deepcopy(office.nodes[1].model)
     x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
     expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))
@@ -235,7 +234,7 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     ledger = office.ledger.summary()
     assert same(office.pull(pulls()), first)
     office.ask(1)  # a reply that was lost may be asked for even later
-    office.desk.answer("two", 2, {"x": X, "y": X}, "c", False)
+    office.desk.answer("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
     assert office.ledger.summary()["by_kind"]["gradients"] == ledger["by_kind"]["gradients"]
 
@@ -272,7 +271,11 @@ def test_without_gradients_no_graph_is_kept() -> None:
     office = Office()
     office.ask(grad=False)
     assert not office.grad_enabled
-    assert not alive(office)
+    kept = [output() for output in office.outputs]
+    assert all(output is None or output.grad_fn is None for output in kept)
+    office.ask(1, grad=False)
+    del kept
+    assert office.outputs
 
 
 def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_question() -> None:
@@ -304,6 +307,67 @@ def test_bytes_down_and_up_are_exact_for_each_node() -> None:
     }
 
 
+# --- a gate that fails half-way ------------------------------------------------------------------
+
+
+class Full(Ledger):
+    """A ledger on a disk that is full for one node and one part, as long as it says."""
+
+    full: tuple[str, str] | None = None
+
+    def write(self, **line: Any) -> None:
+        if (line["node"], line["part"]) == self.full:
+            raise OSError("no space left on device")
+        super().write(**line)
+
+
+def full(office: Office) -> Full:
+    ledger = Full()
+    office.ledger = ledger
+    for node in office.nodes:
+        node.gate.ledger = ledger
+    return ledger
+
+
+def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
+    expected = Office().ask()
+    office = Office()
+    ledger = full(office)
+    ledger.full = ("b", "answer")
+    with pytest.raises(OSError, match="no space"):
+        office.ask()
+    critics = office.critics()
+    assert set(ledger.summary()["by_node"]) == {"a"}, "b and c have released nothing"
+    with pytest.raises(OSError, match="no space"):
+        office.ask()
+    ledger.full = None
+    assert same(office.ask(), expected)
+    assert office.calls == 1
+    assert not office.has_changed_since(critics), "the critics have moved once"
+    each = {"up": B * 4 * 4, "down": B * 16 * 4}
+    assert ledger.summary()["by_node"] == dict.fromkeys("abc", each)
+    assert [ledger.answers(name) for name in "abc"] == [1, 1, 1]
+    with pytest.raises(QuestionMismatch):
+        office.ask(0, X + 1)
+
+
+def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
+    whole = Office()
+    whole.ask()
+    expected = whole.pull(pulls())
+    office = Office()
+    ledger = full(office)
+    office.ask()
+    ledger.full = ("b", "gradient")
+    with pytest.raises(OSError, match="no space"):
+        office.pull(pulls())
+    with pytest.raises(QuestionMismatch):
+        office.pull(pulls(1))
+    ledger.full = None
+    assert same(office.pull(pulls()), expected)
+    assert ledger.summary() == whole.ledger.summary()
+
+
 # --- parting -------------------------------------------------------------------------------------
 
 
@@ -317,10 +381,10 @@ def test_a_parted_desk_answers_like_the_whole_and_takes_no_old_number() -> None:
     for desk in desks:
         for old in (2, 3):
             with pytest.raises(QuestionMismatch):
-                desk.answer("examine", old, {"x": X}, digest({"x": X}), False)
+                desk.answer("examine", old, {"x": X}, False)
     assert parted.calls == calls
     expected = whole.ask(4)
     for desk, answer in zip(desks, expected, strict=True):
-        (mine,) = desk.answer("examine", 4, {"x": X}, digest({"x": X}), False)
+        (mine,) = desk.answer("examine", 4, {"x": X}, False)
         for name in answer:
             torch.testing.assert_close(mine[name], answer[name])

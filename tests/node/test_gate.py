@@ -130,7 +130,7 @@ def test_most_bytes_is_never_overstepped_by_a_release() -> None:
     with pytest.raises(QuestionRefused, match="most_bytes: 167"):
         door.release(asked(2), "answer", ANSWER, KINDS)
     assert ledger.up("clinic") == 112
-    assert ledger.answered("clinic") == {0, 1}
+    assert ledger.answers("clinic") == 2
 
 
 def test_once_the_bytes_are_used_up_no_question_is_let_in() -> None:
@@ -258,12 +258,60 @@ def test_other_content_another_part_or_another_number_is_counted() -> None:
     assert ledger.up("clinic") == 4 * 56
 
 
-def test_noise_follows_from_seed_node_question_and_part() -> None:
-    def drawn(node: str = "a", seed: int = 0, number: int = 0, part: str = "answer") -> float:
+def test_noise_follows_from_secret_node_question_part_and_content() -> None:
+    def drawn(
+        node: str = "a", secret: int = 0, number: int = 0, part: str = "answer", content: str = "c0"
+    ) -> float:
         journal = Journal()
-        Gate(node, PolicyConfig(), Ledger(), journal, seed).release(asked(number), part, ANSWER, KINDS)
+        door = Gate(node, PolicyConfig(), Ledger(), journal, secret=secret)
+        door.release(asked(number, content), part, ANSWER, KINDS)
         return journal.drawn
 
     assert drawn() == drawn()
-    draws = {drawn(), drawn(node="b"), drawn(seed=1), drawn(number=1), drawn(part="gradient")}
-    assert len(draws) == 5
+    others = [drawn(node="b"), drawn(secret=1), drawn(number=1), drawn(part="gradient"), drawn(content="c1")]
+    assert len({drawn(), *others}) == 6
+
+
+# --- after a restart -----------------------------------------------------------------------------
+
+
+def restarted(path: Path, **policy: Any) -> Gate:
+    """A gate on a ledger's file as a new process opens it."""
+    ledger = Ledger()
+    ledger.open(path)
+    return gate(ledger, **policy)
+
+
+def test_other_content_under_an_old_number_is_charged_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    restarted(path).release(asked(0, "c0"), "answer", ANSWER, KINDS)
+    door = restarted(path)
+    door.admit(asked(0, "c1"), KINDS)
+    door.release(asked(0, "c1"), "answer", ANSWER, KINDS)
+    assert door.ledger.up("clinic") == 2 * 56
+    assert door.ledger.answers("clinic") == 2
+    assert door.ledger.summary()["questions"] == 2
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_an_old_number_does_not_lead_past_most_questions_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    for number in range(2):
+        restarted(path).release(asked(number), "answer", ANSWER, KINDS)
+    door = restarted(path, most_questions=2)
+    door.admit(asked(1), KINDS)  # what was answered may be answered again
+    door.release(asked(1), "answer", ANSWER, KINDS)
+    assert (door.ledger.answers("clinic"), len(path.read_text().splitlines())) == (2, 2)
+    for number in (0, 1, 2):
+        with pytest.raises(QuestionRefused, match="most_questions: 2"):
+            door.admit(asked(number, "another"), KINDS)
+
+
+def test_an_old_number_does_not_lead_past_most_bytes_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    restarted(path).release(asked(0), "answer", ANSWER, KINDS)
+    door = restarted(path, most_bytes=56 + 55)
+    with pytest.raises(QuestionRefused, match="most_bytes: 111"):
+        door.release(asked(0, "another"), "answer", ANSWER, KINDS)
+    door.release(asked(0), "answer", ANSWER, KINDS)
+    assert door.ledger.up("clinic") == 56

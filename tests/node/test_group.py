@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedstill.data.dataset import TensorData
@@ -235,6 +237,225 @@ def test_layers_that_compute_otherwise_part_modules(one: nn.Module, other: nn.Mo
     assert parts(flat(one), flat(copy.deepcopy(one))) == [["n0", "n1"]]
 
 
+class Activated(nn.Module):
+    """Its forward calls a function that it was given."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x.flatten(1)))
+
+
+def test_functions_part_modules() -> None:
+    relu, tanh = Activated(torch.relu), Activated(torch.tanh)
+    assert parts(relu, tanh, copy.deepcopy(relu)) == [["n0", "n2"], ["n1"]]
+    doubled, halved = (Activated(lambda x, by=by: by * x) for by in (2.0, 0.5))
+    assert parts(doubled, halved) == [["n0"], ["n1"]]
+
+
+class Buffered(nn.Module):
+    """Keeps a long constant as a plain attribute; its printed form leaves the middle out."""
+
+    def __init__(self, middle: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+        self.constant = torch.zeros(2000)
+        self.constant[1000] = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1)) + self.constant.sum()
+
+
+def test_constants_that_print_alike_part_modules() -> None:
+    assert parts(Buffered(0.0), Buffered(1.0)) == [["n0"], ["n1"]]
+
+
+class Forwarding(nn.Module):
+    """A linear model and something that vmap cannot take."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(64, 3)
+        self.norm = nn.BatchNorm1d(3, momentum=None) if how == "average" else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.linear(x.flatten(1)))
+        if self.how == "dropout":
+            y = F.dropout(y, 0.5, self.training)
+        if self.how == "branch" and y.mean() > 0:
+            y = 2 * y
+        if self.how == "branch when asked" and not self.training and y.mean() > 0:
+            y = 2 * y
+        if self.how == "number":
+            y = y * y.abs().max().item()
+        return y
+
+
+UNMAPPED = ["dropout", "average", "branch", "branch when asked", "number"]
+
+
+@pytest.mark.parametrize("how", UNMAPPED)
+def test_what_vmap_cannot_take_goes_one_by_one(how: str) -> None:
+    modules = [Forwarding(how) for _ in range(3)]
+    before = copy.deepcopy([module.state_dict() for module in modules])
+    others = flat(), flat()
+    generator = torch.get_rng_state()
+    assert parts(*modules, *others) == [["n0"], ["n1"], ["n2"], ["n3", "n4"]]
+    for module, old in zip(modules, before, strict=True):  # finding out was done on copies
+        assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
+        assert module.training
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def frozen(module: nn.Module, *layers: int) -> nn.Module:
+    for index in layers:
+        module[index].requires_grad_(False)  # type: ignore[index]
+    return module
+
+
+def test_what_their_owners_froze_parts_modules() -> None:
+    assert parts(frozen(flat(), 1), flat(), frozen(flat(), 1)) == [["n0", "n2"], ["n1"]]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_frozen_parameter_stays_and_the_others_learn(size: int) -> None:
+    modules = [frozen(flat(), 1) for _ in range(size)]
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    before = copy.deepcopy([module.state_dict() for module in modules])
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
+    group = Group(nodes)
+    for mode in (False, True):
+        group.bench("model").train(mode)
+    group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
+    for module, old in zip(modules, before, strict=True):
+        assert [p.requires_grad for p in module.parameters()] == [False, False, True, True]
+        assert torch.equal(module.state_dict()["1.weight"], old["1.weight"])
+        assert not torch.equal(module.state_dict()["2.weight"], old["2.weight"])
+
+
+class Spare(nn.Module):
+    """Has a layer that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(64, 3), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x.flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_parameter_that_is_not_used_does_not_hinder(size: int) -> None:
+    modules = [Spare() for _ in range(size)]
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    before = copy.deepcopy([module.state_dict() for module in modules])
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS["sgd"](one.model)
+    group = Group(nodes)
+    group.bench("model").train(True)
+    group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
+    for module, old in zip(modules, before, strict=True):
+        assert module.spare.weight.grad is None
+        assert torch.equal(module.spare.weight, old["spare.weight"])
+        assert not torch.equal(module.linear.weight, old["linear.weight"])
+
+
+# --- memory layouts ------------------------------------------------------------------------------
+
+
+def fused(module: nn.Module) -> torch.optim.Optimizer:
+    """As the library's own: fused, so that it pairs numbers by their place in memory."""
+    return torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=True)
+
+
+class Placed(nn.Module):
+    """Adds a learned image to its input: that gradient comes with channels first, whatever the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Parameter(torch.randn(1, 3, 8, 8))
+        self.net = build("small-cnn:4", (3, 8, 8), 3, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x + self.image)
+        return out
+
+
+def made(name: str) -> list[nn.Module]:
+    torch.manual_seed(0)
+    if name == "placed":
+        return [Placed() for _ in range(G)]
+    if name == "critic":
+        return [PatchCritic(3, 4) for _ in range(G)]
+    return [build(name, (3, 8, 8), 3, 0, index) for index in range(G)]
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("name", ["small-cnn:4", "resnet8:4", "critic", "placed"])
+def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, stacked: bool) -> None:
+    plain = made(name)
+    modules: list[Any] = [copy.deepcopy(m).to(memory_format=torch.channels_last) for m in plain]
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    own = [torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=False) for module in plain]
+    for one in nodes:
+        one.optimisers["model"] = fused(one.model)
+    groups = [Group(nodes)] if stacked else [Group([one]) for one in nodes]
+    for turn in range(3):
+        x = random(G, B, 3, 8, 8, seed=turn)
+        for group in groups:
+            rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
+            bench = group.bench("model")
+            bench.train(True)
+            group.step("model", bench(rows).square().flatten(1).mean(1))
+        for row, module in enumerate(plain):
+            own[row].zero_grad()
+            module.train()(x[row]).square().mean().backward()
+            own[row].step()
+    same_state(modules, plain)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["was stacked", "was alone"])
+@pytest.mark.parametrize("after", [True, False], ids=["goes on stacked", "goes on alone"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_node_with_channels_last_goes_on_from_its_state(optimiser: str, before: bool, after: bool) -> None:
+    def nodes() -> list[Node]:
+        made_nodes = []
+        for index, module in enumerate(made("small-cnn:4")):
+            one = node(f"n{index}", module.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+            one.optimisers["model"] = (
+                fused(one.model)
+                if optimiser == "adam"
+                else torch.optim.SGD(one.model.parameters(), 0.05, momentum=0.9, fused=True)
+            )
+            made_nodes.append(one)
+        return made_nodes
+
+    def go(nodes: list[Node], stacked: bool, turns: range) -> None:
+        for group in [Group(nodes)] if stacked else [Group([one]) for one in nodes]:
+            bench = group.bench("model")
+            bench.train(True)
+            for turn in turns:
+                x = random(G, B, 3, 8, 8, seed=turn)
+                rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
+                group.step("model", bench(rows).square().flatten(1).mean(1))
+
+    whole, first, second = nodes(), nodes(), nodes()
+    go(whole, before, range(4))
+    go(first, before, range(2))
+    for one, other in zip(first, second, strict=True):
+        state = one.state()
+        moments = state["optimisers"]["model"]["state"].values()
+        for entry in moments:  # as a file gives them back
+            entry.update({key: value.contiguous() for key, value in entry.items() if value is not None})
+        other.load(copy.deepcopy(state))
+    go(second, after, range(2, 4))
+    same_state([one.model for one in second], [one.model for one in whole])
+
+
 def test_training_mode_does_not_part_modules() -> None:
     assert parts(flat().eval(), flat().train()) == [["n0", "n1"]]
 
@@ -272,7 +493,7 @@ def test_a_rehearsing_copy_shares_nothing_that_training_changes() -> None:
     for one in nodes:
         one.optimisers["model"] = OPTIMISERS["adam"](one.model)
     before = copy.deepcopy([one.state() for one in nodes])
-    twins = Group(nodes).rehearsing()
+    twins = Group([one.rehearsing() for one in nodes])
     twins.bench("model").train(True)
     losses = twins.bench("model")(random(2, B, 1, 8, 8)).square().flatten(1).mean(1)
     twins.step("model", losses)

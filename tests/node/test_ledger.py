@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedstill.errors import RunFolderError
 from fedstill.node.ledger import Ledger
 
 
@@ -73,8 +75,7 @@ def test_sums_by_kind_node_and_direction() -> None:
         "questions_by_name": {"count": 1, "examine": 1},
     }
     assert (ledger.up("a"), ledger.up("b"), ledger.up("nobody")) == (124, 12, 0)
-    assert ledger.answered("a") == {0, 1}
-    assert ledger.answered("b") == {0}
+    assert (ledger.answers("a"), ledger.answers("b"), ledger.answers("nobody")) == (2, 1, 0)
     assert ledger.released("a", 1, "gradient") == "c0"
     assert ledger.released("b", 1, "answer") is None
 
@@ -87,7 +88,7 @@ def test_a_ledger_that_is_opened_again_takes_up_its_sums_and_goes_on(tmp_path: P
     first.close()
     again = opened(path)
     assert again.summary() == first.summary()
-    assert again.answered("a") == {0}
+    assert again.answers("a") == 1
     assert again.released("b", 0, "answer") == "other"
     write(again, "a", 1)
     again.close()
@@ -107,7 +108,7 @@ def test_a_last_line_torn_by_a_kill_is_cut(left: int, tmp_path: Path) -> None:
     path.write_bytes(whole + torn)
 
     again = opened(path)
-    assert again.answered("a") == {0}
+    assert again.answers("a") == 1
     assert path.read_bytes() == whole
     write(again, "a", 1)
     again.close()
@@ -122,9 +123,68 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
     first.close()
     kept = path.read_bytes()
     path.write_bytes(b"x" + kept)
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(RunFolderError, match="line 1 is no line of a ledger"):
         opened(path)
     assert path.read_bytes() == b"x" + kept
+
+
+@pytest.mark.parametrize("line", ['{"node": "a"}', "null", "[]", '"text"', "{"])
+def test_a_whole_line_that_is_no_line_of_a_ledger_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = opened(path)
+    write(first, "a", 0)
+    first.close()
+    path.write_bytes(path.read_bytes() + line.encode() + b"\n")
+    kept = path.read_bytes()
+    with pytest.raises(RunFolderError, match=r"ledger\.jsonl: line 2 is no line of a ledger"):
+        opened(path)
+    assert path.read_bytes() == kept
+
+
+class FillsUp(FileIO):
+    """A file on a disk with room for so many bytes more."""
+
+    room = 10**9
+
+    def write(self, data: Any) -> int:
+        if self.room == 0:
+            raise OSError(28, "No space left on device")
+        written = super().write(bytes(data)[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_a_disk_that_fills_up_leaves_the_file_as_it_was(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    monkeypatch.setattr("fedstill.node.ledger.FileIO", FillsUp)
+    ledger = opened(path)
+    write(ledger, "a", 0)
+    before, sums = path.read_bytes(), ledger.summary()
+    file: Any = ledger._file
+    file.room = room
+    with pytest.raises(OSError, match="No space left"):
+        write(ledger, "a", 1)
+    assert path.read_bytes() == before
+    assert ledger.summary() == sums
+    file.room = 10**9  # somebody has made room
+    write(ledger, "b", 1)
+    ledger.close()
+    assert [(line["node"], line["number"]) for line in lines(path)] == [("a", 0), ("b", 1)]
+
+
+def test_a_line_written_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:7])
+
+    monkeypatch.setattr("fedstill.node.ledger.FileIO", Slow)
+    ledger = opened(tmp_path / "ledger.jsonl")
+    write(ledger, "a", 0)
+    ledger.close()
+    assert [line["number"] for line in lines(tmp_path / "ledger.jsonl")] == [0]
 
 
 def test_an_empty_file_is_a_new_ledger(tmp_path: Path) -> None:

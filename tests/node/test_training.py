@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute
+from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
-from fedstill.federation import partition
+from fedstill.federation import choose, partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig, cosine, shifted
@@ -213,6 +214,100 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
     same(second, whole, 0.0)
 
 
+class Own(nn.Module):
+    """A user's network of a kind that vmap cannot take."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.last = how, nn.Linear(64, 8), nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(8, momentum=None) if how == "average" else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.first(x.flatten(1))))
+        if self.how == "dropout":
+            y = F.dropout(y, 0.5, self.training)
+        if self.how == "branch" and y.mean() > 0.2:
+            y = 2 * y
+        out: torch.Tensor = self.last(y)
+        return out
+
+
+@pytest.mark.parametrize("how", ["dropout", "average", "branch"])
+def test_what_vmap_cannot_take_learns_the_same_on_every_engine(how: str) -> None:
+    config = LocalConfig(epochs=2, batch=4, lr=0.01)
+
+    def own() -> list[Node]:
+        models = []
+        for index in range(3):
+            torch.manual_seed(index)
+            models.append(Own(how))
+        return made(models)
+
+    def trial(group: Group) -> None:
+        training.train(group.nodes, TASK, config, COMPUTE, steps=3)
+
+    alone = trained(own(), config, stacked=False)
+    nodes = own()
+    training.prepare(nodes, config)
+    groups, ratios = choose(nodes, Compute(EngineConfig(name="auto")), trial)
+    assert ([len(group) for group in groups], ratios) == ([1, 1, 1], {})
+    for group in groups:
+        training.train(group, TASK, config, COMPUTE)
+    same(nodes, alone, 0.0)
+    same(trained(own(), config, stacked=True), alone, 0.0)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_what_an_owner_froze_stays_as_it_is(optimiser: str, stacked: bool) -> None:
+    nodes = built("small-cnn:4")
+    for node in nodes:
+        node.model[0].requires_grad_(False)  # type: ignore[index]
+    nodes = made([node.model for node in nodes])  # frozen before it became a node's
+    before = [{name: value.clone() for name, value in node.model.state_dict().items()} for node in nodes]
+    config = LocalConfig(epochs=2, batch=4, optimiser=optimiser, lr=0.01, weight_decay=0.1)
+    trained(nodes, config, stacked, steps=2)
+    for node, old in zip(nodes, before, strict=True):
+        now = node.model.state_dict()
+        assert torch.equal(now["0.weight"], old["0.weight"]), "not even its decay"
+        assert not torch.equal(now["4.weight"], old["4.weight"])
+        assert not node.model[0].weight.requires_grad  # type: ignore[index,union-attr]
+        assert node.model[4].weight.requires_grad  # type: ignore[index,union-attr]
+
+
+def test_a_wholly_frozen_model_gets_no_optimiser() -> None:
+    nodes = built("mlp:8")
+    nodes[1].model.requires_grad_(False)
+    training.prepare(nodes, LocalConfig())
+    assert ["model" in node.optimisers for node in nodes] == [True, False, True]
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_with_channels_last_going_on_gives_the_figures_of_one_go(
+    optimiser: str, stacked: bool, tmp_path: Path
+) -> None:
+    config = LocalConfig(epochs=3, batch=4, optimiser=optimiser, lr=0.01)
+
+    def nodes() -> list[Node]:
+        placed = built("small-cnn:4")
+        for node in placed:
+            COMPUTE.place(node.model)
+        assert placed[0].model[4].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[index]
+        return placed
+
+    whole = trained(nodes(), config, stacked)
+    first = trained(nodes(), config, stacked, steps=3)
+    save_state(tmp_path / "state", [node.state() for node in first])
+    second = nodes()
+    training.prepare(second, config)
+    for node, state in zip(second, load_state(tmp_path / "state"), strict=True):
+        node.load(state)
+    for group in partition(second, stacked):
+        training.train(group, TASK, config, COMPUTE, start=3)
+    same(second, whole, 0.0)
+
+
 def test_training_leaves_torchs_own_generator_where_it_was() -> None:
     nodes = dropping()
     before = torch.get_rng_state()
@@ -257,6 +352,10 @@ def test_steps_by_hand() -> None:
         ("lr", -0.1),
         ("lr_end", math.inf),
         ("least_steps", -1),
+        ("momentum", -1),
+        ("momentum", math.nan),
+        ("weight_decay", -1),
+        ("weight_decay", math.inf),
         ("smoothing", 1),
         ("smoothing", -0.1),
     ],

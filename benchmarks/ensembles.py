@@ -1,0 +1,79 @@
+"""How good each way of ensembling the teachers is, on real test images, before any distillation.
+
+    python benchmarks/ensembles.py --presets digits-fediod-skewed --seeds 0 1 2
+
+Trains the nodes of each preset and prints the accuracy of their ensemble for every ``method.ensemble``,
+with and without label smoothing. An evaluation of a simulation: it reads nodes' models directly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from statistics import mean
+
+import torch
+
+from fedstill.config import load
+from fedstill.errors import FedstillError
+from fedstill.node import training
+from fedstill.run import prepare
+from fedstill.tasks import functional
+
+WAYS = ("logits", "log_probs", "probs", "consensus")
+TURNS = (1, 2, 5, 20)
+
+
+def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, float]:
+    """Accuracy in percent of each way, and of the mean node."""
+    config = load(preset)
+    local = dataclasses.replace(config.nodes.local, smoothing=smoothing)
+    config = dataclasses.replace(
+        config,
+        seed=seed,
+        data=dataclasses.replace(config.data, root=root),
+        nodes=dataclasses.replace(config.nodes, local=local),
+        evaluation=dataclasses.replace(config.evaluation, centralised=False),
+    )
+    experiment, _ = prepare(config)
+    task = experiment.task
+    for node in experiment.nodes:
+        training.train([node], task, local, experiment.compute)
+    test = experiment.test
+    answers = torch.stack(
+        [training.predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
+    )  # (K, N, classes)
+    weights = task.importance(torch.stack([task.counts(node.data) for node in experiment.nodes]))
+    outputs: dict[str, torch.Tensor] = {way: task.ensemble(answers, weights, way) for way in WAYS}
+    for turns in TURNS:
+        outputs[f"turns={turns}"] = functional.consensus(answers.log_softmax(2), weights, turns)
+    found = {way: task.metrics(output, test.targets)["accuracy"] for way, output in outputs.items()}
+    alone = [task.metrics(answer, test.targets)["accuracy"] for answer in answers]
+    return {"standalone": mean(alone), **found}
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--presets", nargs="+", default=["digits-fediod-skewed", "digits-fediod"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--smoothing", nargs="+", type=float, default=[0.0, 0.1])
+    parser.add_argument("--root", default="", help="where data sets lie")
+    given = parser.parse_args()
+    columns = ("standalone", *WAYS, *(f"turns={turns}" for turns in TURNS))
+    print("| preset | seeds | smoothing |", " | ".join(columns), "|")
+    print("|---|---|---|", "---|" * len(columns), sep="")
+    for preset in given.presets:
+        for smoothing in given.smoothing:
+            try:
+                runs = [measure(preset, seed, smoothing, given.root) for seed in given.seeds]
+            except FedstillError as error:
+                parser.error(str(error))
+            figures = " | ".join(f"{mean(run[column] for run in runs):.1f}" for column in columns)
+            seeds = " ".join(map(str, given.seeds))
+            print(f"| {preset} | {seeds} | {smoothing} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""``distil``: one's own modules and data, what is refused, what is frozen, and how a stopped run goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedstill
+from fedstill import api, compute
+from fedstill.errors import ArgumentError, DataError, QuestionRefused, RunFolderError
+from fedstill.models import MLP, SmallCNN
+from fedstill.records import Records
+
+SHAPE = (1, 8, 8)
+
+
+def blobs(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of one bright row, whose place tells which of three classes."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=draw)
+    pixels = -0.8 + 0.1 * torch.rand(count, 1, 8, 8, generator=draw)
+    pixels[torch.arange(count), 0, 2 * labels] = 0.8
+    return pixels, labels
+
+
+def few(**changes: Any) -> dict[str, Any]:
+    """Arguments for a short run of two nodes; networks are made anew, with the same first weights."""
+    torch.manual_seed(0)
+    return {
+        "data": [blobs(60, 1), blobs(90, 2)],
+        "models": [SmallCNN(SHAPE, 3, 8), SmallCNN(SHAPE, 3, 8)],
+        "student": SmallCNN(SHAPE, 3, 8),
+        "test": blobs(60, 3),
+        "classes": 3,
+        "method": fedstill.FedIODConfig(steps=6, generator_width=8, critic_width=8),
+        "local": fedstill.LocalConfig(epochs=2, batch=16),
+        "engine": fedstill.EngineConfig(name="one-by-one"),
+        "every": 2,
+        **changes,
+    }
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def figures(outcome: fedstill.Outcome) -> dict[str, Any]:
+    """What two equal runs have in common: all but seconds and places."""
+    keys = ("student", "standalone", "ensemble", "bytes", "questions_by_name", "nodes")
+    return {key: outcome.figures[key] for key in keys}
+
+
+def test_examples_may_be_a_list_of_two_in_any_precision() -> None:
+    plain = fedstill.distil(**few())
+    (x, y), (v, w) = blobs(60, 1), blobs(90, 2)
+    others = fedstill.distil(**few(data=[[x.double(), y.int()], [v.numpy(), w.tolist()]]))
+    assert figures(others) == figures(plain)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class CountedStream(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        (Stream(), "data[1] is a Stream: allowed is"),
+        (CountedStream(), "data[1] is a CountedStream: allowed is"),
+        (iter([]), "data[1] is a list_iterator"),
+        ([], "data[1] has no examples"),
+        (torch.utils.data.TensorDataset(blobs(9, 0)[0]), "not pairs of input and label"),
+        ((torch.zeros(4, 64), torch.zeros(4)), "float32 of shape (N, C, H, W)"),
+        ((blobs(9, 0)[0], torch.zeros(8)), "9 inputs but 8 targets"),
+    ],
+)
+def test_examples_that_cannot_be_used_are_refused(examples: Any, said: str) -> None:
+    with pytest.raises(DataError, match=re.escape(said)) as caught:
+        fedstill.distil(**few(data=[blobs(60, 1), examples]))
+    assert "\n" not in str(caught.value)
+
+
+# --- whose networks, and what is frozen ----------------------------------------------------------
+
+
+def shared(names: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    """Arguments in which two share a network, or a layer of it, and who."""
+    given = few()
+    if "student" in names:
+        given["student"] = given["models"][1]
+    elif "layer" in names:
+        given["models"][1][0] = given["models"][0][0]
+    else:
+        given["models"][1] = given["models"][0]
+    return given, "node-1 and student" if "student" in names else "node-0 and node-1"
+
+
+@pytest.mark.parametrize("names", [("nodes",), ("nodes", "layer"), ("student",)])
+def test_networks_that_share_parameters_are_refused_naming_both(names: tuple[str, ...]) -> None:
+    given, both = shared(names)
+    before = copy.deepcopy([module.state_dict() for module in (*given["models"], given["student"])])
+    with pytest.raises(ArgumentError, match=f"models is '{both}': allowed is networks that share no param"):
+        fedstill.distil(**given)
+    for module, old in zip((*given["models"], given["student"]), before, strict=True):
+        assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
+
+
+def test_a_frozen_student_is_refused() -> None:
+    given = few()
+    given["student"].requires_grad_(False)
+    with pytest.raises(ArgumentError, match="student is 'all frozen'"):
+        fedstill.distil(**given)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one-by-one", "auto"])
+def test_a_node_with_a_finished_model_only_answers(engine: Any) -> None:
+    given = few(engine=fedstill.EngineConfig(name=engine), local=fedstill.LocalConfig(epochs=20, batch=16))
+    finished = given["models"][0].requires_grad_(False)
+    before = copy.deepcopy([model.state_dict() for model in given["models"]])
+    outcome = fedstill.distil(**given)
+    assert all(torch.equal(finished.state_dict()[name], value) for name, value in before[0].items())
+    assert not any(parameter.requires_grad for parameter in finished.parameters())
+    assert not torch.equal(given["models"][1].state_dict()["0.weight"], before[1]["0.weight"])
+    first, second = outcome.figures["standalone"]["accuracy"]["per_node"]
+    assert second > 80 > first
+    assert outcome.figures["nodes"][0]["bytes"]["up"] > 0
+
+
+def test_where_all_models_are_finished_nothing_is_trained_locally() -> None:
+    given = few()
+    for model in given["models"]:
+        model.requires_grad_(False)
+    outcome = fedstill.distil(**given)
+    assert outcome.figures["questions_by_name"] == {"count_labels": 1, "examine": 6}
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
+def test_frozen_layers_stay_and_the_rest_may_learn_on_afterwards(engine: Any) -> None:
+    given = few(engine=fedstill.EngineConfig(name=engine))
+    networks = [*given["models"], given["student"]]
+    for network in networks:
+        network[0].requires_grad_(False)
+    before = copy.deepcopy([network.state_dict() for network in networks])
+    fedstill.distil(**given)
+    for network, old in zip(networks, before, strict=True):
+        assert torch.equal(network.state_dict()["0.weight"], old["0.weight"])
+        assert not torch.equal(network.state_dict()["4.weight"], old["4.weight"])
+        flags = [parameter.requires_grad for parameter in network.parameters()]
+        assert flags == [False, False] + [True] * (len(flags) - 2)
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.two(torch.relu(self.one(x.flatten(1)))))
+        out: torch.Tensor = self.out(y)
+        return out
+
+
+def test_a_student_with_tied_weights_is_kept_on_disk(tmp_path: Path) -> None:
+    outcome = fedstill.distil(**few(student=Tied(), out=tmp_path / "run"))
+    kept = load_file(tmp_path / "run" / "student.safetensors")
+    again = Tied()
+    again.load_state_dict(kept)
+    assert all(torch.equal(kept[name], value) for name, value in outcome.student.state_dict().items())
+    assert torch.equal(again.one.weight, outcome.student.get_parameter("two.weight"))
+
+
+def test_the_student_comes_back_as_it_will_be_used() -> None:
+    outcome = fedstill.distil(**few(student=nn.Sequential(nn.Dropout(0.5), MLP(SHAPE, 3, 16))))
+    assert not any(module.training for module in outcome.student.modules())
+
+
+def test_too_few_questions_are_found_before_anything_is_trained_or_written(tmp_path: Path) -> None:
+    given = few(policies=[fedstill.PolicyConfig(), fedstill.PolicyConfig(most_questions=6)])
+    before = copy.deepcopy([model.state_dict() for model in given["models"]])
+    with pytest.raises(QuestionRefused, match=r"'node-1' .* most_questions: 6, and the run asks 7"):
+        fedstill.distil(**given, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    for model, old in zip(given["models"], before, strict=True):
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in old.items())
+
+
+# --- stops ---------------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """As Ctrl-C would be."""
+
+
+def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until a state was saved and so many chances to save one have passed, then stop."""
+    chances = 0
+
+    def due(records: Records) -> bool:
+        nonlocal chances
+        chances += 1
+        if chances > moment:
+            raise Stop
+        return chances == moment - 1  # what was done since is lost
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "due", due)
+        with pytest.raises(Stop):
+            fedstill.distil(**given)
+
+
+ENGINES = ["one-by-one", "stacked"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("moment", [2, 6], ids=["local training", "distillation"])
+def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
+    engine: Any, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstill.experiment.CHUNK", 6)
+    how = {"engine": fedstill.EngineConfig(name=engine)}
+    whole = fedstill.distil(**few(**how, out=tmp_path / "whole"))
+    stopped_at(moment, few(**how, out=tmp_path / "run"), monkeypatch)
+    phases = {json.loads(line)["phase"] for line in (tmp_path / "run/metrics.jsonl").open()} or {"local"}
+    assert (phases == {"distillation"}) == (moment == 6)
+    outcome = fedstill.distil(**few(**how, out=tmp_path / "run"))
+    assert figures(outcome) == figures(whole)
+    for name, value in whole.student.state_dict().items():
+        assert torch.equal(outcome.student.state_dict()[name], value), name
+    assert not (tmp_path / "run/state.safetensors").exists()
+
+
+def test_seconds_cover_the_phases_and_the_time_before_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("fedstill.experiment.time", clock)
+    whole = fedstill.distil(**few(out=tmp_path / "whole")).figures["seconds"]
+    assert whole["local_training"] > 0 < whole["distillation"]
+    phases = sum(value for name, value in whole.items() if name != "total")
+    assert whole["total"] >= phases
+    stopped_at(6, few(out=tmp_path / "run"), monkeypatch)
+    saved = clock.saved
+    clock.now += 1000.0  # between stop and going on, nothing runs
+    seconds = fedstill.distil(**few(out=tmp_path / "run")).figures["seconds"]
+    assert saved > 0
+    assert seconds["total"] < whole["total"] + 100
+    assert seconds["total"] >= sum(value for name, value in seconds.items() if name != "total")
+    assert seconds["local_training"] >= whole["local_training"]
+    assert seconds["distillation"] >= whole["distillation"] - 2
+
+
+class Clock:
+    """Each look at it takes a second."""
+
+    now = 0.0
+    saved = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        self.saved = self.now
+        return self.now
+
+
+OTHERS = {
+    "data[0]": {"data": [blobs(60, 7), blobs(90, 2)]},
+    "test": {"test": blobs(60, 7)},
+    "method": {"method": fedstill.FedIODConfig(steps=7, generator_width=8, critic_width=8)},
+    "local": {"local": fedstill.LocalConfig(epochs=3, batch=16)},
+    "engine": {"engine": fedstill.EngineConfig(name="stacked")},
+    "names": {"names": ["north", "south"]},
+    "policies": {"policies": [fedstill.PolicyConfig(), fedstill.PolicyConfig(most_bytes=10**9)]},
+    "mean": {"mean": (0.45,), "std": (0.55,)},
+    "seed": {"seed": 1},
+    "every": {"every": 3},
+    "models": {"models": [SmallCNN(SHAPE, 3, 8), MLP(SHAPE, 3, 8)]},
+    "student": {"student": MLP(SHAPE, 3, 8)},
+}
+
+
+def test_a_folder_of_a_run_with_other_arguments_is_refused_naming_the_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    stopped_at(4, few(out=out), monkeypatch)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for name, changes in OTHERS.items():
+        with pytest.raises(RunFolderError, match=re.escape(f"{out} holds a run with another {name}: choose")):
+            fedstill.distil(**few(**changes, out=out))
+    more = {"data": [*few()["data"], blobs(30, 5)], "models": [*few()["models"], MLP(SHAPE, 3)]}
+    with pytest.raises(RunFolderError, match="holds a run with another"):
+        fedstill.distil(**few(**more, out=out))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_finished_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fedstill.distil(**few(out=out))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "setting.json" in before
+    with pytest.raises(RunFolderError, match="holds this run, finished"):
+        fedstill.distil(**few(out=out))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("able", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_what_the_processor_has_and_the_result_says_which(
+    able: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: able)
+    engine = fedstill.EngineConfig(name="one-by-one", precision="auto")
+    assert fedstill.distil(**few(engine=engine)).figures["engine"]["precision"] == precision
+
+
+def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fedstill.EngineConfig(name="one-by-one", precision="auto")
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
+    stopped_at(4, few(engine=engine, out=tmp_path / "run"), monkeypatch)
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)  # on another machine
+    said = "engine.precision is 'float32': allowed is bfloat16, as the run began"
+    with pytest.raises(ArgumentError, match=said):
+        fedstill.distil(**few(engine=engine, out=tmp_path / "run"))
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
+    fedstill.distil(**few(engine=engine, out=tmp_path / "run"))
+
+
+def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
+    """Or else another run could go on in its folder."""
+    given = few()
+    parts = {"task", "mark", "samples"}  # not arguments of distil
+    setting = api.Setting(
+        task=api.make_task("classification", 3),
+        parts=[api._tensors(data, "data") for data in given["data"]],
+        models=given["models"],
+        student=given["student"],
+        test=api._tensors(given["test"], "test"),
+        method=given["method"],
+    )
+    names = set(vars(setting)) - parts - {"parts"} | {"data[0]", "data[1]"}
+    assert set(api._fingerprint(setting)) == names

@@ -1,0 +1,139 @@
+"""Device, precision and memory layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill import compute as compute_module
+from fedstill.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
+from fedstill.errors import ArgumentError
+from fedstill.methods.fediod import FedIODConfig
+from fedstill.models import LeNet5, SmallCNN
+from fedstill.node.training import LocalConfig
+
+CPU = torch.device("cpu")
+LAST = torch.channels_last
+TOLD = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "said"),
+    [
+        (FedIODConfig, "ensemble", "method.ensemble is 'misspelt': allowed is one of logits, log_probs"),
+        (FedIODConfig, "importance", "method.importance is 'misspelt': allowed is one of counts"),
+        (FedIODConfig, "gan_form", "method.gan_form is 'misspelt': allowed is one of eq2, bce"),
+        (FedIODConfig, "student_inputs", "method.student_inputs is 'misspelt'"),
+        (LocalConfig, "optimiser", "local.optimiser is 'misspelt': allowed is one of adam, sgd"),
+        (LocalConfig, "augment", "local.augment is 'misspelt': allowed is one of none, shift"),
+        (EngineConfig, "name", "engine.name is 'misspelt': allowed is one of auto, stacked, one-by-one"),
+        (EngineConfig, "precision", "engine.precision is 'misspelt': allowed is one of float32, bfloat16"),
+    ],
+)
+def test_a_misspelt_choice_is_refused_from_python_too(config: Any, name: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        config(**{name: "misspelt"})
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("able", TOLD)
+def test_a_processor_computes_in_bfloat16_if_torch_says_so(
+    able: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in TOLD:
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    assert not computes_bfloat16(CPU)
+    monkeypatch.setattr(torch.cpu, able, lambda: True)
+    assert computes_bfloat16(CPU)
+
+
+def test_without_a_word_from_torch_it_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TOLD:
+        monkeypatch.delattr(torch.cpu, name, raising=False)
+    assert not computes_bfloat16(CPU)
+    assert Compute(EngineConfig(precision="auto")).precision == "float32"
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_a_gpu_that_only_imitates_bfloat16_does_not_count(
+    emulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supported(including_emulation: bool = True) -> bool:
+        return including_emulation or not emulated
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert computes_bfloat16(torch.device("cuda")) is not emulated
+
+
+@pytest.mark.parametrize(
+    ("wanted", "able", "taken"),
+    [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("float32", True, "float32"),
+        ("bfloat16", False, "bfloat16"),
+    ],
+)
+def test_precision_is_what_is_wanted_and_auto_what_the_processor_has(
+    wanted: Any, able: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: able)
+    compute = Compute(EngineConfig(precision=wanted))
+    assert compute.precision == taken
+    with compute.autocast():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == getattr(torch, taken)
+
+
+# --- layout --------------------------------------------------------------------------------------
+
+
+def layout(compute: Compute, network: nn.Module) -> bool:
+    """Whether a network of three channels lies channels last, once it is placed."""
+    return bool(compute.place(network)[0].weight.is_contiguous(memory_format=LAST))  # type: ignore[index]
+
+
+def test_networks_are_placed_with_channels_last_if_wanted() -> None:
+    assert layout(Compute(), SmallCNN((3, 8, 8), 3, 4))
+    assert not layout(Compute(EngineConfig(channels_last=False)), SmallCNN((3, 8, 8), 3, 4))
+
+
+def test_group_norms_behind_frozen_layers_keep_channels_first() -> None:
+    """torch ends the process on the way back through such a norm with channels last."""
+    network = SmallCNN((3, 8, 8), 3, 4)
+    network[0].requires_grad_(False)
+    assert not layout(Compute(), network)
+    network(torch.ones(2, 3, 8, 8)).sum().backward()
+    without = LeNet5((3, 8, 8), 3)
+    without[0].requires_grad_(False)
+    assert layout(Compute(), without)
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.SGD])
+def test_an_optimisers_memory_is_laid_out_as_its_parameters_are(optimiser: Any) -> None:
+    how = {"momentum": 0.9} if optimiser is torch.optim.SGD else {}
+    parameter = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=LAST))
+    used = optimiser([parameter], 0.1, **how)
+    parameter.grad = torch.randn_like(parameter)
+    used.step()
+    state = used.state[parameter]
+    before = {key: value.clone() for key, value in state.items()}
+    for key, value in list(state.items()):
+        state[key] = value.contiguous()
+    lay_out(used)
+    for key, value in state.items():
+        assert torch.equal(value, before[key])
+        assert value.shape != parameter.shape or value.stride() == parameter.stride()
+
+
+def test_what_lies_right_is_not_copied() -> None:
+    one, other = torch.ones(2, 3), torch.zeros(2, 3)
+    assert as_laid_out(one, other) is one
+    moved = as_laid_out(torch.arange(6.0).view(3, 2).T, other)
+    assert moved.stride() == other.stride()
+    assert moved.tolist() == [[0, 2, 4], [1, 3, 5]]
