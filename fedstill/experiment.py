@@ -323,7 +323,7 @@ class Experiment:
             images = self.server.imagine(self.setting.samples).cpu()  # (n, C, H, W)
             mean, std = self._normalisation()
             pixels = (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
-            self.records.samples[f"{step:06d}"] = pixels
+            self.records.samples[f"{step:06d}"] = pixels.contiguous()  # as a file of safetensors needs it
 
     # --- the rest -----------------------------------------------------------------------------------
 
