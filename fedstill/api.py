@@ -131,7 +131,10 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(note, json.dumps(fingerprint, indent=2) + "\n")
         return
-    before = json.loads(note.read_text(encoding="utf-8"))
+    try:
+        before = dict(json.loads(note.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{note} cannot be read: choose another folder") from error
     for name, value in fingerprint.items():
         if before.get(name) != value:
             raise RunFolderError(f"{folder} holds a run with another {name}: choose another folder")

@@ -348,9 +348,9 @@ class Experiment:
             self._check_range(part, f"data of {name}")
             models.check(model, shape, self.task.classes, f"model of {name}")
         models.check(setting.student, shape, self.task.classes, "student")
-        owners = {**dict(zip(names, setting.models, strict=True)), "student": setting.student}
+        owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
         seen: dict[int, str] = {}
-        for owner, model in owners.items():
+        for owner, model in owners:
             for parameter in model.parameters():
                 other = seen.setdefault(id(parameter), owner)
                 if other != owner:

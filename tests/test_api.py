@@ -116,7 +116,7 @@ def shared(names: tuple[str, ...]) -> tuple[dict[str, Any], str]:
         given["models"][1][0] = given["models"][0][0]
     else:
         given["models"][1] = given["models"][0]
-    return given, "node-1 and student" if "student" in names else "node-0 and node-1"
+    return given, "node-1 and the student" if "student" in names else "node-0 and node-1"
 
 
 @pytest.mark.parametrize("names", [("nodes",), ("nodes", "layer"), ("student",)])

@@ -68,7 +68,7 @@ def _import(module: str, attribute: str) -> Callable[..., nn.Module] | None:
         return None
     try:
         factory = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
             return None
