@@ -135,9 +135,14 @@ class Experiment:
         """
         self._start = time.monotonic()
         self.records = Records(out)
-        if out is not None:
-            self.ledger.open(out / "ledger.jsonl")
-        saved = self.records.load()
+        try:
+            if out is not None:
+                self.ledger.open(out / "ledger.jsonl")
+            return self._run(self.records.load(), progress)
+        finally:
+            self.ledger.close()
+
+    def _run(self, saved: dict[str, Any], progress: bool) -> dict[str, Any]:
         if saved:
             if saved["precision"] != self.compute.precision:
                 begun = f"{saved['precision']}, as the run began"
@@ -156,7 +161,6 @@ class Experiment:
         for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
-        self.ledger.close()
         return figures
 
     # --- phases -------------------------------------------------------------------------------------

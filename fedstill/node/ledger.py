@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections import Counter, defaultdict
@@ -35,13 +36,20 @@ class Ledger:
     def open(self, path: Path) -> None:
         """Take up the lines of a file, if there is one, and append to it from now on.
 
+        The file is locked until :meth:`close`: two processes at work on one run would spoil each other's.
+
         Raises:
+            RunFolderError: another process has the file open.
             RunFolderError: a line that is not the last is broken. A broken last line is what a kill while
                 writing leaves; the release it announced was never handed over, so it is cut.
         """
-        if path.exists():
-            self._take_up(path)
         self._file = FileIO(path, "a")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise RunFolderError(f"{path} is in use: another process is at work on this run") from error
+        self._take_up(path)
 
     def answers(self, node: str) -> int:
         """How many questions a node has answered."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from io import FileIO
 from pathlib import Path
@@ -94,6 +96,20 @@ def test_a_ledger_that_is_opened_again_takes_up_its_sums_and_goes_on(tmp_path: P
     again.close()
     assert [line["number"] for line in lines(path)] == [0, 0, 1]
     assert opened(path).summary() == again.summary()
+
+
+def test_a_file_serves_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = opened(path)
+    code = (
+        "import sys, pathlib, fedstill.errors, fedstill.node.ledger as ledger\n"
+        "try: ledger.Ledger().open(pathlib.Path(sys.argv[1]))\n"
+        "except fedstill.errors.RunFolderError: sys.exit(7)"
+    )
+    second = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(second, check=False).returncode == 7
+    first.close()
+    assert subprocess.run(second, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("left", [1, 20, -1])
