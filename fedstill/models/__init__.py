@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 
 import torch
@@ -66,6 +67,8 @@ def build(spec: str, shape: tuple[int, int, int], classes: int, seed: int, *name
 def _import(module: str, attribute: str) -> Callable[..., nn.Module] | None:
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         return None
+    if "" not in sys.path:
+        sys.path.append("")  # a module of the user's own in the folder where they work
     try:
         factory = getattr(importlib.import_module(module), attribute, None)
     except (ImportError, SyntaxError) as error:
@@ -80,12 +83,14 @@ def _first(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def check(model: nn.Module, shape: tuple[int, int, int], classes: int, whose: str) -> None:
+def check(model: object, shape: tuple[int, int, int], classes: int, whose: str) -> None:
     """Refuse a network that does not map ``(B, *shape)`` to ``(B, classes)``.
 
     Raises:
         ModelError: it cannot take the shape, or gives another one.
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{whose} is {model!r}: allowed is a torch.nn.Module")
     training = model.training
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:

@@ -181,6 +181,7 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
     for label, value in (
         ("left the nodes", MISSING if up is None else human_bytes(up)),
         ("came to the nodes", MISSING if down is None else human_bytes(down)),
+        ("privacy", words(result, "privacy", "text") or MISSING),
         ("time", MISSING if seconds is None else human_seconds(seconds)),
     ):
         console.print(Text(f"  {label + ':':<19}{value}"))

@@ -20,7 +20,12 @@ RESULT: dict[str, Any] = {
     "centralised": {"accuracy": 96.9},
     "bytes": {"up": 8_123_456, "down": 16_384},
     "seconds": {"total": 192.4},
+    "privacy": {"guarantee": None, "text": "no guarantee"},
 }
+
+
+def test_the_table_says_that_nothing_is_guaranteed() -> None:
+    assert "no guarantee" in printed(RESULT)
 
 
 def printed(result: dict[str, Any]) -> str:
