@@ -1,0 +1,149 @@
+"""A run's files as a report reads them: torn last lines passed over, anything else broken named."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstill.errors import RunFolderError
+from fedstill.report import plots
+from fedstill.report.table import number, whole, words
+
+MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
+
+
+@dataclass
+class Metrics:
+    """What ``metrics.jsonl`` holds, by step. A step written again, after a resume, replaces the first."""
+
+    accuracy: dict[float, float] = field(default_factory=dict)  # percent
+    losses: dict[str, dict[float, float | None]] = field(default_factory=dict)  # None: not finite
+    local: dict[str, dict[float, float | None]] = field(default_factory=dict)
+    centralised: dict[float, float | None] = field(default_factory=dict)
+
+
+@dataclass
+class Traffic:
+    """What the ledger says of one node."""
+
+    up: Counter[str] = field(default_factory=Counter)  # bytes that left the node, by kind
+    down: Counter[str] = field(default_factory=Counter)  # bytes that came to it, by kind
+    questions: set[int] = field(default_factory=set)  # numbers: a question in several parts is one
+
+
+@dataclass
+class Ledger:
+    """The sums of ``ledger.jsonl``."""
+
+    nodes: dict[str, Traffic] = field(default_factory=dict)
+    about_inputs: set[str] = field(default_factory=set)  # questions that came with inputs
+    mechanisms: set[str] = field(default_factory=set)
+
+    def total(self, way: str) -> Counter[str]:
+        """Bytes by kind over all nodes; ``way`` is "up" or "down"."""
+        total: Counter[str] = Counter()
+        for traffic in self.nodes.values():
+            total.update(getattr(traffic, way))
+        return total
+
+
+def read_result(path: Path) -> Mapping[str, Any]:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(result, Mapping):
+        raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")
+    return result
+
+
+def _records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of a file, one a line, without holding more than a line."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for place, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                if not line.endswith("\n"):  # the run was stopped while it wrote its last line
+                    return
+                raise RunFolderError(f"{path}, line {place} cannot be read as JSON") from None
+            if isinstance(record, Mapping):
+                yield record
+
+
+def read_metrics(path: Path) -> Metrics:
+    metrics = Metrics()
+    if not path.exists():
+        return metrics
+    for record in _records(path):
+        step = number(record, "step")
+        if step is None:
+            continue
+        phase = record.get("phase")
+        if phase == "local":
+            node = metrics.local.setdefault(words(record, "node") or "node", {})
+            if "loss" in record:
+                node[step] = number(record, "loss")
+        elif phase == "centralised" and "loss" in record:
+            metrics.centralised[step] = number(record, "loss")
+        elif phase == "distillation":
+            accuracy = number(record, "accuracy")
+            if accuracy is not None:
+                metrics.accuracy[step] = accuracy
+            losses = record.get("losses")
+            for name in losses if isinstance(losses, Mapping) else ():
+                metrics.losses.setdefault(str(name), {})[step] = number(losses, name)
+    return metrics
+
+
+def read_ledger(path: Path) -> Ledger | None:
+    if not path.exists():
+        return None
+    ledger = Ledger()
+    for record in _records(path):
+        traffic = ledger.nodes.setdefault(words(record, "node") or "node", Traffic())
+        traffic.questions.add(whole(record, "number") or 0)
+        for way, counter in (("up", traffic.up), ("down", traffic.down)):
+            by_kind = record.get(way)
+            for kind in by_kind if isinstance(by_kind, Mapping) else ():
+                counter[str(kind)] += whole(by_kind, kind) or 0
+        if whole(record, "down", "inputs"):
+            ledger.about_inputs.add(words(record, "question") or "question")
+        mechanism = words(record, "privacy", "mechanism")
+        if mechanism:
+            ledger.mechanisms.add(mechanism)
+    return ledger
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Rows of generated inputs, ``{"step": int, "pictures": [data address]}``, first and last among them."""
+    if not path.exists():
+        return []
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            keys = sorted((key for key in file.keys() if key.isdecimal()), key=int)  # noqa: SIM118
+            if len(keys) > MOST_STEPS:
+                stride = (len(keys) - 1) / (MOST_STEPS - 1)
+                keys = [keys[round(row * stride)] for row in range(MOST_STEPS)]
+            stacks = {int(key): file.get_tensor(key)[:MOST_SAMPLES] for key in keys}
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
+    # Inputs of other tasks (rows of a table, sequences) are not pictures: nothing to show.
+    return [
+        {"step": step, "pictures": [plots.picture(image) for image in images]}
+        for step, images in stacks.items()
+        if images.dtype == "uint8" and images.ndim == 4 and images.shape[1] in (1, 3) and images.size
+    ]
+
+
+# --- what the template shows ---
