@@ -29,6 +29,7 @@ from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError, FedstillError
 from fedstill.federation import InProcess, choose
+from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import Generator
 from fedstill.node import training
@@ -36,7 +37,7 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide, Question, digest
+from fedstill.node.questions import NodeSetting, NodeSide, Question, digest
 from fedstill.node.training import LocalConfig, cosine, set_lr
 from fedstill.seeds import seeded, torch_generator
 from fedstill.tasks import Classification, functional
@@ -302,7 +303,7 @@ def distillation(
     config, task, shape, ledger = options.fediod(), Classification(CLASSES), shape_of(model), Ledger()
     ledger.open(folder / f"{way}.jsonl")
     nodes = make_nodes(options, model, compute, ledger)
-    side = node_side(config, task)
+    side = node_side(config, NodeSetting(task, LocalConfig(), compute))
     side.prepare(nodes)
     timing = Timing()
     if way == "plain":
@@ -316,7 +317,10 @@ def distillation(
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = make_student(options, model)
-    server = FedIODServer(config, federation, student, task, shape, half, half, compute, options.seed)
+    server = FedIODServer(
+        config,
+        ServerSetting(federation, student, task, shape, half, half, compute, options.seed, LocalConfig()),
+    )
     return lambda: [list(server.step().values()) for _ in range(options.steps)], timing
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedstill.compute import EngineConfig
 from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
 from fedstill.errors import DataError, RunFolderError
 from fedstill.experiment import Experiment, Setting
 from fedstill.methods.fediod import FedIODConfig
@@ -31,7 +32,7 @@ class Outcome:
     """What a federation gave.
 
     Args:
-        student: the central model.
+        student: the central model; as it came where the method has none.
         figures: accuracies in percent, bytes, questions, seconds: what ``result.json`` holds.
     """
 
@@ -46,7 +47,7 @@ def distil(
     test: Examples,
     classes: int,
     *,
-    method: FedIODConfig | None = None,
+    method: Any = None,
     local: LocalConfig | None = None,
     engine: EngineConfig | None = None,
     names: Sequence[str] = (),
@@ -54,7 +55,8 @@ def distil(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     seed: int = 0,
-    every: int = 50,
+    public: Examples | torch.Tensor | None = None,
+    every: int | None = None,
     out: str | Path | None = None,
     progress: bool = False,
 ) -> Outcome:
@@ -67,7 +69,8 @@ def distil(
         student: the server's module; trained in place.
         test: examples that no node has.
         classes: number of classes; every module gives ``(B, classes)``.
-        method: which method, with its options; None is FedIOD with its defaults.
+        method: which method, with its options, as ``FedAvgConfig(rounds=10)``; None is FedIOD with its
+            defaults.
         local: how nodes train their models; None is the default.
         engine: device, precision, stacked or one by one; None is the default.
         names: of the nodes; none is ``node-0``, ``node-1``...
@@ -75,7 +78,9 @@ def distil(
         mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
             None is 0.5 and 0.5: inputs from -1 to 1.
         seed: of every random draw.
-        every: distillation steps between two evaluations of the student; 0 is only at the end.
+        public: public inputs ``(N, C, H, W)``, or examples with labels of the same classes, for methods
+            that need some.
+        every: the server's steps or rounds between two evaluations; 0 is only at the end, None ten times.
         out: a new folder for the run's files and report, or None to keep none. If a run with the same
             arguments was stopped in this folder, it goes on. (Networks must then start from the same
             weights: a state that was saved replaces them, but one that was not cannot.)
@@ -114,6 +119,7 @@ def distil(
         std=std,
         seed=seed,
         every=every,
+        public=_public(public),
     )
     experiment = Experiment(setting)
     if out is None:
@@ -146,12 +152,26 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     """What must be equal for a run to be the same run, as texts."""
     names = ("method", "local", "engine", "names", "policies", "mean", "std", "seed", "every")
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
+    public = {} if setting.public is None else {"x": setting.public.inputs}
+    if setting.public is not None and setting.public.labels is not None:
+        public["y"] = setting.public.labels
     return {
         **{name: repr(getattr(setting, name)) for name in names},
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
+        "public": digest("", public),
         "models": " ".join(str(model) for model in setting.models),
         "student": str(setting.student),
     }
+
+
+def _public(examples: Any) -> Public | None:
+    """Inputs alone, or with labels."""
+    if examples is None:
+        return None
+    if isinstance(examples, torch.Tensor):
+        return Public("given", examples.float())
+    data = _tensors(examples, "public")
+    return Public("given", data.inputs, data.targets)
 
 
 def _tensors(examples: Any, what: str) -> TensorData:

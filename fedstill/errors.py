@@ -90,3 +90,11 @@ class QuestionMismatch(FedstillError):
             f"node {node!r} was asked question {question!r} again as number {number} with other "
             "content: allowed is the same content, or a new number"
         )
+
+
+class MethodRefused(FedstillError):
+    """A federation in which a method cannot run; said before anything is trained."""
+
+    def __init__(self, method: str, node: str, reason: str) -> None:
+        super().__init__(f"{method} cannot run here: {node}: {reason}")
+        self.method, self.node, self.reason = method, node, reason

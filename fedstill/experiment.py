@@ -6,6 +6,8 @@ run that was stopped at any moment goes on to the figures it would have reached.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,21 +22,26 @@ from torch import nn
 from fedstill import models
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, DataError
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, DataError, MethodRefused
 from fedstill.federation import Answers, InProcess, choose
-from fedstill.methods import method_of
+from fedstill.methods import ServerSetting, method_of
+from fedstill.models.split import features, split
+from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.gate import Gate, PolicyConfig
-from fedstill.node.group import Group
+from fedstill.node.group import Group, signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import WHOLE, LocalConfig, Span
 from fedstill.progress import Bars
 from fedstill.records import Records
-from fedstill.seeds import derive
+from fedstill.seeds import derive, torch_generator
 from fedstill.tasks import Task
 
 Shape = tuple[int, int, int]
+PHASES = {"step": "distillation", "round": "rounds"}  # in the progress bar
 CHUNK = 50  # local steps between two looks at the clock
 
 
@@ -56,8 +63,9 @@ class Setting:
         engine: how nodes are computed.
         mean, std: the data's declared normalisation, per channel; none is 0.5 and 0.5.
         seed: of every draw.
-        every: distillation steps between evaluations; 0 is only at the end.
+        every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
+        public: public data, for methods that need some.
     """
 
     task: Task
@@ -74,8 +82,9 @@ class Setting:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     seed: int = 0
-    every: int = 50
+    every: int | None = None
     samples: int = 12
+    public: Public | None = None
 
 
 class Experiment:
@@ -90,24 +99,32 @@ class Experiment:
         self.method = method_of(setting.method)
         self.compute = Compute(setting.engine)
         self.ledger = Ledger()
+        self.needs = self.method.needs(setting.method)
         names, policies = self._check()
+        parts = [part.to(self.compute.device) for part in setting.parts]
         self.nodes = [
             Node(
                 name,
-                part.to(self.compute.device),
-                self.compute.place(model),
+                part,
+                self._network(model, f"model of {name}"),
                 Gate(name, policy, self.ledger, secret=derive(setting.seed, name, "gate")),
                 setting.seed,
             )
-            for name, part, model, policy in zip(names, setting.parts, setting.models, policies, strict=True)
+            for name, part, model, policy in zip(names, parts, setting.models, policies, strict=True)
         ]
+        self.student = self._network(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
-        self.side = self.method.node_side(setting.method, self.task)
+        self.public = None if setting.public is None else setting.public.to(self.compute.device)
+        self._check_architectures()
+        self.kinds = self._kinds()
+        at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public)
+        self.side = self.method.node_side(setting.method, at_nodes)
         self.side.prepare(self.nodes)
         for node in self.nodes:
             for module in node.modules.values():
                 self.compute.place(module)
-        training.prepare(self.nodes, setting.local)
+        if self.side.first is not None:
+            training.prepare(self.nodes, setting.local)
         # Before anything is trained or written: would every node answer what the method asks?
         self._federation([[node] for node in self.nodes]).require(list(self.side.questions))
 
@@ -156,8 +173,10 @@ class Experiment:
             self._train_locally()
             self._train_centrally(saved.get("mark"))
             self._distil(saved.get("server"))
+        if self.method.central == "virtual":
+            load_vector(self.student, self._average())
         figures = self._figures()
-        self.server.student.eval()  # as it will be used
+        self.student.eval()  # as it will be used
         for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
@@ -166,6 +185,11 @@ class Experiment:
     # --- phases -------------------------------------------------------------------------------------
 
     def _train_locally(self) -> None:
+        """What a method wants trained before its first question."""
+        span = self.side.first
+        if span is None:
+            return
+
         def trial(group: Group) -> None:
             training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
 
@@ -173,7 +197,7 @@ class Experiment:
         learning = [node for node in self.nodes if "model" in node.optimisers]
         with self._timed("local_training"):
             for group in self._parted("local_training", learning, trial):
-                self._train(group, "local")
+                self._train(group, "local", span)
         for node in self.nodes:
             node.optimisers.pop("model", None)
 
@@ -192,28 +216,33 @@ class Experiment:
         if saved:
             self.mark.load(saved)
         with self._timed("centralised"):
-            self._train([self.mark], "centralised")
+            self._train([self.mark], "centralised", WHOLE)
         self.mark.optimisers.clear()
 
     def _distil(self, saved: dict[str, Any] | None) -> None:
+        """The server's turns."""
         setting = self.setting
         mean, std = self._normalisation()
         with self._timed("distillation"):
             groups = self._parted("distillation", self.nodes, self.side.rehearse)
-            self.server = self.method.server(
-                setting.method,
-                self._federation(groups),
-                setting.student,
-                self.task,
-                tuple(self.test.inputs.shape[1:]),
-                tuple(mean.flatten().tolist()),
-                tuple(std.flatten().tolist()),
-                self.compute,
-                setting.seed,
+            at_server = ServerSetting(
+                federation=self._federation(groups),
+                student=self.student,
+                task=self.task,
+                shape=self._shape(),
+                mean=tuple(mean.flatten().tolist()),
+                std=tuple(std.flatten().tolist()),
+                compute=self.compute,
+                seed=setting.seed,
+                local=setting.local,
+                public=self.public,
+                kinds=self.kinds,
             )
+            self.server = self.method.server(setting.method, at_server)
             if saved:
                 self.server.load(saved)
-            total = setting.method.steps
+            total = self.server.total
+            every = max(total // 10, 1) if setting.every is None else setting.every
             start = time.monotonic()
             before = self.seconds["distillation"]
             while self.server.done < total:
@@ -222,24 +251,24 @@ class Experiment:
                 line = {"phase": "distillation", "step": done, "losses": losses}
                 line["seconds"] = round(before + time.monotonic() - start, 3)
                 note = ""
-                if done == total or (setting.every and done % setting.every == 0):
-                    line.update(self._score(self.server.student))
-                    note = f"student {line[self.task.metric]:.1f} %"
+                if done == total or (every and done % every == 0):
+                    line.update(self._look())
+                    note = f"{self.task.metric} {line[self.task.metric]:.1f} %"
                     self._keep_samples(done)
                 self.records.metric(line)
-                self.bars.show("distillation", done, total, note)
+                self.bars.show(PHASES[self.server.turn], done, total, note)
                 if self.records.due():
                     self._save()
 
-    def _train(self, nodes: Sequence[Node], phase: str) -> None:
-        """Train one group to the end, from the step that it has reached."""
+    def _train(self, nodes: Sequence[Node], phase: str, span: Span) -> None:
+        """Train one group to the end of a span, from the step that it has reached."""
         local, first = self.setting.local, nodes[0].name
-        longest = max(local.steps(len(node.data)) for node in nodes)
+        longest = max(len(span.steps(local.steps(len(node.data)))) for node in nodes)
         meter = _Meter(self.records, phase)
         done = self.local_steps.get(first, 0)
         while True:
             done = training.train(
-                nodes, self.task, local, self.compute, start=done, steps=CHUNK, report=meter
+                nodes, self.task, local, self.compute, span=span, start=done, steps=CHUNK, report=meter
             )
             self.local_steps[first] = done
             self.bars.show(*self._local_progress(phase))
@@ -252,33 +281,71 @@ class Experiment:
         local = self.setting.local
         if phase == "centralised" and self.mark is not None:
             return "centralised", self.local_steps["centralised"], local.steps(len(self.mark.data))
-        sizes = {node.name: len(node.data) for node in self.nodes}
+        span = self.side.first or WHOLE
+        totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.nodes}
         groups = self.groups["local_training"]
-        totals = {name: local.steps(sizes[name]) for group in groups for name in group}
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
-        return "local training", done, sum(totals.values())
+        return "local training", done, sum(totals[name] for group in groups for name in group)
 
     # --- evaluation ---------------------------------------------------------------------------------
     # What only a simulation can know: here, in the centralised mark and in the losses of local training,
     # nodes' data and networks are read past their gates. The student learns from none of it.
 
-    def _score(self, model: nn.Module) -> Mapping[str, float]:
-        outputs = training.predict(model, self.test.inputs, self.compute)
-        return self.task.metrics(outputs, self.test.targets)
+    def _score(self, model: nn.Module, data: TensorData | None = None) -> Mapping[str, float]:
+        data = self.test if data is None else data
+        return self.task.metrics(training.predict(model, data.inputs, self.compute), data.targets)
 
-    def _score_ensemble(self) -> Mapping[str, float]:
-        """The teachers' ensemble on real test data, weighed as the method weighs it."""
+    def _look(self) -> dict[str, float]:
+        """What the method is judged by, and the nodes' own models, as they are now."""
+        metric = self.task.metric
+        local = [self._score(node.model, self._share(index))[metric] for index, node in enumerate(self.nodes)]
+        return {metric: self._central()[metric], f"local_{metric}": float(np.mean(local))}
+
+    def _central(self) -> Mapping[str, float]:
+        """The central model's metrics, or of what stands for it."""
+        if self.method.central == "student":
+            return self._score(self.student)
+        if self.method.central == "virtual":
+            virtual = copy.deepcopy(self.student)
+            load_vector(virtual, self._average())
+            return self._score(virtual)
+        if self.method.central == "ensemble":
+            return self._score_ensemble() or {}
+        scores = [self._score(node.model) for node in self.nodes]
+        return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
+
+    def _average(self) -> torch.Tensor:
+        """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
+        sizes = torch.tensor([float(len(node.data)) for node in self.nodes], device=self.compute.device)
+        return weighted_mean(torch.stack([to_vector(node.model) for node in self.nodes]), sizes)
+
+    def _share(self, index: int) -> TensorData:
+        """A node's share of the test set, even and random (FedMD-CG, section 3.1)."""
+        order = torch.randperm(len(self.test), generator=torch_generator(self.setting.seed, "test shares"))
+        mine = order.chunk(len(self.nodes))  # of fewer examples than nodes, the last have none of their own
+        return self.test.subset(mine[index % len(mine)].to(self.test.inputs.device))
+
+    def _score_ensemble(self) -> Mapping[str, float] | None:
+        """The teachers' ensemble on real test data, weighed as the method weighs it, if it has one."""
+        if self.side.look is None:
+            return None
+        names = tuple(node.name for node in self.nodes)
         parts = []
         with torch.no_grad(), self.compute.autocast():
             for inputs in torch.split(self.test.inputs, 1000):
-                answer = self.side.look(self.nodes, inputs)
-                names = tuple(node.name for node in self.nodes)
-                parts.append(self.server.ensemble(Answers(-1, names, answer)))
+                part = self.server.ensemble(Answers(-1, names, self.side.look(self.nodes, inputs)))
+                if part is None:
+                    return None
+                parts.append(part)
         return self.task.metrics(torch.cat(parts), self.test.targets)
 
     def _figures(self) -> dict[str, Any]:
         metric = self.task.metric
         each = [self._score(node.model)[metric] for node in self.nodes]
+        shares = [
+            self._score(node.model, self._share(index))[metric] for index, node in enumerate(self.nodes)
+        ]
+        ensemble = self._score_ensemble()
         ledger = self.ledger.summary()
         by_node = ledger.pop("by_node")
         return {
@@ -286,27 +353,41 @@ class Experiment:
             "title": self.method.title,
             "task": self.task.name,
             "seed": self.setting.seed,
+            "central": self.method.central,
+            **self._central(),
+            "needs": dataclasses.asdict(self.needs),
+            "leaves": list(self.side.leaves()),
+            "turn": self.server.turn,
+            "turns": self.server.total,
             "nodes": [
                 {
                     "name": node.name,
                     "model": type(node.model).__name__,
                     "parameters": _size(node.model),
-                    "examples": len(node.data),
-                    "label_counts": [int(count) for count in self.task.counts(node.data)],
+                    "examples": len(part),
+                    "label_counts": [int(count) for count in self.task.counts(part)],
                     "bytes": by_node.get(node.name, {"up": 0, "down": 0}),
                 }
-                for node in self.nodes
+                for node, part in zip(self.nodes, self.setting.parts, strict=True)
             ],
-            "student": {
-                "model": type(self.server.student).__name__,
-                "parameters": _size(self.server.student),
-                **self._score(self.server.student),
-            },
-            "standalone": {
-                metric: {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_node": each}
-            },
-            "ensemble": dict(self._score_ensemble()),
+            "student": (
+                {
+                    "model": type(self.setting.student).__name__,
+                    "parameters": _size(self.student),
+                    **self._score(self.student),
+                }
+                if self.has_student
+                else None
+            ),
+            "local": {metric: _spread(each), "share": _spread(shares)},
+            "standalone": {metric: _spread(each)} if self.side.first == WHOLE else None,
+            "ensemble": None if ensemble is None else dict(ensemble),
             "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),
+            "public": (
+                None
+                if self.public is None
+                else {"name": self.public.name, "examples": len(self.public), "note": self.public.note}
+            ),
             "bytes": {key: ledger[key] for key in ("up", "down", "by_kind")},
             "questions": ledger["questions"],
             "questions_by_name": ledger["questions_by_name"],
@@ -322,9 +403,15 @@ class Experiment:
             "privacy": {"guarantee": None, "text": "no guarantee"},
         }
 
+    @property
+    def has_student(self) -> bool:
+        """Whether the run ends with a central model."""
+        return self.method.central in ("student", "virtual")
+
     def _keep_samples(self, step: int) -> None:
-        if self.setting.samples:
-            images = self.server.imagine(self.setting.samples).cpu()  # (n, C, H, W)
+        images = self.server.imagine(self.setting.samples) if self.setting.samples else None
+        if images is not None:
+            images = images.cpu()  # (n, C, H, W)
             mean, std = self._normalisation()
             pixels = (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
             self.records.samples[f"{step:06d}"] = pixels.contiguous()  # as a file of safetensors needs it
@@ -343,7 +430,7 @@ class Experiment:
         if len(set(names)) < count:
             raise ArgumentError("names", names, "each name once")
         self.task.check(setting.test, "test data")
-        shape: Shape = tuple(setting.test.inputs.shape[1:])  # type: ignore[assignment]
+        shape = self._shape()
         for name, part, model in zip(names, setting.parts, setting.models, strict=True):
             self.task.check(part, f"data of {name}")
             if tuple(part.inputs.shape[1:]) != shape:
@@ -362,6 +449,47 @@ class Experiment:
         if not any(parameter.requires_grad for parameter in setting.student.parameters()):
             raise ArgumentError("student", "all frozen", "a network with something to train")
         return names, policies
+
+    def _network(self, model: nn.Module, whose: str) -> nn.Module:
+        """A network on the device, in two parts if the method needs them."""
+        placed = self.compute.place(model)
+        if not self.needs.split:
+            return placed
+        parts = split(placed, whose)
+        features(parts, self._shape(), whose)
+        return parts
+
+    def _check_architectures(self) -> None:
+        """Refuse nodes and data with which the method cannot work."""
+        title, needs = self.method.title, self.needs
+        if needs.same_architecture:
+            kind = signature(self.student)
+            for node in self.nodes:
+                if signature(node.model) != kind:
+                    raise MethodRefused(title, node.name, "its model is not of the student's architecture")
+        public = self.setting.public
+        if (needs.public or needs.public_labels) and public is None:
+            raise MethodRefused(title, "every node", "there is no public data: set public.name")
+        if needs.public_labels and public is not None and public.labels is None:
+            reason = f"public data {public.name!r} have no labels of this task"
+            raise MethodRefused(title, "every node", reason)
+        if public is not None:
+            shape = tuple(public.inputs.shape[1:])
+            if shape != self._shape():
+                raise ArgumentError("shape of public data", shape, f"{self._shape()}, as in the test data")
+
+    def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
+        """The nodes' names by architecture, with a network of each in its first state."""
+        kinds: dict[tuple[Any, ...], list[Node]] = {}
+        for node in self.nodes:
+            kinds.setdefault(signature(node.model), []).append(node)
+        return tuple(
+            (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
+        )
+
+    def _shape(self) -> Shape:
+        shape: Shape = tuple(self.setting.test.inputs.shape[1:])  # type: ignore[assignment]
+        return shape
 
     def _check_range(self, data: TensorData, what: str) -> None:
         """Refuse inputs that the generator could never make, since it makes pixels from 0 to 1."""
@@ -431,6 +559,11 @@ class Experiment:
                 "server": None if self.server is None else self.server.state(),
             }
         )
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation over the nodes."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values)), "per_node": list(values)}
 
 
 class _Meter:

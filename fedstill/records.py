@@ -67,17 +67,18 @@ class Records:
         self._written = state["metrics"]
         return state
 
-    def finish(self, result: Mapping[str, Any], student: nn.Module) -> None:
-        """Write the result; the state is not needed any more."""
+    def finish(self, result: Mapping[str, Any], student: nn.Module | None) -> None:
+        """Write the result, and the student if there is one; the state is not needed any more."""
         if self.folder is None:
             return
         self._write_metrics()
         if self.samples:
             save_file(self.samples, self.folder / "samples.safetensors")
-        # Copies, since a file of safetensors takes no two names for one memory (tied weights).
-        state = student.state_dict()
-        weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        save_file(weights, self.folder / "student.safetensors")
+        if student is not None:
+            # Copies, since a file of safetensors takes no two names for one memory (tied weights).
+            state = student.state_dict()
+            weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+            save_file(weights, self.folder / "student.safetensors")
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         (self.folder / STATE).unlink(missing_ok=True)
 

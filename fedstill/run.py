@@ -16,6 +16,7 @@ import fedstill
 from fedstill import models
 from fedstill.config import RunConfig, load_toml, to_toml
 from fedstill.data.loaders import load
+from fedstill.data.public import load_public
 from fedstill.data.splits import split
 from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.experiment import Experiment, Setting
@@ -78,8 +79,10 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
     data = load(config.data)
     task = make_task(config.task, len(data.classes))
     task.check(data.train, "training data")
+    train, public = load_public(config.public, data)
+    columns = dict(data.columns) if len(train) == len(data.train) else {}
     generator = numpy_generator(config.seed, "split")
-    indices = split(data.train.targets, len(data.classes), config.split, generator, data.columns)
+    indices = split(train.targets, len(data.classes), config.split, generator, columns)
     shape: tuple[int, int, int] = tuple(data.train.inputs.shape[1:])  # type: ignore[assignment]
     classes, names = len(data.classes), config.nodes.models
     if len(names) > len(indices):
@@ -92,12 +95,12 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
     experiment = Experiment(
         Setting(
             task=task,
-            parts=[data.train.subset(part) for part in indices],
+            parts=[train.subset(part) for part in indices],
             models=[network(spec, "model", index) for index, spec in enumerate(specs)],
             student=network(config.student.model, "student"),
             test=data.test,
             method=config.method,
-            mark=network(config.student.model, "centralised") if config.evaluation.centralised else None,
+            mark=network(config.student.model, "student") if config.evaluation.centralised else None,
             policies=[config.nodes.policy] * len(indices),
             local=config.nodes.local,
             engine=config.engine,
@@ -106,6 +109,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             seed=config.seed,
             every=config.evaluation.every,
             samples=config.evaluation.samples,
+            public=public,
         )
     )
     about = {
@@ -115,7 +119,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
         "data": {
             "name": data.name,
             "classes": list(data.classes),
-            "train": len(data.train),
+            "train": len(train),
             "test": len(data.test),
             "shape": list(shape),
             "note": data.note,
@@ -154,7 +158,8 @@ def complete(experiment: Experiment, about: dict[str, Any], out: Path, progress:
     if "models" in about:  # the names that the user knows them by
         for node, spec in zip(figures["nodes"], about["models"]["nodes"], strict=True):
             node["model"] = spec
-        figures["student"]["model"] = about["models"]["student"]
+        if figures["student"] is not None:
+            figures["student"]["model"] = about["models"]["student"]
     result = {
         **{key: value for key, value in about.items() if key != "models"},
         **figures,
@@ -169,6 +174,6 @@ def complete(experiment: Experiment, about: dict[str, Any], out: Path, progress:
             "fedstill": fedstill.__version__,
         },
     }
-    experiment.records.finish(result, experiment.server.student)
+    experiment.records.finish(result, experiment.setting.student if experiment.has_student else None)
     write_report(out)
     return result

@@ -85,9 +85,14 @@ class Federation(ABC):
         wanted = torch.is_grad_enabled() and any(
             tensor.requires_grad for name, tensor in tensors.items() if name in through
         )
-        call = _Call(self, asked, question, number, names, wanted)
-        sent = tensors.values() if wanted else [tensor.detach() for tensor in tensors.values()]
-        flat = _Ask.apply(call, *sent)  # type: ignore[no-untyped-call]
+        if not wanted:
+            sent = {name: tensor.detach() for name, tensor in tensors.items()}
+            answers = self._answer(asked, question, number, sent, False)
+            return Answers(
+                number, asked, {name: torch.stack([each[name] for each in answers]) for name in answers[0]}
+            )
+        call = _Call(self, asked, question, number, names)
+        flat = _Ask.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
         return Answers(number, asked, dict(zip(call.answered, flat, strict=True)))
 
     def require(self, names: Sequence[str]) -> None:
@@ -139,7 +144,6 @@ class _Call:
     question: str
     number: int
     names: tuple[str, ...]
-    differentiable: bool
     answered: tuple[str, ...] = ()
 
 
@@ -149,7 +153,7 @@ class _Ask(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = dict(zip(call.names, tensors, strict=True))
-        answers = call.federation._answer(call.asked, call.question, call.number, sent, call.differentiable)
+        answers = call.federation._answer(call.asked, call.question, call.number, sent, True)
         call.answered = tuple(answers[0])
         ctx.call = call
         return tuple(torch.stack([answer[name] for answer in answers]) for name in call.answered)

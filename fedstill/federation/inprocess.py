@@ -96,8 +96,9 @@ class InProcess(Federation):
         super().__init__([node.name for node in nodes], side.questions)
         self._members = {node.name: node for node in nodes}
         self._side, self._compute = side, compute
-        self._served: OrderedDict[tuple[int, tuple[str, ...]], list[Desk]] = OrderedDict()
-        self._desks = [Desk(Group(group), side, compute) for group in groups]
+        self._groups = [[node.name for node in group] for group in groups]
+        self._last = {node.name: -1 for node in nodes}  # the last number that each has served
+        self._desks: OrderedDict[tuple[str, ...], Desk] = OrderedDict()
 
     def objections(self, question: Question) -> Mapping[str, str]:
         """See :class:`Federation`."""
@@ -115,7 +116,7 @@ class InProcess(Federation):
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Sequence[Tensors]:
         answers: dict[str, Tensors] = {}
-        for desk in self._serving(number, asked):
+        for desk in self._serving(asked):
             names = [node.name for node in desk.group.nodes]
             releases = desk.answer(question, number, tensors, differentiable)
             answers.update(zip(names, releases, strict=True))
@@ -124,30 +125,24 @@ class InProcess(Federation):
     def _pull_back(self, asked: tuple[str, ...], number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
         by_name = dict(zip(asked, pulls, strict=True))
         gradients: dict[str, Tensors] = {}
-        for desk in self._serving(number, asked):
+        for desk in self._serving(asked):
             names = [node.name for node in desk.group.nodes]
             released = desk.pull_back(number, [by_name[name] for name in names])
             gradients.update(zip(names, released, strict=True))
         return [gradients[name] for name in asked]
 
-    def _serving(self, number: int, asked: tuple[str, ...]) -> list[Desk]:
-        """The desks that serve a question: the same ones each time that it is asked or pulled back."""
-        if (number, asked) not in self._served:
-            self._served[number, asked] = self._desks_of(asked)
-            while len(self._served) > KEPT:
-                self._served.popitem(last=False)
-        return self._served[number, asked]
-
-    def _desks_of(self, asked: tuple[str, ...]) -> list[Desk]:
-        """The desks of the asked nodes. A group of which only some are asked is parted for good."""
-        chosen: list[Desk] = []
-        for desk in list(self._desks):
-            wanted = [node.name in asked for node in desk.group.nodes]
-            if all(wanted):
-                chosen.append(desk)
-            elif any(wanted):
-                alone = desk.parted()
-                self._desks.remove(desk)
-                self._desks += alone
-                chosen += [part for part, want in zip(alone, wanted, strict=True) if want]
-        return chosen
+    def _serving(self, asked: tuple[str, ...]) -> list[Desk]:
+        """A desk for those of each group that are asked. Whoever is asked alike again meets the same desk."""
+        desks: list[Desk] = []
+        for group in self._groups:
+            names = tuple(name for name in group if name in asked)
+            if not names:
+                continue
+            if names not in self._desks:
+                members = Group([self._members[name] for name in names])
+                self._desks[names] = Desk(members, self._side, self._compute, self._last)
+            self._desks.move_to_end(names)
+            desks.append(self._desks[names])
+        while len(self._desks) > len(self._groups) + KEPT:  # each keeps answers, in case it is asked again
+            self._desks.popitem(last=False)
+        return desks

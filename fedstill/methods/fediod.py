@@ -25,17 +25,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.choices import check_choices
-from fedstill.compute import Compute, lay_out
+from fedstill.compute import lay_out
 from fedstill.errors import ArgumentError
-from fedstill.federation.contract import Answers, Federation
+from fedstill.federation.contract import Answers
+from fedstill.methods.counting import count_labels
 from fedstill.methods.memory import AnswerMemory
+from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.models import Generator, PatchCritic
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide, Question
+from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import cosine, set_lr, shifted
 from fedstill.seeds import seeded, torch_generator
-from fedstill.tasks import Ensemble, Task
+from fedstill.tasks import Ensemble
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ class FedIODConfig:
 # --- at the nodes -----------------------------------------------------------------------------------
 
 
-def node_side(config: FedIODConfig, task: Task) -> NodeSide:
+def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
     """What FedIOD prepares at the nodes and the questions that they answer there."""
+    task = setting.task
 
     def prepare(nodes: Sequence[Node]) -> None:
         """A critic D_k for each node, with its own first weights."""
@@ -153,11 +156,6 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
             with seeded(node.seed, node.name, "critic"):
                 critic = PatchCritic(node.data.inputs.shape[1], config.critic_width)
             node.add("critic", critic, _critic_adam(config))
-
-    def count_labels(group: Group, number: int) -> Mapping[str, torch.Tensor]:
-        """How many examples a node holds, of each class (G, C) and in all (G,): a release like any other."""
-        sizes = torch.tensor([float(len(node.data)) for node in group.nodes], device=group.device)
-        return {"counts": torch.stack([task.counts(node.data) for node in group.nodes]), "sizes": sizes}
 
     def examine(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
@@ -198,16 +196,15 @@ def node_side(config: FedIODConfig, task: Task) -> NodeSide:
 
     rated = {"critic": "critic", "critic_real": "critic"} if config.rated else {}
     examined = {"logits": "logits", "critic": "critic", **rated}
-    counted = {"counts": "label counts", "sizes": "label counts"}
     questions = [
-        Question("count_labels", count_labels, releases=counted, times=1),
+        count_labels(task),
         Question("examine", examine, {"x": "inputs"}, examined, ("x",), times=config.steps),
     ]
     if config.student_inputs == "fresh":
         predicted = {"logits": "logits", **rated}
         times = config.steps * config.student_steps
         questions.append(Question("predict", predict, {"x": "inputs"}, predicted, times=times))
-    return NodeSide({question.name: question for question in questions}, prepare, look, rehearse)
+    return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
 
 
 def critic_loss(real: torch.Tensor, fake: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
@@ -237,47 +234,18 @@ def _critic_adam(config: FedIODConfig) -> Any:
 # --- at the server ----------------------------------------------------------------------------------
 
 
-class FedIODServer:
-    """The server's program: one call of :meth:`step` is one turn of Algorithm 1's second loop.
+class FedIODServer(Server):
+    """The server's program: one call of :meth:`step` is one turn of Algorithm 1's second loop."""
 
-    Args:
-        config: FedIOD's options.
-        federation: the nodes.
-        student: S, of any architecture.
-        task: losses, ensemble, metrics.
-        shape: ``(C, H, W)`` of an input.
-        mean, std: the data's declared normalisation, per channel.
-        compute: device and precision.
-        seed: of everything drawn here.
+    turn = "step"
 
-    Raises:
-        QuestionRefused: a node would not answer a question that the method needs.
-    """
-
-    def __init__(
-        self,
-        config: FedIODConfig,
-        federation: Federation,
-        student: nn.Module,
-        task: Task,
-        shape: tuple[int, int, int],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        compute: Compute,
-        seed: int,
-    ) -> None:
-        federation.require(tuple(federation.questions))
-        self.config, self.federation, self.task, self.compute, self.seed = (
-            config,
-            federation,
-            task,
-            compute,
-            seed,
-        )
+    def __init__(self, config: FedIODConfig, setting: ServerSetting) -> None:
+        super().__init__(setting)
+        self.config, self.total = config, config.steps
+        compute, seed, student = setting.compute, setting.seed, setting.student
         with seeded(seed, "generator"):
-            G = Generator(shape, config.noise, config.generator_width, mean, std)
+            G = Generator(setting.shape, config.noise, config.generator_width, setting.mean, setting.std)
         self.generator = compute.place(G)
-        self.student = compute.place(student)
         self.memory = AnswerMemory(config.memory)
         self.g_adam = torch.optim.Adam(G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True)
         # What its owner froze stays as it is.
@@ -285,7 +253,6 @@ class FedIODServer:
         self.s_optimiser = _student_optimiser(self.learning, config)
         self.counts: torch.Tensor | None = None  # (K, classes)
         self.sizes: torch.Tensor | None = None  # |X'_k|  (K,)
-        self.done = 0  # steps
 
     def step(self) -> Mapping[str, float]:
         """One distillation step (Algorithm 1): one question, one step of G, some of S.
@@ -373,12 +340,10 @@ class FedIODServer:
     def state(self) -> dict[str, Any]:
         """What the server must remember to go on."""
         return {
-            "done": self.done,
-            "number": self.federation.number,
+            **super().state(),
             "counts": self.counts,
             "sizes": self.sizes,
             "generator": dict(self.generator.state_dict()),
-            "student": dict(self.student.state_dict()),
             "g_adam": self.g_adam.state_dict(),
             "s_optimiser": self.s_optimiser.state_dict(),
             "memory": self.memory.state(),
@@ -386,12 +351,11 @@ class FedIODServer:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a remembered state."""
-        self.done, self.federation.number = state["done"], state["number"]
+        super().load(state)
         for name in ("counts", "sizes"):
             told = state[name]
             setattr(self, name, None if told is None else told.to(self.compute.device))
         self.generator.load_state_dict(state["generator"])
-        self.student.load_state_dict(state["student"])
         self.g_adam.load_state_dict(state["g_adam"])
         self.s_optimiser.load_state_dict(state["s_optimiser"])
         lay_out(self.g_adam)
@@ -456,3 +420,14 @@ def _student_optimiser(learning: list[nn.Parameter], config: FedIODConfig) -> to
     if config.student_optimiser == "adam":
         return torch.optim.Adam(learning, config.student_lr, weight_decay=decay, fused=True)
     return torch.optim.SGD(learning, config.student_lr, momentum=0.9, weight_decay=decay, fused=True)
+
+
+METHOD = Method(
+    name="fediod",
+    title="FedIOD",
+    paper="Gong et al., AAAI 2024",
+    config=FedIODConfig,
+    node_side=node_side,
+    server=FedIODServer,
+    needs=lambda config: Needs(),
+)

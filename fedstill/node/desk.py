@@ -43,13 +43,16 @@ class Desk:
         group: the nodes, computed together.
         side: the method's questions and handlers.
         compute: device and precision.
+        last: the last number that each node has served, by name; shared by all desks at which a node may
+            sit, so that it takes none twice.
     """
 
-    def __init__(self, group: Group, side: NodeSide, compute: Compute) -> None:
+    def __init__(
+        self, group: Group, side: NodeSide, compute: Compute, last: dict[str, int] | None = None
+    ) -> None:
         self.group, self.side, self.compute = group, side, compute
-        group.bench("model").train(False)  # nodes answer with models as they are used, not as they learn
+        self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered: OrderedDict[int, _Answered] = OrderedDict()
-        self._last = -1
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
@@ -70,7 +73,7 @@ class Desk:
         content = digest(name, tensors)
         kept = self._answered.get(number)
         if kept is None:
-            if number <= self._last:
+            if any(number <= self._last[node.name] for node in self.group.nodes):
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
             asked = Asked(number, name, content, _bytes(tensors, question.sends))
             for node in self.group.nodes:
@@ -137,16 +140,9 @@ class Desk:
             self.compute.step(first.seed, first.name, question.name, asked.number),
             torch.set_grad_enabled(differentiable),
         ):
+            self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
             outputs = question.handler(self.group, asked.number, **inputs)
         return _Answered(question, asked, inputs, outputs)
-
-    def parted(self) -> list[Desk]:
-        """One desk a node, which take no number again that this one has served."""
-        self._forget_graphs()
-        parts = [Desk(Group([node]), self.side, self.compute) for node in self.group.nodes]
-        for part in parts:
-            part._last = self._last
-        return parts
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions.get(name)
@@ -166,7 +162,8 @@ class Desk:
     def _remember(self, number: int, kept: _Answered) -> None:
         self._forget_graphs()
         self._answered[number] = kept
-        self._last = number
+        for node in self.group.nodes:
+            self._last[node.name] = number
         while len(self._answered) > KEPT:
             self._answered.popitem(last=False)
 

@@ -14,7 +14,12 @@ from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.privacy.mechanism import Mechanism, NoMechanism
 from fedstill.seeds import torch_generator
 
-PARAMETERS = "parameters"  # the kind of tensor that "outputs only" refuses
+# Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
+PARAMETERS = "parameters"
+EXTRACTOR_PARAMETERS, HEAD_PARAMETERS = "extractor parameters", "head parameters"
+GENERATOR_PARAMETERS = "generator parameters"
+PRIVATE_DATA = "private data"
+NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class PolicyConfig:
     questions: tuple[str, ...] = ("*",)
     """Questions that may be answered; "*" is all that the method declares."""
     outputs_only: bool = True
-    """Refuse any question whose answer carries model parameters."""
+    """Refuse any question whose answer carries parameters of a network, or the data themselves."""
     most_questions: int = 0
     """Refuse after so many questions; 0 is no limit."""
     most_bytes: int = 0
@@ -79,8 +84,10 @@ class Gate:
         allowed = self.policy.questions
         if "*" not in allowed and question not in allowed:
             return f"questions: {', '.join(allowed) or 'none'}"
-        if self.policy.outputs_only and PARAMETERS in kinds.values():
-            return "outputs_only: no parameters"
+        if self.policy.outputs_only:
+            told = sorted(set(NOT_OUTPUTS) & set(kinds.values()))
+            if told:
+                return f"outputs_only: no {' and '.join(told)}"
         return None
 
     def admit(self, asked: Asked, kinds: Mapping[str, str]) -> None:

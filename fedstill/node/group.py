@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedstill.compute import as_laid_out, lay_out
+from fedstill.models.vector import load_vector, to_vector
 from fedstill.node.node import Node
 
 # Layers whose result depends on torch's global generator: their draws differ once stacked.
@@ -82,22 +83,40 @@ class Bench:
             for name, tensor in parameters.items():
                 tensor.requires_grad_(mode and name not in self.frozen)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Module g on ``x[g]``; with fewer rows than modules, the first ones only."""
+    def __call__(self, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        """Module g on ``x[g]``; with fewer rows than modules, the first ones only.
+
+        Args:
+            x: ``(G, B, ...)``.
+            part: a submodule of each to compute instead of the whole, for example ``"head"``.
+        """
+        base = self.modules[0].get_submodule(part)
         if len(x) == 1:  # the stacked kernels would only cost
-            out: torch.Tensor = self.modules[0](x[0])
+            out: torch.Tensor = base(x[0])
             return out.float().unsqueeze(0)
-        rows = len(x)
-        base = self.modules[0]
+        rows, start = len(x), f"{part}." if part else ""
 
         def one(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = functional_call(base, (parameters, buffers), (x,))
             return result
 
-        parameters = {name: tensor[:rows] for name, tensor in self._parameters.items()}
-        buffers = {name: tensor[:rows] for name, tensor in self._buffers.items()}
+        parameters = _inside(self._parameters, start, rows)
+        buffers = _inside(self._buffers, start, rows)
         stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
         return stacked.float()
+
+    def trained(self, rows: int) -> dict[str, torch.Tensor]:
+        """The parameters in training of the first modules, by name: each ``(rows, ...)``, in the graph."""
+        if rows == 1:
+            return {name: own.unsqueeze(0) for name, own in self._own[0].items() if own.requires_grad}
+        return {name: tensor[:rows] for name, tensor in self._parameters.items() if tensor.requires_grad}
+
+    def current(self) -> bool:
+        """Whether the modules' parameters still lie here: a later bench of some of them moves them."""
+        if len(self.modules) == 1 or not self._parameters:
+            return True
+        name, rows = next(iter(self._parameters.items()))
+        return all(own[name].data_ptr() == row.data_ptr() for own, row in zip(self._own, rows, strict=True))
 
     def backward(self, losses: torch.Tensor) -> None:
         """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
@@ -145,13 +164,24 @@ class Group:
 
     def bench(self, role: str) -> Bench:
         """The group's networks of one role, computed as one."""
-        if role not in self._benches:
+        if role not in self._benches or not self._benches[role].current():
             modules = [node.modules[role] for node in self.nodes]
             self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
             for node in self.nodes:  # stacking has changed how the parameters lie in memory
                 if role in node.optimisers:
                     lay_out(node.optimisers[role])
         return self._benches[role]
+
+    def vectors(self, role: str, part: str = "") -> torch.Tensor:
+        """Each node's network of a role, or a part of it, as one vector: ``(G, P)``."""
+        self.bench(role)
+        return stack([to_vector(node.modules[role].get_submodule(part)) for node in self.nodes])
+
+    def load(self, role: str, vectors: torch.Tensor, part: str = "") -> None:
+        """Put vectors ``(G, P)`` into the nodes' networks of a role, or into a part of each."""
+        self.bench(role)
+        for node, vector in zip(self.nodes, vectors, strict=True):
+            load_vector(node.modules[role].get_submodule(part), vector)
 
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
@@ -163,6 +193,11 @@ class Group:
         self.bench(role).backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimisers[role].step()
+
+
+def _inside(tensors: Mapping[str, torch.Tensor], start: str, rows: int) -> dict[str, torch.Tensor]:
+    """What belongs to one submodule, under the names that it has there."""
+    return {name[len(start) :]: tensor[:rows] for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

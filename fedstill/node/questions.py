@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fedstill.compute import Compute
+from fedstill.data.public import Public
 from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.node.training import WHOLE, LocalConfig, Span
+from fedstill.tasks import Task
 
 Handler = Callable[..., Mapping[str, torch.Tensor]]
 GRADIENTS = "gradients"
@@ -43,21 +47,46 @@ class Question:
 
 
 @dataclass(frozen=True)
+class NodeSetting:
+    """What a method finds at every node.
+
+    Args:
+        task: losses and counts.
+        local: how nodes train their models, and for how long in all.
+        compute: device and precision.
+        public: public data, or None.
+    """
+
+    task: Task
+    local: LocalConfig
+    compute: Compute
+    public: Public | None = None
+
+
+@dataclass(frozen=True)
 class NodeSide:
     """A method's part at the nodes.
 
     Args:
         questions: that it answers, by name.
         prepare: called once with all nodes, before anything else.
-        look: what a question about inputs ``(B, ...)`` would be answered, ``(K, ...)`` a tensor, with
-            nothing trained, released or counted: for evaluation in a simulation only.
         rehearse: does the main work of one step for a group, for an engine to time; called on copies.
+        look: what a question about inputs ``(B, ...)`` would be answered, ``(K, ...)`` a tensor, with
+            nothing trained, released or counted: for evaluation in a simulation only. None where the
+            method has no ensemble.
+        first: the part of the local training that is done before the first question; None is nothing.
     """
 
     questions: Mapping[str, Question]
     prepare: Callable[[Sequence[Node]], None]
-    look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]]
     rehearse: Callable[[Group], None]
+    look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    first: Span | None = WHOLE
+
+    def leaves(self) -> tuple[str, ...]:
+        """The kinds of tensor that leave a node, each once, in alphabetical order."""
+        kinds = [kind for question in self.questions.values() for kind in question.kinds().values()]
+        return tuple(sorted(set(kinds)))
 
 
 def digest(question: str, tensors: Mapping[str, torch.Tensor]) -> str:

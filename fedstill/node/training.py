@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,31 @@ from fedstill.node.node import Node
 from fedstill.tasks import Task
 
 Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
+# One step of the nodes still at work: group, the step's number, inputs (G, B, ...) and targets (G, B, ...)
+# to the losses (G,) that it has stepped on.
+Work = Callable[[Group, int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Span(NamedTuple):
+    """A part of a node's local training: from ``first / of`` of its steps to ``last / of``.
+
+    Rounds are spans, so that a run of R rounds takes exactly the steps of a run in one go.
+
+    >>> [Span(r, r + 1, 3).steps(10) for r in range(3)]
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+
+    first: int
+    last: int
+    of: int
+
+    def steps(self, total: int) -> range:
+        """The steps, of ``total``, that lie in this part; of fewer steps than parts, each part has one."""
+        total = max(total, self.of)
+        return range(total * self.first // self.of, total * self.last // self.of)
+
+
+WHOLE = Span(0, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -89,22 +114,23 @@ def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
         part["lr"] = lr
 
 
-def make_optimiser(model: nn.Module, config: LocalConfig) -> torch.optim.Optimizer:
-    """The optimiser of one node's model."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def make_optimiser(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
+    """The optimiser of one network's parameters, as local training has it."""
     if config.optimiser == "adam":
         return torch.optim.Adam(trained, config.lr, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
-def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
-    """Give each node its optimiser, before its first step or before going on from a state.
+def prepare(nodes: Sequence[Node], config: LocalConfig, role: str = "model") -> None:
+    """Give each node a new optimiser for its network of a role.
 
-    A node whose model is frozen as a whole has nothing to train and gets none.
+    A node whose network is frozen as a whole has nothing to train and gets none.
     """
     for node in nodes:
-        if any(parameter.requires_grad for parameter in node.model.parameters()):
-            node.optimisers["model"] = make_optimiser(node.model, config)
+        named = node.modules[role].named_parameters()
+        trained = [parameter for name, parameter in named if name not in node.frozen[role]]
+        if trained:
+            node.optimisers[role] = make_optimiser(trained, config)
 
 
 def train(
@@ -113,47 +139,76 @@ def train(
     config: LocalConfig,
     compute: Compute,
     *,
+    span: Span = WHOLE,
     start: int = 0,
     steps: int | None = None,
     report: Report | None = None,
+    work: Work | None = None,
+    roles: Sequence[str] = ("model",),
+    purpose: str = "local",
 ) -> int:
-    """Train the models of nodes of equal architecture on their own data.
+    """Train networks of nodes of equal architecture on their own data. Every method's local training.
 
     Args:
-        nodes: computed together as one group; give one for a plain loop. :func:`prepare` them first.
+        nodes: computed together as one group; give one for a plain loop. Each needs an optimiser for
+            each of the roles: :func:`prepare` makes the model's.
         task: gives the loss.
         config: steps, optimiser, schedule.
         compute: device and precision.
-        start: steps done before, to go on after a stop.
+        span: the part of each node's steps that is taken; the learning rate falls over all of them.
+        start: steps of the span done before, to go on after a stop.
         steps: at most so many steps now, or None for all that are left.
         report: called after each step.
+        work: what one step does; None is a step of the model on the task's loss.
+        roles: the networks that ``work`` trains. All others stand still, as in use.
+        purpose: names the random draws of the steps, apart from those of the batches.
 
     Returns:
-        Steps done in all.
+        Steps of the span done in all.
     """
-    nodes = sorted(nodes, key=lambda node: -config.steps(len(node.data)))  # stable: most work first
-    totals = [config.steps(len(node.data)) for node in nodes]
+    totals = {node.name: max(config.steps(len(node.data)), span.of) for node in nodes}
+    spans = {node.name: span.steps(totals[node.name]) for node in nodes}
+    nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
+    lengths = [len(spans[node.name]) for node in nodes]
+    firsts = [spans[node.name].start for node in nodes]
     streams = [_Stream(node, config.batch) for node in nodes]
     group = Group(nodes)
-    bench = group.bench("model")
-    bench.train(True)
-    end = totals[0] if steps is None else min(totals[0], start + steps)
+    for role in nodes[0].modules:
+        group.bench(role).train(role in roles)
+    work = work or plain(task, config)
+    end = lengths[0] if steps is None else min(lengths[0], start + steps)
     for step in range(start, end):
-        active = sum(total > step for total in totals)
-        batches = [stream.batch(step, config.augment) for stream in streams[:active]]
+        active = sum(length > step for length in lengths)
+        batches = [
+            stream.batch(first + step, config.augment)
+            for stream, first in zip(streams[:active], firsts, strict=False)
+        ]
         inputs = stack([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
         targets = stack([targets for _, targets in batches])  # (active, batch, ...)
-        for node, total in zip(nodes[:active], totals, strict=False):
-            set_lr(node.optimisers["model"], cosine(step, total, config.lr, config.lr_end))
+        for node, first in zip(nodes[:active], firsts, strict=False):
+            rate = cosine(first + step, totals[node.name], config.lr, config.lr_end)
+            for role in roles:
+                set_lr(node.optimisers[role], rate)
+        number = firsts[0] + step
         # The nodes of a group draw nothing from the global generator unless each stands alone.
-        with compute.step(nodes[0].seed, nodes[0].name, "local", step):
-            losses = task.loss(bench(inputs), targets, config.smoothing)  # (active,)
-        group.step("model", losses)
+        with torch.enable_grad(), compute.step(nodes[0].seed, nodes[0].name, purpose, number):
+            losses = work(group, number, inputs, targets)  # (active,)
         if report is not None:
             report(nodes[:active], step + 1, losses.detach())
-    if end == totals[0]:
-        bench.train(False)
+    for role in nodes[0].modules:
+        group.bench(role).train(False)
     return end
+
+
+def plain(task: Task, config: LocalConfig) -> Work:
+    """A step of each model on the task's own loss."""
+
+    def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = task.loss(group.bench("model")(inputs), targets, config.smoothing)  # (G,)
+        group.step("model", losses)
+        return losses
+
+    return work
 
 
 class _Stream:

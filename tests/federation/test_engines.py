@@ -13,12 +13,15 @@ from torch import nn
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.federation import InProcess, choose, inprocess, partition
+from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import build
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
 from fedstill.tasks import Classification
 
 SHAPE, TASK = (1, 8, 8), Classification(3)
@@ -58,12 +61,14 @@ def distilled(specs: tuple[str, ...], config: FedIODConfig, engine: str, steps: 
     """Some steps of FedIOD; all that an engine could change."""
     compute, ledger = Compute(EngineConfig(name=engine)), Ledger()  # type: ignore[arg-type]
     nodes = nodes_of(specs, ledger)
-    side = node_side(config, TASK)
+    side = node_side(config, NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     groups, _ = choose(nodes, compute, side.rehearse)
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
-    server = FedIODServer(config, federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0)
+    server = FedIODServer(
+        config, ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
+    )
     losses = [list(server.step().values()) for _ in range(steps)]
     probe = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(9))
     return {
@@ -203,7 +208,7 @@ def test_a_named_engine_is_taken_without_measuring(engine: Any) -> None:
 def test_a_rehearsal_leaves_the_nodes_untouched() -> None:
     ledger = Ledger()
     nodes = nodes_of(MIXED, ledger)
-    side = node_side(CONFIG, TASK)
+    side = node_side(CONFIG, NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     nodes[0].model.train()
     parameters = [p for node in nodes for module in node.modules.values() for p in module.parameters()]

@@ -18,12 +18,14 @@ from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.federation import Answers, InProcess, partition
+from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, critic_loss, node_side
 from fedstill.models import build
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide
+from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.node.training import LocalConfig
 from fedstill.seeds import torch_generator
 from fedstill.state import load_state, save_state
 from fedstill.tasks import Classification
@@ -87,11 +89,14 @@ def world(
             for parameter in model.parameters():
                 parameter.mul_(1.5)  # so that the nodes disagree
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    side = node_side(config, TASK)
+    side = node_side(config, NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, True), side, Compute())
     student = build("resnet8:4", SHAPE, CLASSES, 0, "student")
-    server = FedIODServer(config, federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED)
+    server = FedIODServer(
+        config,
+        ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
+    )
     return World(nodes, side, federation, server, ledger)
 
 
@@ -425,7 +430,7 @@ def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> Non
         ("size", {"logits"}),
         ("realness", {"logits", "critic"}),
     ):
-        side = node_side(replace(fresh, importance=importance), TASK)
+        side = node_side(replace(fresh, importance=importance), NodeSetting(TASK, LocalConfig(), Compute()))
         assert set(side.questions["predict"].releases.values()) == kinds
 
 
@@ -435,7 +440,10 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
     student[0].requires_grad_(False)  # type: ignore[index]
     before = copy.deepcopy(student.state_dict())
     config = replace(SMALL, student_weight_decay=0.1)
-    server = FedIODServer(config, one.federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED)
+    server = FedIODServer(
+        config,
+        ServerSetting(one.federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
+    )
     for _ in range(2):
         server.step()
     assert torch.equal(student.state_dict()["0.weight"], before["0.weight"])

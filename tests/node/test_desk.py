@@ -368,15 +368,16 @@ def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
     assert ledger.summary() == whole.ledger.summary()
 
 
-# --- parting -------------------------------------------------------------------------------------
+# --- a part of a group ---------------------------------------------------------------------------
 
 
-def test_a_parted_desk_answers_like_the_whole_and_takes_no_old_number() -> None:
+def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number() -> None:
     whole, parted = Office(), Office()
-    for office in (whole, parted):
-        office.ask(3)
-    desks = parted.desk.parted()
-    assert [[node.name for node in desk.group.nodes] for desk in desks] == [["a"], ["b"], ["c"]]
+    last = {node.name: -1 for node in parted.nodes}
+    together = Desk(Group(parted.nodes), parted.side, Compute(), last)
+    whole.ask(3)
+    together.answer("examine", 3, {"x": X}, True)
+    desks = [Desk(Group([node]), parted.side, Compute(), last) for node in parted.nodes]
     calls = parted.calls
     for desk in desks:
         for old in (2, 3):
@@ -388,3 +389,7 @@ def test_a_parted_desk_answers_like_the_whole_and_takes_no_old_number() -> None:
         (mine,) = desk.answer("examine", 4, {"x": X}, False)
         for name in answer:
             torch.testing.assert_close(mine[name], answer[name])
+    # and back: what the single desks moved in memory, the group finds again
+    for old, new in zip(whole.ask(5), together.answer("examine", 5, {"x": X}, False), strict=True):
+        for name in old:
+            torch.testing.assert_close(new[name], old[name])

@@ -1,0 +1,111 @@
+"""Centralised training: every node hands over its data. What all the other methods exist to avoid.
+
+The ceiling of a comparison, with the local training's own optimiser and as many passes over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedstill.data.dataset import TensorData
+from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.node import training
+from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
+from fedstill.node.group import Group, stack
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide, Question
+from fedstill.node.training import Span
+
+TURNS = 20  # between two of which a run can be stopped and looked at
+
+
+@dataclass(frozen=True)
+class CentralisedConfig:
+    """Centralised training has no options beside those of local training, which it shares."""
+
+    name: ClassVar[str] = "centralised"
+
+
+def node_side(config: CentralisedConfig, setting: NodeSetting) -> NodeSide:
+    """The data themselves."""
+
+    def prepare(nodes: Sequence[Node]) -> None:
+        """Nothing is trained at the nodes."""
+
+    def rehearse(group: Group) -> None:
+        """There is no work to rehearse."""
+
+    def hand_over(group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        return {
+            "inputs": stack([node.data.inputs for node in group.nodes]),
+            "targets": stack([node.data.targets for node in group.nodes]),
+        }
+
+    given = {"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}
+    question = Question("hand_over", hand_over, releases=given, times=1)
+    return NodeSide({question.name: question}, prepare, rehearse, first=None)
+
+
+class CentralisedServer(Server):
+    """Trains the student on what the nodes handed over."""
+
+    def __init__(self, config: CentralisedConfig, setting: ServerSetting) -> None:
+        super().__init__(setting)
+        self.total, self.local = TURNS, setting.local
+        self.trainee: Node | None = None
+
+    def step(self) -> Mapping[str, float]:
+        """One part of the training."""
+        trainee = self.trainee or self._gather()
+        seen: list[float] = []
+        training.train(
+            [trainee],
+            self.task,
+            self.local,
+            self.compute,
+            span=Span(self.done, self.done + 1, TURNS),
+            report=lambda nodes, step, losses: seen.append(losses.item()),
+        )
+        self.done += 1
+        return {"loss": sum(seen) / len(seen)}
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`Server`. The data are asked for again, which the ledger counts once."""
+        trained = {} if self.trainee is None else self.trainee.optimisers["model"].state_dict()
+        return {**super().state(), "optimiser": trained}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See :class:`Server`."""
+        super().load(state)
+        if state["optimiser"]:
+            self.federation.number = 0
+            self._gather().load({"modules": {}, "optimisers": {"model": state["optimiser"]}})
+
+    def _gather(self) -> Node:
+        """One node at the server, which has everything."""
+        # One after the other, as answers of different length do not stack.
+        parts = [self.federation.ask("hand_over", of=[name]) for name in self.federation.nodes]
+        data = TensorData(
+            torch.cat([part["inputs"][0] for part in parts]),
+            torch.cat([part["targets"][0] for part in parts]),
+        )
+        gate = Gate("centralised", PolicyConfig(), Ledger())
+        self.trainee = Node("centralised", data, self.student, gate, self.seed)
+        training.prepare([self.trainee], self.local)
+        return self.trainee
+
+
+METHOD = Method(
+    name="centralised",
+    title="Centralised",
+    paper="all data in one place",
+    config=CentralisedConfig,
+    node_side=node_side,
+    server=CentralisedServer,
+    needs=lambda config: Needs(),
+)

@@ -1,0 +1,140 @@
+"""What every method's server has in common, and what the library knows of a method."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.public import Public
+from fedstill.federation.contract import Answers, Federation
+from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Task
+
+
+@dataclass(frozen=True)
+class ServerSetting:
+    """What a method's server is made of.
+
+    Args:
+        federation: the nodes.
+        student: the central network, on the device. Under ``Needs.split`` a ``Split``.
+        task: losses, ensemble, metrics.
+        shape: ``(C, H, W)`` of an input.
+        mean, std: the data's declared normalisation, per channel.
+        compute: device and precision.
+        seed: of everything drawn at the server.
+        local: how nodes train, for methods that divide that budget into rounds.
+        public: public data, or None.
+        kinds: the nodes' names by architecture, one tuple an architecture, with a network of it in its
+            first state; for methods that keep one student an architecture.
+    """
+
+    federation: Federation
+    student: nn.Module
+    task: Task
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    compute: Compute
+    seed: int
+    local: LocalConfig
+    public: Public | None = None
+    kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
+
+
+class Server(ABC):
+    """A method's program at the server, as a run drives it: turn by turn, and stopped between two.
+
+    Args:
+        setting: what it is made of.
+
+    Raises:
+        QuestionRefused: a node would not answer a question that the method needs.
+    """
+
+    turn: ClassVar[Literal["step", "round"]] = "round"
+    """What one call of :meth:`step` is, in reports."""
+    total: int
+    """Turns of a whole run."""
+
+    def __init__(self, setting: ServerSetting) -> None:
+        setting.federation.require(tuple(setting.federation.questions))
+        self.federation, self.task, self.compute = setting.federation, setting.task, setting.compute
+        self.seed, self.student = setting.seed, setting.student
+        self.done = 0  # turns
+
+    @abstractmethod
+    def step(self) -> Mapping[str, float]:
+        """One turn; counts :attr:`done` up by one and gives its losses."""
+
+    def ensemble(self, answers: Answers) -> torch.Tensor | None:
+        """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
+        return None
+
+    def imagine(self, count: int) -> torch.Tensor | None:
+        """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What the server must remember to go on; methods add their own."""
+        return {
+            "done": self.done,
+            "number": self.federation.number,
+            "student": dict(self.student.state_dict()),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a remembered state."""
+        self.done, self.federation.number = state["done"], state["number"]
+        self.student.load_state_dict(state["student"])
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs, as data; a federation that lacks it is refused before any training.
+
+    Args:
+        same_architecture: the nodes' networks and the student are equal in architecture.
+        public: public data, without labels.
+        public_labels: labels of it, from the task's own classes.
+        split: networks that part into extractor and head.
+    """
+
+    same_architecture: bool = False
+    public: bool = False
+    public_labels: bool = False
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the library knows of a method.
+
+    Args:
+        name: on the command line.
+        title: in tables.
+        paper: where it comes from.
+        config: its frozen config dataclass.
+        node_side: its part at the nodes. What leaves a node is stated there, question by question.
+        server: its program at the server.
+        needs: what it needs, which may depend on its config.
+        central: the model it is judged by. ``student`` is trained at the server; ``virtual`` is the
+            average of the nodes' models, weighed by their data, made only to evaluate (FedMD-CG,
+            section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the nodes' mean.
+    """
+
+    name: str
+    title: str
+    paper: str
+    config: type[Any]
+    node_side: Callable[[Any, NodeSetting], NodeSide]
+    server: Callable[[Any, ServerSetting], Server]
+    needs: Callable[[Any], Needs]
+    central: Literal["student", "virtual", "ensemble", "nodes"] = "student"

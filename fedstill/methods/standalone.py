@@ -1,0 +1,55 @@
+"""Standalone: every node trains alone and nothing is shared. The floor of every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide
+
+
+@dataclass(frozen=True)
+class StandaloneConfig:
+    """Standalone training has no options beside those of the nodes."""
+
+    name: ClassVar[str] = "standalone"
+
+
+def node_side(config: StandaloneConfig, setting: NodeSetting) -> NodeSide:
+    """No question at all."""
+
+    def prepare(nodes: Sequence[Node]) -> None:
+        """Nothing but the model is needed."""
+
+    def rehearse(group: Group) -> None:
+        """There are no turns to rehearse."""
+
+    return NodeSide({}, prepare, rehearse)
+
+
+class StandaloneServer(Server):
+    """A server with nothing to do."""
+
+    def __init__(self, config: StandaloneConfig, setting: ServerSetting) -> None:
+        super().__init__(setting)
+        self.total = 0
+
+    def step(self) -> Mapping[str, float]:
+        """Never called: there are no turns."""
+        raise NotImplementedError
+
+
+METHOD = Method(
+    name="standalone",
+    title="Standalone",
+    paper="local training only",
+    config=StandaloneConfig,
+    node_side=node_side,
+    server=StandaloneServer,
+    needs=lambda config: Needs(),
+    central="nodes",
+)

@@ -1,0 +1,47 @@
+"""A network's state as one vector, which is how parameters travel.
+
+Parameters and buffers, in the order of ``state_dict()``: averaging vectors therefore averages the
+running statistics of batch norm too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedstill.errors import ArgumentError
+
+
+def to_vector(module: nn.Module) -> torch.Tensor:
+    """All parameters and buffers as float32: ``(P,)``, a copy.
+
+    >>> to_vector(nn.Linear(2, 3)).shape
+    torch.Size([9])
+    """
+    tensors = [tensor.detach().float().reshape(-1) for tensor in module.state_dict().values()]
+    return torch.cat(tensors) if tensors else torch.zeros(0)
+
+
+def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
+    """Put a vector ``(P,)`` back, in place; whole numbers (a count of batches) are rounded.
+
+    Raises:
+        ArgumentError: the vector has another length than the module's state.
+    """
+    own = list(module.state_dict().values())
+    sizes = [tensor.numel() for tensor in own]
+    if vector.shape != (sum(sizes),):
+        raise ArgumentError("parameters", tuple(vector.shape), f"({sum(sizes)},), as the network has")
+    with torch.no_grad():
+        for tensor, part in zip(own, torch.split(vector, sizes), strict=True):
+            values = part if tensor.is_floating_point() else part.round()
+            tensor.copy_(values.view(tensor.shape))
+
+
+def weighted_mean(vectors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """``sum_k w_k v_k / sum_k w_k`` of ``(K, P)`` and ``(K,)``: ``(P,)``.
+
+    >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3.0, 1.0]))
+    tensor([1.])
+    """
+    return (weights / weights.sum()) @ vectors
