@@ -9,28 +9,70 @@ if TYPE_CHECKING:
     from fedstill.api import Outcome, distil
     from fedstill.compute import EngineConfig
     from fedstill.data.dataset import TensorData
+    from fedstill.methods.centralised import CentralisedConfig
+    from fedstill.methods.ensemble import EnsembleConfig
+    from fedstill.methods.fedavg import FedAvgConfig
+    from fedstill.methods.fedavgm import FedAvgMConfig
+    from fedstill.methods.fedcg import FedCGConfig
+    from fedstill.methods.feddf import FedDFConfig
+    from fedstill.methods.fedgen import FedGENConfig
     from fedstill.methods.fediod import FedIODConfig
+    from fedstill.methods.fedkd import FedKDConfig
+    from fedstill.methods.fedmd import FedMDConfig
+    from fedstill.methods.fedmd_cg import FedMDCGConfig
+    from fedstill.methods.fedper import FedPerConfig
+    from fedstill.methods.fedprox import FedProxConfig
+    from fedstill.methods.lg_fedavg import LGFedAvgConfig
+    from fedstill.methods.standalone import StandaloneConfig
     from fedstill.node.gate import PolicyConfig
     from fedstill.node.training import LocalConfig
 
 __version__ = "0.1.0"
 __all__ = [
+    "CentralisedConfig",
     "EngineConfig",
+    "EnsembleConfig",
+    "FedAvgConfig",
+    "FedAvgMConfig",
+    "FedCGConfig",
+    "FedDFConfig",
+    "FedGENConfig",
     "FedIODConfig",
+    "FedKDConfig",
+    "FedMDCGConfig",
+    "FedMDConfig",
+    "FedPerConfig",
+    "FedProxConfig",
+    "LGFedAvgConfig",
     "LocalConfig",
     "Outcome",
     "PolicyConfig",
+    "StandaloneConfig",
     "TensorData",
     "distil",
 ]
 
 # Imported when first used: torch takes seconds, and `fedstill --help` should not wait for it.
 _HOMES = {
+    "CentralisedConfig": "fedstill.methods.centralised",
     "EngineConfig": "fedstill.compute",
+    "EnsembleConfig": "fedstill.methods.ensemble",
+    "FedAvgConfig": "fedstill.methods.fedavg",
+    "FedAvgMConfig": "fedstill.methods.fedavgm",
+    "FedCGConfig": "fedstill.methods.fedcg",
+    "FedDFConfig": "fedstill.methods.feddf",
+    "FedGENConfig": "fedstill.methods.fedgen",
     "FedIODConfig": "fedstill.methods.fediod",
+    "FedKDConfig": "fedstill.methods.fedkd",
+    "FedMDCGConfig": "fedstill.methods.fedmd_cg",
+    "FedMDConfig": "fedstill.methods.fedmd",
+    "FedPerConfig": "fedstill.methods.fedper",
+    "FedProxConfig": "fedstill.methods.fedprox",
+    "LGFedAvgConfig": "fedstill.methods.lg_fedavg",
     "LocalConfig": "fedstill.node.training",
     "Outcome": "fedstill.api",
     "PolicyConfig": "fedstill.node.gate",
+    "StandaloneConfig": "fedstill.methods.standalone",
     "TensorData": "fedstill.data.dataset",
     "distil": "fedstill.api",
 }

@@ -68,7 +68,10 @@ class Compute:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Lower precision for convolutions and products, if the run asks for it."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        # Without torch's cache of cast weights, which lives as long as the outermost autocast: inside one,
+        # as in an answer, a model would be trained on the weights of its first step.
+        enabled = self.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     @contextmanager
     def step(self, seed: int, *names: str | int) -> Iterator[None]:

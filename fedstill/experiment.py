@@ -23,7 +23,7 @@ from fedstill import models
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, DataError, MethodRefused
+from fedstill.errors import ArgumentError, DataError, MethodRefused, ModelError
 from fedstill.federation import Answers, InProcess, choose
 from fedstill.methods import ServerSetting, method_of
 from fedstill.models.split import features, split
@@ -322,7 +322,8 @@ class Experiment:
     def _share(self, index: int) -> TensorData:
         """A node's share of the test set, even and random (FedMD-CG, section 3.1)."""
         order = torch.randperm(len(self.test), generator=torch_generator(self.setting.seed, "test shares"))
-        mine = order.chunk(len(self.nodes))  # of fewer examples than nodes, the last have none of their own
+        # Of fewer examples than nodes, some nodes have none of their own and take another's.
+        mine = [share for share in order.tensor_split(len(self.nodes)) if len(share)]
         return self.test.subset(mine[index % len(mine)].to(self.test.inputs.device))
 
     def _score_ensemble(self) -> Mapping[str, float] | None:
@@ -457,11 +458,19 @@ class Experiment:
             return placed
         parts = split(placed, whose)
         features(parts, self._shape(), whose)
+        draw = torch_generator(self.setting.seed, "try")
+        x = torch.randn(2, *self._shape(), generator=draw).to(self.compute.device)
+        whole, in_parts = (training.predict(network, x, self.compute) for network in (placed, parts))
+        if not torch.allclose(whole, in_parts, atol=1e-2 if self.compute.precision == "bfloat16" else 1e-4):
+            raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")
         return parts
 
     def _check_architectures(self) -> None:
         """Refuse nodes and data with which the method cannot work."""
         title, needs = self.method.title, self.needs
+        for node in self.nodes if needs.trainable else ():
+            if len(node.frozen["model"]) == sum(1 for _ in node.model.parameters()):
+                raise MethodRefused(title, node.name, "its model is frozen, and every round trains it")
         if needs.same_architecture:
             kind = signature(self.student)
             for node in self.nodes:

@@ -15,17 +15,17 @@ _FILES = (
     "centralised",
     "ensemble",
     "fediod",
-    # "fedkd",
-    # "fedmd_cg",
+    "fedkd",
+    "fedmd_cg",
     "fedavg",
     "fedprox",
     "fedavgm",
-    # "feddf",
-    # "fedmd",
-    # "fedgen",
+    "feddf",
+    "fedmd",
+    "fedgen",
     "fedper",
     "lg_fedavg",
-    # "fedcg",
+    "fedcg",
 )
 
 

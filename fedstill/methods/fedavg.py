@@ -35,5 +35,5 @@ METHOD = Method(
     config=FedAvgConfig,
     node_side=node_side,
     server=AveragingServer,  # w = sum_k (n_k / n) w_k
-    needs=lambda config: Needs(same_architecture=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True),
 )

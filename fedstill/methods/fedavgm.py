@@ -71,5 +71,5 @@ METHOD = Method(
     config=FedAvgMConfig,
     node_side=node_side,
     server=FedAvgMServer,
-    needs=lambda config: Needs(same_architecture=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True),
 )

@@ -41,6 +41,6 @@ METHOD = Method(
     config=FedPerConfig,
     node_side=node_side,
     server=server,
-    needs=lambda config: Needs(same_architecture=True, split=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True),
     central="virtual",
 )

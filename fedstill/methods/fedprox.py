@@ -68,5 +68,5 @@ METHOD = Method(
     config=FedProxConfig,
     node_side=node_side,
     server=AveragingServer,
-    needs=lambda config: Needs(same_architecture=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True),
 )

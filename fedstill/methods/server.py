@@ -105,12 +105,14 @@ class Needs:
         public: public data, without labels.
         public_labels: labels of it, from the task's own classes.
         split: networks that part into extractor and head.
+        trainable: nodes' networks that are not frozen as a whole, since rounds train them.
     """
 
     same_architecture: bool = False
     public: bool = False
     public_labels: bool = False
     split: bool = False
+    trainable: bool = False
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,9 @@ def split(model: nn.Module, whose: str) -> Split:
     at = flattens[-1] + 1 if flattens and any(learns[flattens[-1] :]) else (layers or [0])[-1]
     if not any(learns[:at]) or not any(learns[at:]):
         raise ModelError(f"{whose} cannot be split: allowed are two layers with parameters or more")
-    named = list(model.named_children())  # a slice would call the class of the user's own Sequential
+    # Not by a slice, which calls the class of a user's own Sequential, and not by named_children(), which
+    # names a layer that is used twice only once.
+    named = list(model._modules.items())
     return Split(nn.Sequential(OrderedDict(named[:at])), nn.Sequential(OrderedDict(named[at:])))
 
 

@@ -227,15 +227,17 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _maps(pair: Sequence[Node]) -> bool:
-    """Whether ``vmap`` takes these nodes' modules, in training and as they answer, tried on copies."""
+    """Whether ``vmap`` takes these nodes' models, in training and as they answer, tried on copies.
+
+    Only models are tried: the other networks are a method's own, and take inputs of their own.
+    """
     group = Group([node.rehearsing() for node in pair])
     x = group.sample(2, "try")[0]
     try:
-        for role in pair[0].modules:
-            bench = group.bench(role)
-            for mode in (True, False):
-                bench.train(mode)
-                bench(x)
+        bench = group.bench("model")
+        for mode in (True, False):
+            bench.train(mode)
+            bench(x)
     except RuntimeError:  # random draws, .item(), a branch on values: torch says so in many ways
         return False
     return True

@@ -1,0 +1,502 @@
+"""FedAvg and what differs from it by little, against their formulas worked plainly."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.federation import InProcess, partition
+from fedstill.methods import ServerSetting, method_of
+from fedstill.methods.fedavg import FedAvgConfig
+from fedstill.methods.fedavgm import FedAvgMConfig
+from fedstill.methods.fedper import FedPerConfig
+from fedstill.methods.fedprox import FedProxConfig
+from fedstill.methods.lg_fedavg import LGFedAvgConfig
+from fedstill.methods.parameters import AveragingServer, drawn
+from fedstill.models import build
+from fedstill.models.split import EXTRACTOR, HEAD, split
+from fedstill.models.vector import to_vector
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES, SEED = (1, 4, 4), 3, 4
+TASK = Classification(CLASSES)
+EQUAL, UNEQUAL = (8, 8, 8), (6, 24, 12)
+ALL = 24  # a batch that holds each node's examples equally often: every step is a full-batch step
+ENGINES = ["stacked", "one-by-one"]
+LR = 0.2
+
+
+def descent(steps: int) -> LocalConfig:
+    """As many steps of plain, full-batch gradient descent, all at one learning rate."""
+    return LocalConfig(
+        epochs=0,
+        least_steps=steps,
+        batch=ALL,
+        optimiser="sgd",
+        lr=LR,
+        lr_end=LR,
+        momentum=0.0,
+        smoothing=0.0,
+    )
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+def resnet() -> nn.Module:
+    return build("resnet8:4", SHAPE, CLASSES, 0)
+
+
+@dataclass
+class Message:
+    """What crossed for one question."""
+
+    question: str
+    asked: tuple[str, ...]
+    down: Mapping[str, torch.Tensor]
+    up: Sequence[Mapping[str, torch.Tensor]]
+
+
+@dataclass
+class World:
+    nodes: list[Node]
+    server: AveragingServer
+    ledger: Ledger
+    messages: list[Message] = field(default_factory=list)
+
+    def vectors(self, part: str = "") -> torch.Tensor:
+        return torch.stack([to_vector(node.model.get_submodule(part)) for node in self.nodes])
+
+
+def world(
+    config: Any,
+    local: LocalConfig,
+    *,
+    make: Any = two_layers,
+    sizes: Sequence[int] = UNEQUAL,
+    engine: str = "stacked",
+    seed: int = SEED,
+) -> World:
+    method, ledger, nodes = method_of(config), Ledger(), []
+    parted = method.needs(config).split
+    for index, size in enumerate(sizes):
+        generator = torch.Generator().manual_seed(index)
+        data = TensorData(
+            torch.randn(size, *SHAPE, generator=generator),
+            torch.randint(CLASSES, (size,), generator=generator),
+        )
+        torch.manual_seed(index)
+        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), ledger)
+        model = split(make(), "model") if parted else make()
+        nodes.append(Node(f"n{index}", data, model, gate, seed))
+    compute = Compute(EngineConfig(name=engine))  # type: ignore[arg-type]
+    side = method.node_side(config, NodeSetting(TASK, local, compute))
+    side.prepare(nodes)
+    groups = partition(nodes, engine == "stacked")
+    assert len(groups) == (1 if engine == "stacked" else len(nodes))
+    federation = InProcess(nodes, groups, side, compute)
+    torch.manual_seed(99)
+    student = split(make(), "student") if parted else make()
+    server = method.server(
+        config, ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, seed, local)
+    )
+    assert isinstance(server, AveragingServer)
+    one = World(nodes, server, ledger)
+    answer = federation._answer
+
+    def overheard(asked: Any, question: str, number: int, tensors: Any, differentiable: bool) -> Any:
+        up = answer(asked, question, number, tensors, differentiable)
+        one.messages.append(Message(question, asked, tensors, up))
+        return up
+
+    federation._answer = overheard  # type: ignore[method-assign]
+    return one
+
+
+def gradients(model: nn.Module, data: TensorData) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Of the mean loss over all of the data, by plain autograd."""
+    parameters = list(model.parameters())
+    loss = F.cross_entropy(model(data.inputs), data.targets)
+    return zip(parameters, torch.autograd.grad(loss, parameters), strict=True)
+
+
+def descend(model: nn.Module, data: TensorData, steps: int, mu: float = 0.0) -> nn.Module:
+    """A copy after steps of full-batch descent on F(w) + mu/2 ||w - w_0||^2."""
+    model = copy.deepcopy(model)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(steps):
+        pairs = list(gradients(model, data))
+        with torch.no_grad():
+            for (parameter, gradient), first in zip(pairs, start, strict=True):
+                parameter.sub_(LR * (gradient + mu * (parameter - first)))
+    return model
+
+
+def mean_of(models: Sequence[nn.Module], sizes: Sequence[int]) -> torch.Tensor:
+    total = torch.zeros_like(to_vector(models[0]), dtype=torch.float64)
+    for model, size in zip(models, sizes, strict=True):
+        total += size / sum(sizes) * to_vector(model).double()
+    return total.float()
+
+
+def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+
+
+# --- FedAvg ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedavg_of_two_linear_models_is_their_mean_weighed_by_data(engine: str) -> None:
+    one = world(FedAvgConfig(rounds=1), descent(3), make=linear, sizes=(6, 24), engine=engine)
+    one.server.step()
+    small, large = (node.model[1] for node in one.nodes)  # type: ignore[index]
+    assert not torch.equal(small.weight, large.weight)
+    student = one.server.student[1]  # type: ignore[index]
+    near(student.weight, 0.2 * small.weight + 0.8 * large.weight)
+    near(student.bias, 0.2 * small.bias + 0.8 * large.bias)
+
+
+def test_the_mean_by_hand() -> None:
+    server = world(FedAvgConfig(rounds=1), descent(1), make=linear, sizes=(6, 24)).server
+    updates = torch.tensor([[1.0, 2.0], [6.0, -3.0]])
+    near(server.combine(torch.zeros(2), updates, torch.tensor([1.0, 4.0])), torch.tensor([5.0, -2.0]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+def test_rounds_of_one_full_batch_step_are_steps_of_centralised_descent(
+    sizes: Sequence[int], engine: str
+) -> None:
+    one = world(FedAvgConfig(rounds=3), descent(3), sizes=sizes, engine=engine)
+    union = TensorData(
+        torch.cat([node.data.inputs for node in one.nodes]),
+        torch.cat([node.data.targets for node in one.nodes]),
+    )
+    central = copy.deepcopy(one.server.student)
+    for _ in range(3):
+        central = descend(central, union, 1)
+        one.server.step()
+        near(to_vector(one.server.student), to_vector(central))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> None:
+    local = LocalConfig(epochs=2, batch=5)
+    one = world(FedAvgConfig(rounds=2), local, make=resnet, engine=engine)
+    for _ in range(2):
+        one.server.step()
+    states = [node.model.state_dict() for node in one.nodes]
+    assert not torch.equal(states[0]["1.running_mean"], states[1]["1.running_mean"])
+    for name, found in one.server.student.state_dict().items():
+        mean = sum(size / 42 * state[name].double() for size, state in zip(UNEQUAL, states, strict=True))
+        expected = mean if found.is_floating_point() else mean.round()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+    # Batches by hand: 2 epochs of 6, 24, 12 examples by 5 are 3, 10, 5 steps, of which the second round
+    # goes on from the first one's mean: 1, 5, 2 to 5 (3.57 rounded: 4), then 2, 5, 3 more.
+    first = round((6 * 1 + 24 * 5 + 12 * 2) / 42)
+    assert [int(state["1.num_batches_tracked"]) for state in states] == [first + 2, first + 5, first + 3]
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 4, 7])
+def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
+    """Same batches, same schedule, nothing lost between rounds."""
+    local = LocalConfig(epochs=3, batch=5, optimiser="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
+    one = world(FedAvgConfig(rounds=rounds), local, sizes=(17,))
+    twin = copy.deepcopy(one.nodes[0])
+    twin.modules["model"].load_state_dict(one.server.student.state_dict())
+    training.prepare([twin], local)
+    training.train([twin], TASK, local, Compute())
+    for _ in range(rounds):
+        one.server.step()
+    near(to_vector(one.server.student), to_vector(twin.model))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rounds", [1, 3, 5])
+def test_all_rounds_together_take_exactly_the_local_budget(
+    rounds: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: Counter[str] = Counter()
+    taken = Group.step
+
+    def counted(group: Group, role: str, losses: torch.Tensor) -> None:
+        steps.update(node.name for node in group.nodes[: len(losses)])
+        taken(group, role, losses)
+
+    monkeypatch.setattr(Group, "step", counted)
+    local = LocalConfig(epochs=2.5, least_steps=7, batch=5)
+    one = world(FedAvgConfig(rounds=rounds), local, engine=engine)
+    for _ in range(rounds):
+        one.server.step()
+    assert steps == {"n0": 7, "n1": 12, "n2": 7}
+    assert steps == {node.name: local.steps(len(node.data)) for node in one.nodes}
+
+
+# --- FedProx ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedprox_differs_from_fedavg_by_mu_times_the_way_gone(engine: str) -> None:
+    """In the first of two steps w = w_0; in the second the gradients differ by mu (w_1 - w_0)."""
+    mu, w = 0.5, {}
+    for name, config, steps in (
+        ("one step", FedAvgConfig(rounds=1), 1),
+        ("fedavg", FedAvgConfig(rounds=1), 2),
+        ("fedprox", FedProxConfig(rounds=1, mu=mu), 2),
+        ("one step of fedprox", FedProxConfig(rounds=1, mu=mu), 1),
+        ("fedprox without", FedProxConfig(rounds=1, mu=0.0), 2),
+    ):
+        one = world(config, descent(steps), engine=engine)
+        w["start"] = to_vector(one.server.student).expand(3, -1)
+        one.server.step()
+        w[name] = one.vectors()
+    near(w["one step of fedprox"], w["one step"])
+    near(w["fedprox without"], w["fedavg"])
+    way = w["one step"] - w["start"]  # (K, P)
+    assert (way.norm(dim=1) > 0.01).all()
+    near((w["fedavg"] - w["fedprox"]) / LR, mu * way)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
+    """Nodes with 2, 8 and 4 steps a round: those that are done fall out of the group."""
+    local = replace(descent(1), epochs=16.0)
+    one = world(FedProxConfig(rounds=2, mu=2.0), local, engine=engine)
+    w = copy.deepcopy(one.server.student)
+    for _ in range(2):
+        here = [
+            descend(w, node.data, steps, mu=2.0) for node, steps in zip(one.nodes, (2, 8, 4), strict=True)
+        ]
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(mean_of(here, UNEQUAL), w.parameters())
+        one.server.step()
+        near(one.vectors(), torch.stack([to_vector(model) for model in here]))
+        near(to_vector(one.server.student), to_vector(w))
+
+
+# --- FedAvgM ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [two_layers, resnet])
+def test_fedavgm_without_momentum_is_fedavg(make: Any) -> None:
+    plain = world(FedAvgConfig(rounds=3), LocalConfig(epochs=3, batch=5), make=make)
+    heavy = world(FedAvgMConfig(rounds=3, beta=0.0, server_lr=1.0), LocalConfig(epochs=3, batch=5), make=make)
+    for _ in range(3):
+        for one in (plain, heavy):
+            one.server.step()
+        near(to_vector(heavy.server.student), to_vector(plain.server.student))
+
+
+def test_two_rounds_of_fedavgm_by_hand() -> None:
+    beta, rate = 0.9, 0.5
+    one = world(FedAvgMConfig(rounds=2, beta=beta, server_lr=rate), descent(6))
+    w0 = to_vector(one.server.student)
+    one.server.step()
+    v1 = w0 - mean_of([node.model for node in one.nodes], UNEQUAL)
+    w1 = to_vector(one.server.student)
+    near(w1, w0 - rate * v1)
+    one.server.step()
+    v2 = beta * v1 + (w1 - mean_of([node.model for node in one.nodes], UNEQUAL))
+    near(to_vector(one.server.student), w1 - rate * v2)
+    assert (v2 - v1).norm() > 0.01
+
+
+def test_momentum_carries_parameters_but_no_buffers() -> None:
+    one = world(FedAvgMConfig(rounds=3, beta=0.9), LocalConfig(epochs=6, batch=5), make=resnet)
+    for _ in range(3):
+        one.server.step()
+    mean = copy.deepcopy(one.server.student)
+    training_places = {name for name, _ in mean.named_parameters()}
+    states = [node.model.state_dict() for node in one.nodes]
+    for name, found in one.server.student.state_dict().items():
+        average = sum(size / 42 * state[name].double() for size, state in zip(UNEQUAL, states, strict=True))
+        if name in training_places:
+            assert not torch.allclose(found.double(), average, rtol=1e-5, atol=1e-6), name
+        else:
+            expected = average if found.is_floating_point() else average.round()
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: FedAvgConfig(rounds=0), "method.rounds is 0"),
+        (lambda: FedAvgConfig(participation=0.0), "method.participation is 0.0"),
+        (lambda: FedAvgConfig(participation=1.1), "method.participation is 1.1"),
+        (lambda: FedProxConfig(mu=-1.0), "method.mu is -1.0"),
+        (lambda: FedProxConfig(mu=math.inf), "method.mu is inf"),
+        (lambda: FedAvgMConfig(beta=1.0), "method.beta is 1.0"),
+        (lambda: FedAvgMConfig(server_lr=-0.5), "method.server_lr is -0.5"),
+        (lambda: FedPerConfig(rounds=-1), "method.rounds is -1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        make()
+
+
+# --- a part of the network stays personal ----------------------------------------------------------
+
+PERSONAL = [
+    pytest.param(FedPerConfig, HEAD, EXTRACTOR, id="fedper"),
+    pytest.param(LGFedAvgConfig, EXTRACTOR, HEAD, id="lg-fedavg"),
+]
+
+
+def occurs(needle: torch.Tensor, hay: torch.Tensor) -> bool:
+    """Whether three neighbouring values of one vector are anywhere in another one."""
+    if hay.numel() < 3 or not hay.is_floating_point():
+        return False
+    here, there = needle.flatten().unfold(0, 3, 1), hay.flatten().unfold(0, 3, 1)
+    return bool((here[:, None] == there[None]).all(2).any())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("config", "personal", "shared"), PERSONAL)
+def test_a_personal_part_never_appears_in_any_message(
+    config: Any, personal: str, shared: str, engine: str
+) -> None:
+    one = world(config(rounds=3), descent(6), engine=engine)
+    secrets: list[torch.Tensor] = []  # every state that a node's personal part was in between rounds
+    for _ in range(3):
+        one.server.step()
+        secrets += list(one.vectors(personal))
+        current = one.vectors(shared)
+        assert any(occurs(current[0], up["parameters"]) for up in one.messages[-1].up)  # or else blind
+    crossed = [
+        tensor
+        for message in one.messages
+        for tensor in (*message.down.values(), *(t for up in message.up for t in up.values()))
+    ]
+    assert not any(occurs(secret, tensor) for secret in secrets for tensor in crossed)
+
+    values = to_vector(one.nodes[0].model.get_submodule(shared)).numel()
+    whole = to_vector(one.nodes[0].model).numel()
+    for message in one.messages:
+        if message.question == "train":
+            assert {name: tuple(t.shape) for name, t in message.down.items()} == {
+                "parameters": (values,),
+                "round": (),
+            }
+            assert [{name: tuple(t.shape) for name, t in up.items()} for up in message.up] == [
+                {"parameters": (values,)}
+            ] * 3
+    kind = f"{shared} parameters"
+    assert one.ledger.summary()["by_kind"] == {
+        "data sizes": {"up": 3 * 4, "down": 0},
+        kind: {"up": 3 * 3 * 4 * values, "down": 3 * 3 * 4 * values},
+        "parameters": {"up": 0, "down": 3 * 4 * whole},  # the same first weights for all
+        "schedule": {"up": 0, "down": 3 * 3 * 8},
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("config", "personal", "shared"), PERSONAL)
+def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
+    config: Any, personal: str, shared: str, engine: str
+) -> None:
+    one = world(config(rounds=3), descent(6), engine=engine)
+    here = [copy.deepcopy(one.server.student) for _ in one.nodes]  # all start alike
+    first = to_vector(one.server.student.get_submodule(personal))
+    for _ in range(3):
+        here = [descend(model, node.data, 2) for model, node in zip(here, one.nodes, strict=True)]
+        one.server.step()
+        near(one.vectors(), torch.stack([to_vector(model) for model in here]))
+        mean = mean_of([model.get_submodule(shared) for model in here], UNEQUAL)
+        near(to_vector(one.server.student.get_submodule(shared)), mean)
+        for model in here:
+            torch.nn.utils.vector_to_parameters(mean, model.get_submodule(shared).parameters())
+    parts = one.vectors(personal)
+    for one_part, other in ((0, 1), (1, 2), (0, 2)):
+        assert (parts[one_part] - parts[other]).norm() > 0.01
+    assert torch.equal(to_vector(one.server.student.get_submodule(personal)), first)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_batch_norm_of_a_personal_extractor_stays_personal(engine: str) -> None:
+    one = world(LGFedAvgConfig(rounds=2), LocalConfig(epochs=4, batch=5), make=resnet, engine=engine)
+    for _ in range(2):
+        one.server.step()
+    means = [node.model.state_dict()["extractor.1.running_mean"] for node in one.nodes]
+    assert not torch.equal(means[0], means[1])
+    assert not torch.equal(means[1], means[2])
+    kinds = one.ledger.summary()["by_kind"]
+    assert {kind for kind, size in kinds.items() if size["up"]} == {"data sizes", "head parameters"}
+
+
+# --- partial participation -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("config", [FedAvgConfig, FedProxConfig, FedPerConfig])
+def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) -> None:
+    sizes = (6, 24, 12, 8)
+    one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
+    part = one.server.part
+    names = [node.name for node in one.nodes]
+    teams = []
+    for round in range(5):
+        before = one.vectors()
+        if round == 0 and part:  # what they begin with
+            before = to_vector(one.server.student).expand(4, -1)
+        one.server.step()
+        asked = one.messages[-1].asked
+        assert list(asked) == drawn(names, 0.5, SEED, round)
+        assert len(asked) == 2
+        moved = [
+            name for name, old, new in zip(names, before, one.vectors(), strict=True) if (old != new).any()
+        ]
+        assert moved == list(asked)
+        rows = [names.index(name) for name in asked]
+        mean = mean_of(
+            [one.nodes[row].model.get_submodule(part) for row in rows], [sizes[row] for row in rows]
+        )
+        near(to_vector(one.server.shared), mean)
+        teams.append(asked)
+    assert len(set(teams)) > 1
+
+
+def test_draws_follow_from_seed_and_round() -> None:
+    names = [f"n{index}" for index in range(10)]
+    rounds = [drawn(names, 0.3, 0, round) for round in range(40)]
+    assert rounds == [drawn(names, 0.3, 0, round) for round in range(40)]
+    assert rounds != [drawn(names, 0.3, 1, round) for round in range(40)]
+    assert all(len(team) == 3 and team == sorted(team) for team in rounds)
+    times = Counter(name for team in rounds for name in team)  # 12 each on average
+    assert set(times) == set(names)
+    assert max(times.values()) < 24
+
+
+@pytest.mark.parametrize(
+    ("nodes", "share", "expected"),
+    [(10, 1.0, 10), (10, 0.7, 7), (100, 0.29, 29), (10, 0.25, 2), (10, 0.01, 1), (1, 0.5, 1), (3, 0.999, 2)],
+)
+def test_a_share_of_the_nodes_and_at_least_one(nodes: int, share: float, expected: int) -> None:
+    names = [str(index) for index in range(nodes)]
+    assert len(drawn(names, share, 0, 0)) == expected
+    assert drawn(names, 1.0, 0, 0) == names

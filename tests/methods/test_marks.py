@@ -1,0 +1,237 @@
+"""The floor and the two ceilings of a comparison: standalone, the ensemble, centralised training."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.experiment import Experiment, Setting
+from fedstill.methods.centralised import CentralisedConfig
+from fedstill.methods.ensemble import EnsembleConfig
+from fedstill.methods.standalone import StandaloneConfig
+from fedstill.models import build
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Classification, Ensemble
+
+SHAPE, CLASSES, SIZES = (1, 8, 8), 3, (14, 30, 22)
+ENGINES = ["stacked", "one-by-one"]
+LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
+
+
+def blobs(count: int, seed: int, classes: int = CLASSES) -> TensorData:
+    """Images of one bright row, whose place tells which of three classes."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=draw)
+    pixels = -0.8 + 0.1 * torch.rand(count, *SHAPE, generator=draw)
+    pixels[torch.arange(count), 0, 2 * labels] = 0.8
+    return TensorData(pixels, labels)
+
+
+def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any) -> Setting:
+    given: dict[str, Any] = {
+        "task": Classification(CLASSES),
+        "parts": [blobs(size, index, index + 1) for index, size in enumerate(SIZES)],  # few classes each
+        "models": [build(spec, SHAPE, CLASSES, 0, index) for index, spec in enumerate(specs)],
+        "student": build("mlp:8", SHAPE, CLASSES, 0, "student"),
+        "test": blobs(50, 9),
+        "method": method,
+        "policies": [PolicyConfig(outputs_only=False)] * 3,
+        "local": LOCAL,
+        "engine": EngineConfig(name="one-by-one"),
+        **changes,
+    }
+    return Setting(**given)
+
+
+def same(one: nn.Module, other: nn.Module) -> None:
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
+    """Local training of one node, plainly."""
+    node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), Ledger()), 0)
+    training.prepare([node], LOCAL)
+    training.train([node], Classification(CLASSES), LOCAL, Compute())
+    return node.model
+
+
+# --- standalone ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_path: Path) -> None:
+    policies = [PolicyConfig(questions=())] * 3  # who answers nothing can take part
+    one = setting(StandaloneConfig(), engine=EngineConfig(name=engine), policies=policies)
+    alone = [
+        trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
+    ]
+    experiment = Experiment(one)
+    figures = experiment.run(tmp_path)
+    assert (figures["questions"], figures["questions_by_name"], figures["leaves"]) == (0, {}, [])
+    assert figures["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
+    assert (tmp_path / "ledger.jsonl").read_bytes() == b""
+    for model, expected in zip(one.models, alone, strict=True):
+        same(model, expected)
+    assert figures["turns"] == 0
+    assert figures["central"] == "nodes"
+    assert figures["accuracy"] == pytest.approx(figures["standalone"]["accuracy"]["mean"])
+
+
+def test_standalone_takes_mixed_architectures() -> None:
+    figures = Experiment(setting(StandaloneConfig(), ("mlp:8", "small-cnn:4", "lenet5"))).run()
+    assert [node["model"] for node in figures["nodes"]] == ["MLP", "SmallCNN", "LeNet5"]
+
+
+# --- the ensemble ----------------------------------------------------------------------------------
+
+
+def by_hand(z: torch.Tensor, counts: list[list[float]], how: str) -> torch.Tensor:
+    """Answers (K, B, C) as one, loop by loop, each node weighed by its share of each class."""
+    K, B, C = z.shape
+    out = torch.zeros(B, C)
+    for b in range(B):
+        for c in range(C):
+            held = sum(counts[k][c] for k in range(K))
+            for k in range(K):
+                weight = counts[k][c] / held
+                value = {
+                    "logits": z[k, b, c],
+                    "log_probs": z[k, b].log_softmax(0)[c],
+                    "probs": z[k, b].softmax(0)[c],
+                }[how]
+                out[b, c] += weight * value
+    return out.log() if how == "probs" else out
+
+
+@pytest.mark.parametrize("how", ["logits", "log_probs", "probs"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, engine: Any) -> None:
+    specs = ("mlp:8", "small-cnn:4", "mlp:8")
+    one = setting(EnsembleConfig(ensemble=how), specs, engine=EngineConfig(name=engine))
+    experiment = Experiment(one)
+    figures = experiment.run()
+    x, y = one.test.inputs, one.test.targets
+    with torch.no_grad():
+        z = torch.stack([model.eval()(x) for model in one.models])
+    counts = [[float((part.targets == c).sum()) for c in range(CLASSES)] for part in one.parts]
+    assert counts[0][1:] == [0, 0]  # the first node holds one class only
+    expected = by_hand(z, counts, how)
+    with torch.no_grad():
+        torch.testing.assert_close(experiment.server.predict(x), expected, rtol=1e-4, atol=1e-5)
+    accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
+    assert figures["accuracy"] == figures["ensemble"]["accuracy"] == pytest.approx(accuracy)
+    assert figures["central"] == "ensemble"
+    assert figures["student"] is None
+
+
+def test_every_way_to_ensemble_is_covered() -> None:
+    assert set(get_args(Ensemble)) == {"logits", "log_probs", "probs", "consensus"}
+    with pytest.raises(ArgumentError, match=r"method\.ensemble"):
+        EnsembleConfig(ensemble="mean")  # type: ignore[arg-type]
+
+
+def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> None:
+    """Log-probabilities weighed by each node's share of the classes that the first vote predicts."""
+    one = setting(EnsembleConfig())
+    assert one.method.ensemble == "consensus"
+    experiment = Experiment(one)
+    figures = experiment.run()
+    best = max(figures["standalone"]["accuracy"]["per_node"])
+    assert figures["accuracy"] >= best - 10
+    with torch.no_grad():
+        logits = torch.stack([model.eval()(one.test.inputs) for model in one.models])
+        counts = torch.stack([one.task.counts(part) for part in one.parts])
+        expected = one.task.ensemble(logits, one.task.importance(counts), "consensus")
+        torch.testing.assert_close(experiment.server.predict(one.test.inputs), expected)
+
+
+def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
+    experiment = Experiment(setting(EnsembleConfig(), policies=[PolicyConfig()] * 3))
+    figures = experiment.run()
+    told = 3 * (CLASSES + 1) * 4
+    assert figures["bytes"] == {
+        "up": told,
+        "down": 0,
+        "by_kind": {"label counts": {"up": told, "down": 0}},
+    }
+    assert figures["questions_by_name"] == {"count_labels": 1}
+    x = torch.zeros(5, *SHAPE)
+    experiment.server.predict(x)
+    kinds = experiment.ledger.summary()["by_kind"]
+    assert kinds["logits"] == {"up": 3 * 5 * CLASSES * 4, "down": 0}
+    assert kinds["inputs"] == {"up": 0, "down": 3 * 5 * math.prod(SHAPE) * 4}
+
+
+# --- centralised -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_centralised_training_is_plain_training_of_one_node_that_has_everything(engine: Any) -> None:
+    one = setting(CentralisedConfig(), engine=EngineConfig(name=engine))
+    union = TensorData(
+        torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
+    )
+    assert LOCAL.steps(len(union)) == 40
+    expected = trained_alone("centralised", union, one.student)
+    before = copy.deepcopy([model.state_dict() for model in one.models])
+    figures = Experiment(one).run()
+    same(one.student, expected)
+    for model, old in zip(one.models, before, strict=True):  # nothing is trained at the nodes
+        assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
+    assert figures["standalone"] is None
+    assert figures["accuracy"] == figures["student"]["accuracy"]
+
+
+def test_centralised_is_the_mark_that_other_runs_are_compared_with() -> None:
+    one = setting(CentralisedConfig())
+    other = setting(StandaloneConfig(), mark=copy.deepcopy(one.student))
+    assert Experiment(one).run()["accuracy"] == Experiment(other).run()["centralised"]["accuracy"]
+
+
+def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
+    one = setting(CentralisedConfig())
+    figures = Experiment(one).run(tmp_path)
+    each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
+    assert figures["leaves"] == ["private data"]
+    assert figures["bytes"] == {
+        "up": sum(each),
+        "down": 0,
+        "by_kind": {"private data": {"up": sum(each), "down": 0}},
+    }
+    assert [node["bytes"] for node in figures["nodes"]] == [{"up": size, "down": 0} for size in each]
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [(line["node"], line["question"]) for line in lines] == [
+        (f"node-{index}", "hand_over") for index in range(3)
+    ]
+
+
+def test_what_is_handed_over_is_the_data_themselves() -> None:
+    one = setting(CentralisedConfig())
+    experiment = Experiment(one)
+    experiment.run()
+    data = experiment.server.trainee.data
+    assert torch.equal(data.inputs, torch.cat([part.inputs for part in one.parts]))
+    assert torch.equal(data.targets, torch.cat([part.targets for part in one.parts]))
+
+
+def test_a_node_of_outputs_only_hands_nothing_over() -> None:
+    policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
+    one = setting(CentralisedConfig(), policies=policies)
+    said = "'node-1' refuses question 'hand_over' by rule outputs_only: no private data"
+    with pytest.raises(QuestionRefused, match=said):
+        Experiment(one)
