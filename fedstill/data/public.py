@@ -1,0 +1,280 @@
+"""Public data: inputs that the server and every node have, and that are nobody's secret.
+
+Three sources: a share of the training examples that no node gets, another data set brought into the
+private data's form, or images generated from noise, for which no data are needed at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedstill.data.dataset import DataSet, TensorData
+from fedstill.data.loaders import DataConfig, available, load
+from fedstill.data.splits import Ints, stratified
+from fedstill.errors import ArgumentError, DataError
+from fedstill.seeds import numpy_generator, torch_generator
+
+NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
+GENERATED = 2000  # noise images, unless a limit says otherwise
+BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
+LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
+
+
+@dataclass(frozen=True)
+class PublicConfig:
+    """Which public data, and how much of it."""
+
+    name: str = NONE
+    """none; held-out: a share of the training examples, which no node gets; noise: generated images, for
+    which no data are needed; or another data set, named as in data.name."""
+
+    share: float = 0.2
+    """held-out: the share of the training examples, the classes' shares kept."""
+
+    limit: int = 0
+    """Use only so many examples, drawn with the classes' shares kept; 0 is all, of noise 2000."""
+
+    root: str = ""
+    """The folder that holds another data set's files; without it as for data.root."""
+
+    seed: int = 0
+    """Seed of these draws."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            known = ", ".join((NONE, HELD_OUT, NOISE, *available()))
+            raise ArgumentError("public.name", self.name, f"one of {known}, or a path")
+        if not 0 < self.share < 1:
+            raise ArgumentError("public.share", self.share, "a number between 0 and 1")
+        if self.limit < 0:
+            raise ArgumentError("public.limit", self.limit, "0 (all) or a whole number from 1 up")
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Public inputs, and their labels where they are known and of the task's own classes.
+
+    Args:
+        name: where they come from.
+        inputs: ``(N, C, H, W)`` float32, normalised as the private data are.
+        labels: ``(N,)`` int64, or None.
+        note: what a reader of a figure must know.
+    """
+
+    name: str
+    inputs: torch.Tensor
+    labels: torch.Tensor | None = None
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device | str) -> Public:
+        """The same data on ``device``."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return Public(self.name, self.inputs.to(device), labels, self.note)
+
+
+def load_public(config: PublicConfig, data: DataSet) -> tuple[TensorData, Public | None]:
+    """Public data beside private data, and the training examples that are left for the nodes.
+
+    Both follow from the configuration and the data alone, so all methods meet the same.
+
+    Args:
+        config: which public data.
+        data: the private data.
+
+    Returns:
+        The training part for the nodes, all of it unless a share is held out, and the public data or None.
+
+    Raises:
+        ArgumentError: the private data themselves are named, or a name that is not known.
+        DataError: nothing found, or images that cannot be brought into the private data's form.
+    """
+    if config.name == NONE:
+        return data.train, None
+    if config.name == NOISE:
+        return data.train, _noise(config, data)
+    if config.name == HELD_OUT:
+        kept, taken = held_out(config, data)
+        return data.train.subset(torch.from_numpy(kept)), _held_out(taken, config, data)
+    return data.train, _other(config, data)
+
+
+def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
+    """Which training examples are left for the nodes, and which are public if a share is held out.
+
+    Raises:
+        ArgumentError: a share that leaves nothing on one side.
+
+    >>> train = TensorData(torch.zeros(10, 1, 4, 4), torch.tensor([0, 1] * 5))
+    >>> data = DataSet("even", train, train, ("a", "b"), (0.5,), (0.5,))
+    >>> [part.tolist() for part in held_out(PublicConfig("held-out", share=0.4), data)]
+    [[2, 3, 6, 7, 8, 9], [0, 1, 4, 5]]
+    """
+    labels = data.train.targets.cpu().numpy()
+    count = round(config.share * len(labels))
+    if not 0 < count < len(labels):
+        raise ArgumentError("public.share", config.share, f"a share that parts {len(labels)} examples in two")
+    taken = stratified(labels, count, numpy_generator(config.seed, "public", "held out"))
+    return np.setdiff1d(np.arange(len(labels)), taken), taken
+
+
+def _held_out(taken: Ints, config: PublicConfig, data: DataSet) -> Public:
+    rows = taken[_limited(data.train.targets.numpy()[taken], config)]
+    part = data.train.subset(torch.from_numpy(rows))
+    note = (
+        f"{len(rows)} training examples of {data.name} itself, drawn with seed {config.seed}; "
+        f"{len(taken)} of {len(data.train)} are held out and at no node"
+    )
+    return Public(HELD_OUT, part.inputs, part.targets, note)
+
+
+def _limited(labels: Ints, config: PublicConfig) -> Ints:
+    """Which of some examples are used."""
+    if not 0 < config.limit < len(labels):
+        return np.arange(len(labels))
+    return stratified(labels, config.limit, numpy_generator(config.seed, "public", "limit"))
+
+
+# --- another data set -------------------------------------------------------------------------------
+
+
+def _other(config: PublicConfig, data: DataSet) -> Public:
+    other = load(DataConfig(name=config.name, root=config.root))
+    if other.name == data.name:
+        raise ArgumentError(
+            "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
+        )
+    rows = _limited(other.train.targets.numpy(), config)
+    part = other.train if len(rows) == len(other.train) else other.train.subset(torch.from_numpy(rows))
+    known = other.classes == data.classes
+    notes = [
+        other.note,
+        f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
+        "" if known else "without labels, as its classes are others",
+    ]
+    return Public(
+        other.name,
+        in_form(part.inputs, other, data),
+        part.targets if known else None,
+        "; ".join(note for note in notes if note),
+    )
+
+
+def in_form(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
+    """Images of one data set in the form of another one's: its channels, size and normalisation.
+
+    Grey becomes colour by repetition and colour grey by luminance; images are resized bilinearly, with
+    antialiasing where they shrink.
+
+    Args:
+        inputs: of ``source``, ``(N, C, H, W)``, normalised as its images are.
+        source, target: say the forms.
+
+    Returns:
+        ``(N, C', H', W')``, normalised as the target's images are.
+
+    Raises:
+        DataError: a number of channels that cannot be had from the other one.
+    """
+    channels, *size = target.train.inputs.shape[1:]
+    found = inputs.shape[1]
+    if found != channels and 1 not in (found, channels):
+        raise DataError(
+            f"images of {source.name} have {found} channels and those of {target.name} {channels}: "
+            "allowed is the same number, or 1 on one side"
+        )
+    if (source.mean, source.std) == (target.mean, target.std) and inputs.shape[1:] == (channels, *size):
+        return inputs
+    mean, std = _column(source.mean), _column(source.std)
+    new_mean, new_std = _column(target.mean), _column(target.std)
+    parts = []
+    for part in torch.split(inputs, 1000):
+        pixels = part * std + mean
+        if found != channels:
+            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else _grey(pixels)
+        if list(pixels.shape[2:]) != size:
+            pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
+        parts.append((pixels.clamp(0, 1) - new_mean) / new_std)
+    return torch.cat(parts)
+
+
+def _grey(pixels: torch.Tensor) -> torch.Tensor:
+    """``(B, C, H, W)`` to ``(B, 1, H, W)``."""
+    channels = pixels.shape[1]
+    weights = LUMA if channels == 3 else (1 / channels,) * channels
+    return (pixels * _column(weights)).sum(1, keepdim=True)
+
+
+def _column(values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values).view(-1, 1, 1)
+
+
+# --- images from noise ------------------------------------------------------------------------------
+
+
+def _noise(config: PublicConfig, data: DataSet) -> Public:
+    count = config.limit or GENERATED
+    channels, height, width = data.train.inputs.shape[1:]
+    blocks = [
+        smooth_fields(BLOCK, channels, height, width, torch_generator(config.seed, "public", "noise", block))
+        for block in range(math.ceil(count / BLOCK))
+    ]
+    pixels = torch.cat(blocks)[:count]
+    inputs = (pixels - _column(data.mean)) / _column(data.std)
+    note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
+    return Public(NOISE, inputs, None, note)
+
+
+def smooth_fields(
+    count: int, channels: int, height: int, width: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Random images with what natural ones have in common: structure at every scale, directions, edges.
+
+    Each is a weighted sum of smooth random fields, from two cells across to one a pixel. A field is
+    stretched in a random direction; how the scales are weighed, how hard the edges are, how much the
+    channels differ, contrast and brightness are drawn for each image.
+
+    Args:
+        count: images.
+        channels, height, width: of each.
+        generator: of all draws, on the CPU.
+
+    Returns:
+        Pixels ``(count, channels, H, W)`` in [0, 1].
+    """
+
+    def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+        return low + (high - low) * torch.rand(count, *shape, generator=generator)
+
+    side = max(height, width)
+    scales = [2**power for power in range(1, max(round(math.log2(side)), 1) + 1)]  # cells across
+    slope = uniform(0.3, 2.0)  # how fast weights fall with the scale: steep is smooth
+    image = torch.zeros(count, channels, height, width)
+    own = uniform(0.0, 1.0, 1, 1, 1)  # how much channels differ
+    for cells in scales:
+        lattice = torch.randn(count, 1 + channels, 2 * cells + 2, 2 * cells + 2, generator=generator)
+        angle, stretch = uniform(0.0, math.pi), uniform(0.3, 1.0)
+        # Rows of a rotation, the second axis slowed down: there the field varies less.
+        cos, sin = angle.cos() / 2, angle.sin() / 2  # halved: turns stay in the lattice, which is wider
+        turn = torch.stack(
+            [torch.stack([cos, -sin], 1), torch.stack([sin * stretch, cos * stretch], 1)], 1
+        )  # (count, 2, 2)
+        theta = torch.cat([turn, uniform(-0.2, 0.2, 2, 1)], 2)  # (count, 2, 3)
+        grid = F.affine_grid(theta, [count, 1, height, width], align_corners=False)
+        fields = F.grid_sample(lattice, grid, mode="bicubic", padding_mode="reflection", align_corners=False)
+        mixed = (1 - own) * fields[:, :1] + own * fields[:, 1:]
+        image += mixed * (cells**-slope).view(-1, 1, 1, 1)
+    image -= image.mean((1, 2, 3), keepdim=True)
+    image /= image.std((1, 2, 3), keepdim=True).clamp_min(1e-6)
+    hardness = torch.exp(uniform(math.log(0.5), math.log(8.0), 1, 1, 1))
+    brightness, contrast = uniform(-1.0, 1.0, 1, 1, 1), uniform(0.3, 1.0, 1, 1, 1)
+    shape = torch.sigmoid(hardness * (image + brightness))  # (count, C, H, W) in (0, 1)
+    low = uniform(0.0, 1.0, 1, 1, 1) * (1 - contrast)
+    return low + contrast * shape

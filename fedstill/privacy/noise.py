@@ -1,0 +1,100 @@
+"""FedKD's perturbations of logits: a uniform quantiser and Laplace noise. Pure functions.
+
+Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge
+Distillation", AAAI 2022, Eq. 2-4. **No guarantee**: nothing here bounds how far one training record can
+move a logit, and without such a bound neither rounding nor noise carries an epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fedstill.errors import ArgumentError
+
+BITS = 52  # of a uniform draw: a float64 tells all of them apart, halves included
+
+
+def wire_type(levels: int) -> torch.dtype:
+    """The smallest type that holds the level indices ``-ceil(S/2) .. ceil(S/2)``.
+
+    Raises:
+        ArgumentError: no levels.
+
+    >>> wire_type(200), wire_type(255), wire_type(100_000)
+    (torch.int8, torch.int16, torch.int32)
+    """
+    if levels < 1:
+        raise ArgumentError("levels", levels, "1 or more")
+    largest = math.ceil(levels / 2)
+    for kind in (torch.int8, torch.int16, torch.int32):
+        if largest <= torch.iinfo(kind).max:
+            return kind
+    raise ArgumentError("levels", levels, "at most 4294967294")
+
+
+def quantise(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
+    """Which interval each value lies in, FedKD Eq. 4: ``ceil(S z / (2 z_max))``.
+
+    Values beyond ``z_max`` are clipped to it first. Rounding goes up, as printed: a value stands for the
+    upper end of its interval, so it moves up by half a step on average, all classes alike. No guarantee:
+    fewer digits are not privacy.
+
+    Args:
+        z: of any shape, without NaN.
+        levels: S, intervals between ``-z_max`` and ``z_max``.
+        z_max: above 0.
+
+    Returns:
+        Whole numbers ``-floor(S/2) .. ceil(S/2)``, of the shape of z, in the type that :func:`wire_type`
+        names.
+
+    Raises:
+        ArgumentError: no levels, a bound that is not above 0, NaN.
+
+    >>> quantise(torch.tensor([-9.0, -0.5, 0.0, 0.1, 1.0]), 4, 2.0)
+    tensor([-2,  0,  0,  1,  1], dtype=torch.int8)
+    """
+    kind = wire_type(levels)
+    if not 0 < z_max < math.inf:
+        raise ArgumentError("z_max", z_max, "above 0")
+    if z.isnan().any():
+        raise ArgumentError("z", "NaN", "numbers: has a model diverged?")
+    # In double precision: rounding in float32 would move values over a grid point.
+    scaled = z.double().clamp(-z_max, z_max) * levels / (2 * z_max)
+    return scaled.ceil().to(kind)
+
+
+def dequantise(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
+    """The values that level indices stand for, FedKD Eq. 4: ``index 2 z_max / S``, float32.
+
+    >>> dequantise(torch.tensor([-2, 0, 1], dtype=torch.int8), 4, 2.0)
+    tensor([-2.,  0.,  1.])
+    """
+    return (index.double() * (2 * z_max) / levels).float()
+
+
+def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> torch.Tensor:
+    """Draws from Lap(scale), location 0, by the inverse of its distribution function.
+
+    Always finite: at most 36 scales from 0. No guarantee: noise of a fixed scale on values whose
+    sensitivity to one record is not bounded has no epsilon.
+
+    Args:
+        shape: of the result.
+        scale: b of the density ``exp(-|x| / b) / 2b``; 0 gives zeros.
+        generator: on the CPU, so that devices agree.
+
+    Returns:
+        float32, on the CPU.
+
+    Raises:
+        ArgumentError: a scale that is negative or not finite.
+    """
+    if not 0 <= scale < math.inf:
+        raise ArgumentError("scale", scale, "0 or more")
+    whole = torch.randint(2**BITS, shape, generator=generator)
+    v = (whole.double() + 0.5) / 2**BITS - 0.5  # uniform on (-1/2, 1/2), never an end of it
+    draws: torch.Tensor = -scale * v.sign() * torch.log1p(-2 * v.abs())
+    return draws.float()

@@ -1,0 +1,222 @@
+"""Public data: what is held out, what another set becomes, what is made of noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.data import DataConfig, DataSet, TensorData, load
+from fedstill.data.public import Public, PublicConfig, in_form, load_public, smooth_fields
+from fedstill.errors import ArgumentError, DataError
+from fedstill.seeds import torch_generator
+
+DIGITS = load(DataConfig())
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data folder of the person who runs the tests, and no cache."""
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def dataset(images: Any, classes: tuple[str, ...] = ("a", "b"), mean: float = 0.5) -> DataSet:
+    """Pixels (N, C, H, W) in [0, 1], all of them for training."""
+    inputs = (torch.as_tensor(images, dtype=torch.float32) - mean) / 0.5
+    train = TensorData(inputs, torch.arange(len(inputs)) % len(classes))
+    channels = inputs.shape[1]
+    return DataSet("made", train, train, classes, (mean,) * channels, (0.5,) * channels)
+
+
+def wanted(config: PublicConfig, data: DataSet = DIGITS) -> tuple[TensorData, Public]:
+    train, public = load_public(config, data)
+    assert public is not None
+    return train, public
+
+
+def multiset(*parts: torch.Tensor) -> list[bytes]:
+    return sorted(image.numpy().tobytes() for part in parts for image in part)
+
+
+# --- none and held out ---------------------------------------------------------------------------
+
+
+def test_none_leaves_everything_to_the_nodes() -> None:
+    train, public = load_public(PublicConfig(), DIGITS)
+    assert public is None
+    assert train is DIGITS.train
+
+
+def test_what_is_held_out_is_at_no_node_and_nothing_is_lost() -> None:
+    train, public = wanted(PublicConfig("held-out", share=0.2))
+    assert len(public) == round(0.2 * len(DIGITS.train))
+    assert multiset(train.inputs, public.inputs) == multiset(DIGITS.train.inputs)
+    assert public.labels is not None
+    # Each image keeps its own label, on both sides.
+    label = {
+        x.numpy().tobytes(): int(y) for x, y in zip(DIGITS.train.inputs, DIGITS.train.targets, strict=True)
+    }
+    for part, targets in ((train.inputs, train.targets), (public.inputs, public.labels)):
+        assert [label[x.numpy().tobytes()] for x in part] == targets.tolist()
+
+
+def test_the_classes_keep_their_shares() -> None:
+    _, public = wanted(PublicConfig("held-out", share=0.3))
+    assert public.labels is not None
+    all_of_them = np.bincount(DIGITS.train.targets.numpy(), minlength=10)
+    held = np.bincount(public.labels.numpy(), minlength=10)
+    assert (abs(held - 0.3 * all_of_them) < 1).all()
+
+
+def test_a_limit_uses_less_but_leaves_the_nodes_the_same() -> None:
+    """So figures with little and with much public data are comparable."""
+    (train, public), (same, few) = (wanted(PublicConfig("held-out", limit=limit)) for limit in (0, 40))
+    assert torch.equal(train.inputs, same.inputs)
+    assert len(few) == 40
+    assert set(multiset(few.inputs)) <= set(multiset(public.inputs))
+
+
+def test_draws_follow_the_seed_and_nothing_else() -> None:
+    first, second, other = (wanted(PublicConfig("held-out", seed=seed))[1] for seed in (0, 0, 1))
+    assert torch.equal(first.inputs, second.inputs)
+    assert not torch.equal(first.inputs, other.inputs)
+
+
+def test_the_note_says_where_they_come_from() -> None:
+    assert "288 of 1438 are held out" in wanted(PublicConfig("held-out"))[1].note
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "public.name is '': allowed is one of none, held-out, noise, digits"),
+        ({"share": 0.0}, "public.share is 0.0"),
+        ({"share": 1.0}, "public.share is 1.0"),
+        ({"limit": -1}, "public.limit is -1"),
+    ],
+)
+def test_a_setting_that_is_not_allowed_is_named(arguments: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        PublicConfig(**arguments)
+
+
+def test_a_share_must_leave_something_on_both_sides() -> None:
+    few = dataset(np.zeros((3, 1, 4, 4)))
+    with pytest.raises(ArgumentError, match=r"public\.share is 0\.1"):
+        load_public(PublicConfig("held-out", share=0.1), few)
+
+
+# --- another data set ----------------------------------------------------------------------------
+
+
+def save(path: Path, images: Any, **arrays: Any) -> str:
+    np.savez(path, images=images, labels=np.arange(len(images)) % 2, **arrays)
+    return str(path)
+
+
+def test_another_set_comes_in_the_private_datas_form(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    name = save(tmp_path / "colour.npz", images, split=np.zeros(20, dtype=np.uint8) + (np.arange(20) >= 15))
+    train, public = wanted(PublicConfig(name))
+    assert train is DIGITS.train
+    assert public.inputs.shape == (15, 1, 8, 8)  # its test examples are left alone
+    assert public.labels is None
+    assert "its classes are others" in public.note
+
+
+def test_channels_size_and_normalisation_by_hand() -> None:
+    """Flat colours: what a mean over pixels must leave as it is."""
+    source = dataset(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
+    grey = dataset(np.zeros((1, 1, 4, 4)), mean=0.25)
+    (pixel,) = set((in_form(source.train.inputs, source, grey) * 0.5 + 0.25).flatten().tolist())
+    assert pixel == pytest.approx(0.299 + 0.5 * 0.587, abs=1e-5)
+    colour = dataset(np.zeros((1, 3, 12, 8)))
+    assert in_form(grey.train.inputs, grey, colour).shape == (1, 3, 12, 8)
+    torch.testing.assert_close(in_form(grey.train.inputs, grey, colour), -torch.ones(1, 3, 12, 8))
+
+
+def test_images_that_shrink_are_averaged_not_sampled() -> None:
+    """A checkerboard of single pixels is grey from afar."""
+    board = np.indices((16, 16)).sum(0) % 2
+    source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
+    pixels = in_form(source.train.inputs, source, target) * 0.5 + 0.5
+    assert (pixels - 0.5).abs().max() < 0.05
+
+
+def test_the_same_form_is_left_as_it_is() -> None:
+    data = dataset(np.random.default_rng(0).random((2, 1, 8, 8)))
+    assert in_form(data.train.inputs, data, data) is data.train.inputs
+
+
+def test_labels_are_taken_only_if_the_classes_have_the_same_names(tmp_path: Path) -> None:
+    images = np.zeros((10, 8, 8), dtype=np.uint8)
+    data = dataset(np.zeros((4, 1, 8, 8)), classes=("cat", "dog"))
+    for names, known in ((["cat", "dog"], True), (["dog", "cat"], False), (["cat", "dog", "bird"], False)):
+        name = save(tmp_path / "other.npz", images, classes=np.array(names))
+        public = wanted(PublicConfig(name), data)[1]
+        assert (public.labels is not None) is known
+        if known:
+            assert len(public.labels) == len(public)  # type: ignore[arg-type]
+
+
+def test_a_limit_draws_from_the_other_set(tmp_path: Path) -> None:
+    images = np.arange(100, dtype=np.uint8)[:, None, None] + np.zeros((100, 8, 8), dtype=np.uint8)
+    name = save(tmp_path / "many.npz", images, split=np.zeros(100, dtype=np.uint8))
+    with pytest.raises(DataError):
+        load_public(PublicConfig(name, limit=10), DIGITS)  # a split without a test example
+    name = save(tmp_path / "many.npz", images, split=np.arange(100) >= 80)
+    few, same, other = (wanted(PublicConfig(name, limit=10, seed=seed))[1] for seed in (0, 0, 1))
+    assert len(few) == 10
+    assert torch.equal(few.inputs, same.inputs)
+    assert not torch.equal(few.inputs, other.inputs)
+    assert "10 of 80, drawn with seed 0" in few.note
+
+
+def test_the_private_data_themselves_are_no_public_data() -> None:
+    with pytest.raises(ArgumentError, match=r"public\.name is 'digits': allowed is held-out, or other data"):
+        load_public(PublicConfig("digits"), DIGITS)
+
+
+def test_channels_that_cannot_be_had_are_refused() -> None:
+    two, three = dataset(np.zeros((1, 2, 4, 4))), dataset(np.zeros((1, 3, 4, 4)))
+    with pytest.raises(DataError, match="have 2 channels and those of made 3"):
+        in_form(two.train.inputs, two, three)
+
+
+# --- from noise ----------------------------------------------------------------------------------
+
+
+def test_noise_needs_no_data_and_has_no_labels() -> None:
+    train, public = wanted(PublicConfig("noise"))
+    assert train is DIGITS.train
+    assert public.inputs.shape == (2000, 1, 8, 8)
+    assert public.labels is None
+    assert public.inputs.min() >= -1
+    assert public.inputs.max() <= 1
+    assert len({image.numpy().tobytes() for image in public.inputs}) == 2000
+
+
+def test_image_i_is_the_same_whatever_the_limit() -> None:
+    few, more = (wanted(PublicConfig("noise", limit=limit))[1].inputs for limit in (30, 700))
+    assert torch.equal(few, more[:30])
+    other = wanted(PublicConfig("noise", limit=30, seed=1))[1].inputs
+    assert not torch.equal(few, other)
+
+
+def test_neighbouring_pixels_are_alike_and_contrast_varies() -> None:
+    x = smooth_fields(300, 3, 32, 32, torch_generator(0, "test"))
+    across, apart = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
+    assert across < 0.5 * apart  # pixels drawn one by one would give 1
+    spread = x.flatten(1).std(1)
+    assert spread.max() > 3 * spread.min()
+    # Many directions: the way along which an image changes least is not the same in all.
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((1, 2, 3))
+    along = (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
+    assert (down > 1.3 * along).float().mean() > 0.1
+    assert (along > 1.3 * down).float().mean() > 0.1

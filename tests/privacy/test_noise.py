@@ -1,0 +1,133 @@
+"""FedKD's quantiser against Eq. 4 by hand, and Laplace noise by its distribution."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedstill.errors import ArgumentError
+from fedstill.privacy.noise import dequantise, laplace, quantise, wire_type
+from fedstill.seeds import torch_generator
+
+# --- the quantiser -------------------------------------------------------------------------------
+
+
+def test_at_below_and_above_each_grid_point() -> None:
+    """S = 8, z_max = 2: steps of 1/2, so (1, 1.5] stands for 1.5."""
+    S, z_max, near = 8, 2.0, 1e-4
+    for index in range(-4, 5):
+        point = index / 2
+        z = torch.tensor([point, point - near, point + near])
+        above = min(index + 1, 4)
+        below = max(index, -4)
+        assert quantise(z, S, z_max).tolist() == [index, below, above]
+        q = dequantise(quantise(z, S, z_max), S, z_max)
+        assert q.tolist() == [point, below / 2, above / 2]
+
+
+def test_what_lies_beyond_the_bound_is_clipped_to_it() -> None:
+    z = torch.tensor([-100.0, -2.0001, 2.0001, 100.0, math.inf, -math.inf])
+    assert quantise(z, 200, 2.0).tolist() == [-100, -100, 100, 100, 100, -100]
+
+
+def test_an_odd_number_of_levels_follows_the_formula() -> None:
+    """S = 5, z_max = 1: ceil(2.5 z)."""
+    z = torch.tensor([-1.0, -0.9, -0.5, -0.3, 0.0, 0.3, 0.39, 0.41, 0.9, 1.0])
+    assert quantise(z, 5, 1.0).tolist() == [-2, -2, -1, 0, 0, 1, 1, 2, 3, 3]
+    assert dequantise(torch.tensor([3], dtype=torch.int8), 5, 1.0).item() == pytest.approx(1.2)  # as printed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_papers_levels_in_one_byte_and_back(dtype: torch.dtype) -> None:
+    """S = 200, z_max = 12.5: steps of 1/8."""
+    grid = list(range(-100, 101))
+    z = (torch.tensor(grid) / 8).to(dtype)
+    index = quantise(z, 200, 12.5)
+    assert index.dtype is torch.int8
+    assert index.tolist() == grid
+    assert torch.equal(dequantise(index, 200, 12.5), z.float())
+
+
+@pytest.mark.parametrize(
+    ("levels", "kind"),
+    [
+        (1, torch.int8),
+        (200, torch.int8),
+        (254, torch.int8),
+        (255, torch.int16),
+        (65534, torch.int16),
+        (65535, torch.int32),
+        (2**31, torch.int32),
+    ],
+)
+def test_the_wire_type_is_the_smallest_that_holds_every_index(levels: int, kind: torch.dtype) -> None:
+    assert wire_type(levels) is kind
+    ends = quantise(torch.tensor([-1.0, 1.0], dtype=torch.float64), levels, 1.0)
+    assert ends.dtype is kind
+    assert ends.tolist() == [-(levels // 2), math.ceil(levels / 2)]
+
+
+@given(st.integers(1, 70_000), st.floats(0.01, 1e3), st.lists(st.floats(-2e3, 2e3), min_size=1, max_size=20))
+def test_a_value_moves_up_by_less_than_one_step(levels: int, z_max: float, values: list[float]) -> None:
+    z = torch.tensor(values, dtype=torch.float64)
+    index = quantise(z, levels, z_max)
+    moved = index.double() * 2 * z_max / levels - z.clamp(-z_max, z_max)
+    step = 2 * z_max / levels
+    assert (moved >= -1e-9 * z_max).all()
+    assert (moved < step * (1 + 1e-9)).all()
+
+
+def test_what_cannot_be_quantised_is_said_in_one_line() -> None:
+    with pytest.raises(ArgumentError, match="levels is 0: allowed is 1 or more"):
+        quantise(torch.zeros(1), 0, 1.0)
+    for z_max in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ArgumentError, match="z_max is"):
+            quantise(torch.zeros(1), 2, z_max)
+    with pytest.raises(ArgumentError, match="NaN"):
+        quantise(torch.tensor([math.nan]), 2, 1.0)
+    with pytest.raises(ArgumentError, match="at most 4294967294"):
+        wire_type(2**32)
+
+
+# --- Laplace noise -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 7.0])
+def test_noise_is_laplace(scale: float) -> None:
+    x = laplace((20_000,), scale, torch_generator(0, "test", str(scale))).double().numpy()
+    assert stats.kstest(x, stats.laplace(scale=scale).cdf).pvalue > 0.01
+    assert abs(x).mean() == pytest.approx(scale, rel=0.03)  # E|x| = b
+    assert (x > 0).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_another_distribution_would_be_noticed() -> None:
+    x = laplace((20_000,), 1.0, torch_generator(0, "test")).double().numpy()
+    for other in (stats.laplace(scale=1.05), stats.norm(scale=math.sqrt(2))):
+        assert stats.kstest(x, other.cdf).pvalue < 0.01
+
+
+def test_the_same_generator_gives_the_same_noise() -> None:
+    one, same, other = (laplace((5, 2), 1.0, torch_generator(seed, "test")) for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_noise_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(high: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        return torch.tensor([0, high - 1])
+
+    monkeypatch.setattr(torch, "randint", ends)
+    x = laplace((2,), 1.0, torch.Generator())
+    assert x.tolist() == [pytest.approx(-52 * math.log(2)), pytest.approx(52 * math.log(2))]
+
+
+def test_no_scale_is_no_noise_and_a_negative_one_is_refused() -> None:
+    assert laplace((3,), 0.0, torch.Generator()).abs().tolist() == [0, 0, 0]
+    for scale in (-1.0, math.inf, math.nan):
+        with pytest.raises(ArgumentError, match="scale is"):
+            laplace((3,), scale, torch.Generator())
