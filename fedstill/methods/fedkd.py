@@ -1,0 +1,326 @@
+"""FedKD: one-shot distillation from quantised, noisy predictions on public, unlabelled data.
+
+Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: "Preserving Privacy in Federated Learning with
+Ensemble Cross-Domain Knowledge Distillation", AAAI 2022. Symbols and equation numbers are the paper's:
+public data D^0, nodes' logits z^k, class weights omega_k^c, quantiser Q with S levels, ensemble z_hat,
+noise Lap(1 / gamma), the student's logits z_tilde.
+
+The nodes' models are trained to completion first. Then each predicts every public example once (or a
+given number of times, under augmentation), and the student learns from what was predicted: nobody is
+asked again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fedstill.choices import check_choices
+from fedstill.compute import lay_out
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.federation.contract import Answers
+from fedstill.methods.counting import count_labels
+from fedstill.methods.ensemble import look
+from fedstill.methods.parameters import finite
+from fedstill.methods.public import (
+    AT_ONCE,
+    INDICES,
+    LOGITS,
+    SCHEDULE,
+    Views,
+    distil,
+    known,
+    logits,
+    optimiser_of,
+    passes,
+)
+from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide, Question
+from fedstill.node.training import cosine, set_lr, shifted
+from fedstill.privacy.noise import dequantise, laplace, quantise
+from fedstill.seeds import derive, torch_generator
+from fedstill.tasks import Ensemble
+
+CHUNK = 2000  # public examples a question
+LOGIT_RANGE = "logit range"
+
+
+@dataclass(frozen=True)
+class FedKDConfig:
+    """FedKD's options."""
+
+    name: ClassVar[str] = "fedkd"
+
+    levels: int = 200
+    """S, the quantiser's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
+    gamma: float = 10.0
+    """Noise Lap(1 / gamma) on each ensembled logit (Eq. 2); inf is none. It carries no epsilon. The paper's
+    1 wants many public examples (it has 50,000) or logits taught without label smoothing."""
+    noise_at: Literal["server", "nodes"] = "server"
+    """Who adds it: the server to the weighted sum, as printed, or each node to its own logits, before it
+    quantises them."""
+    z_max: float = 0.0
+    """Bound of the logits, fixed beforehand; 0: the nodes tell their largest one, and all take the
+    largest of these, as in the paper."""
+    weights: Literal["counts", "equal"] = "counts"
+    """omega_k^c: a node's share of the examples of class c (Eq. 1), or 1 / K."""
+    ensemble: Ensemble = "logits"
+    """How answers are ensembled: logits (Eq. 2), log_probs, probs, or consensus."""
+    tau: float = math.inf
+    """Temperature of the distillation (Eq. 5-6); inf is its l2 limit (Eq. 7)."""
+
+    predictions: int = 1
+    """How often a node predicts each public example (Table 2): the first time as it is, then under
+    augmentation. The student learns on the same augmented images."""
+    views: Literal["shift", "shift-flip"] = "shift"
+    """That augmentation: shifts by up to an eighth of the image, and mirror images."""
+    labelled: bool = False
+    """Table 4: public labels are known, and public examples join every node's local training."""
+
+    epochs: int = 200
+    """Passes of the student over the public data."""
+    batch: int = 64
+    """Public examples a step of the student."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """Adam, or SGD with momentum 0.9."""
+    lr: float = 1e-3
+    """The student's learning rate, falling on a cosine to lr_end."""
+    lr_end: float = 1e-3
+    """Learning rate of the last pass; the paper's is constant."""
+    weight_decay: float = 0.0
+    """L2 penalty on the student."""
+    student_augment: Literal["none", "shift"] = "none"
+    """Further random shifts of what the student sees; its targets stay."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "method")
+        for name in ("predictions", "epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
+        finite(self, "z_max", "lr", "lr_end", "weight_decay")
+        if not 0 <= self.levels < 2**32 - 1:
+            raise ArgumentError("method.levels", self.levels, "1 or more, up to 4294967294, or 0 (none)")
+        for name in ("gamma", "tau"):
+            if not getattr(self, name) > 0:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "above 0, or inf")
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the nodes must agree on a bound of their logits."""
+        return self.levels > 0 and self.z_max == 0
+
+    def noisy(self, where: str) -> bool:
+        """Whether noise is added there."""
+        return self.noise_at == where and not math.isinf(self.gamma)
+
+
+# --- at the nodes -----------------------------------------------------------------------------------
+
+
+def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
+    """What FedKD prepares at the nodes and the questions that they answer there."""
+    views = Views(setting.public, flip=config.views == "shift-flip")
+    # Models learn no more once the first question is asked: the last pass of each group is kept, since the
+    # range and each chunk come from the same one.
+    kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = {}
+
+    def prepare(nodes: Sequence[Node]) -> None:
+        """With labelled public data: they are part of what each node learns from."""
+        if config.labelled:
+            public = known(setting.public)
+            if public.labels is None:
+                raise ArgumentError("public.labels", None, "labels, for method.labelled")
+            for node in nodes:
+                inputs = torch.cat([node.data.inputs, public.inputs])
+                node.data = TensorData(inputs, torch.cat([node.data.targets, public.labels]))
+
+    def predicted(group: Group, view: int) -> torch.Tensor:
+        """z^k of all public examples under one view, ``(G, N, C)``, with the node's noise."""
+        names = tuple(node.name for node in group.nodes)
+        if names not in kept or kept[names][0] != view:
+            z = logits(group, views(view))
+            if config.noisy("nodes"):
+                z = z + torch.stack([noise(node, view, z[0]) for node in group.nodes])
+            kept[names] = view, z
+        return kept[names][1]
+
+    def noise(node: Node, view: int, like: torch.Tensor) -> torch.Tensor:
+        """Lap(1 / gamma), ``(N, C)``: the same each time, or asking again would average it out."""
+        generator = torch_generator(node.gate.secret, node.name, "laplace", view)
+        return laplace(tuple(like.shape), 1 / config.gamma, generator).to(like.device)
+
+    def tell_range(group: Group, number: int, view: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """max over examples and classes of abs(z^k), ``(G,)``."""
+        return {"largest": predicted(group, int(view[0])).abs().amax((1, 2))}
+
+    def predict(
+        group: Group,
+        number: int,
+        rows: torch.Tensor,
+        view: torch.Tensor,
+        z_max: torch.Tensor | None = None,
+    ) -> Mapping[str, torch.Tensor]:
+        """Q(z^k; S) of the public examples from one row up to another, ``(G, B, C)``."""
+        first, last = rows[0].tolist()
+        z = predicted(group, int(view[0]))[:, first:last]
+        if config.levels == 0:
+            return {"logits": z}
+        bound = config.z_max if z_max is None else float(z_max[0])
+        return {"logits": quantise(z, config.levels, bound)}  # Eq. 4
+
+    def rehearse(group: Group) -> None:
+        """A part of a pass, for the engine to time."""
+        logits(group, views(0)[:AT_ONCE])
+
+    chunks = 0 if setting.public is None else math.ceil(len(setting.public) / CHUNK)
+    sends = {"rows": INDICES, "view": SCHEDULE, **({"z_max": LOGIT_RANGE} if config.agreed else {})}
+    questions = [
+        Question("predict", predict, sends, {"logits": LOGITS}, times=config.predictions * chunks),
+    ]
+    if config.weights == "counts":
+        questions.append(count_labels(setting.task))
+    if config.agreed:
+        told = {"largest": LOGIT_RANGE}
+        questions.append(
+            Question("tell_range", tell_range, {"view": SCHEDULE}, told, times=config.predictions)
+        )
+    return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
+
+
+# --- at the server ----------------------------------------------------------------------------------
+
+
+class FedKDServer(Server):
+    """Algorithm 1. The first turn asks all questions; each turn is one pass of the student over D^0.
+
+    Args:
+        config: FedKD's options.
+        setting: what the server is made of.
+    """
+
+    turn = "step"
+
+    def __init__(self, config: FedKDConfig, setting: ServerSetting) -> None:
+        super().__init__(setting)
+        self.config, self.total = config, config.epochs
+        self.views = Views(setting.public, flip=config.views == "shift-flip")
+        self.optimiser = optimiser_of(self.student, config.lr, config.optimiser, config.weight_decay)
+        self.omega: torch.Tensor | None = None  # (K, 1, C)
+        self.targets: torch.Tensor | None = None  # z_hat of each prediction of each example (P, N, C)
+
+    def step(self) -> Mapping[str, float]:
+        """One pass over D^0, and before the first one all that is asked."""
+        config, e = self.config, self.done
+        if self.targets is None:
+            self.targets = self._ask()
+        set_lr(self.optimiser, cosine(e, self.total, config.lr, config.lr_end))
+        self.student.train()
+        loss = distil(
+            self.student,
+            self.optimiser,
+            self._batches(e, self.targets),
+            lambda z_tilde, z_hat: self.task.distance(z_tilde, z_hat, config.tau),  # Eq. 5-7
+            self.compute,
+            self.seed,
+            "student",
+            e,
+        )
+        self.done += 1
+        return {"student": loss}
+
+    def ensemble(self, answers: Answers) -> torch.Tensor | None:
+        """z_hat without quantiser and noise, ``(B, C)``."""
+        if self.omega is None:
+            return None
+        return self.task.ensemble(answers["logits"], self.omega, self.config.ensemble)
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`Server`; with the targets, so that nobody is asked again."""
+        return {
+            **super().state(),
+            "optimiser": self.optimiser.state_dict(),
+            "omega": self.omega,
+            "targets": self.targets,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See :class:`Server`."""
+        super().load(state)
+        self.optimiser.load_state_dict(state["optimiser"])
+        lay_out(self.optimiser)
+        device = self.compute.device
+        self.omega = None if state["omega"] is None else state["omega"].to(device)
+        self.targets = None if state["targets"] is None else state["targets"].to(device)
+
+    def _ask(self) -> torch.Tensor:
+        """Everything that the nodes are ever asked; z_hat, ``(P, N, C)``."""
+        config, federation = self.config, self.federation
+        if config.weights == "counts":
+            counts = federation.ask("count_labels")["counts"]  # N_k^c (K, C)
+        else:
+            counts = torch.ones(len(federation.nodes), self.task.classes, device=self.compute.device)
+        self.omega = self.task.importance(counts)  # Eq. 1
+        z_max = torch.tensor(config.z_max)
+        if config.agreed:
+            told = [federation.ask("tell_range", view=self._view(p)) for p in range(config.predictions)]
+            z_max = torch.stack([each["largest"].max() for each in told]).max().clamp_min(1e-6)
+        return torch.stack([self._ensembled(p, z_max) for p in range(config.predictions)])
+
+    def _ensembled(self, p: int, z_max: torch.Tensor) -> torch.Tensor:
+        """Eq. 2 for the p-th prediction of all public examples: ``(N, C)``."""
+        config, parts = self.config, []
+        bound = {"z_max": z_max} if config.agreed else {}
+        total = len(known(self.views.public))
+        for first in range(0, total, CHUNK):
+            sent = {"rows": torch.tensor([first, min(first + CHUNK, total)]), "view": self._view(p), **bound}
+            z = self.federation.ask("predict", of=None, number=None, **sent)["logits"]  # (K, B, C)
+            if config.levels:
+                z = dequantise(z, config.levels, float(z_max))
+            parts.append(self.task.ensemble(z, self._weights(), config.ensemble))
+        z_hat = torch.cat(parts)
+        if config.noisy("server"):
+            noise = laplace(tuple(z_hat.shape), 1 / config.gamma, torch_generator(self.seed, "laplace", p))
+            z_hat = z_hat + noise.to(z_hat.device)
+        return z_hat
+
+    def _batches(self, e: int, targets: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Shuffled D^0, under the view whose turn it is, with its z_hat."""
+        config, p = self.config, e % self.config.predictions
+        x, z_hat = self.views(self._seed(p)), targets[p]
+        order = passes(len(x), config.batch, torch_generator(self.seed, "public", e))
+        for number, rows in enumerate(order):
+            chosen = rows.to(x.device)
+            batch = x[chosen]
+            if config.student_augment == "shift":
+                batch = shifted(batch, torch_generator(self.seed, "augment", e, number), flip=False)
+            yield batch, z_hat[chosen]
+
+    def _weights(self) -> torch.Tensor:
+        if self.omega is None:
+            raise ArgumentError("omega", None, "known once the nodes have been asked")
+        return self.omega
+
+    def _seed(self, p: int) -> int:
+        """Of the p-th view; the first one is the public data as they are."""
+        return derive(self.seed, "view", p) if p else 0
+
+    def _view(self, p: int) -> torch.Tensor:
+        return torch.tensor(self._seed(p))
+
+
+METHOD = Method(
+    name="fedkd",
+    title="FedKD",
+    paper="Gong et al., AAAI 2022",
+    config=FedKDConfig,
+    node_side=node_side,
+    server=FedKDServer,
+    needs=lambda config: Needs(public=True, public_labels=config.labelled),
+)

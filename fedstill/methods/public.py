@@ -1,0 +1,120 @@
+"""What methods with public data have in common: how nodes answer about it and how a student learns on it.
+
+Server and nodes hold the same public inputs, so a question about them carries row numbers and the
+seed of an augmentation, never inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError
+from fedstill.node.group import Group
+from fedstill.node.training import LocalConfig, make_optimiser, shifted
+from fedstill.seeds import torch_generator
+
+LOGITS, INDICES, SCHEDULE = "logits", "indices", "schedule"  # kinds of tensor
+AT_ONCE = 250  # public inputs that each node of a group computes at once
+
+Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C) to (B,)
+Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C)
+
+
+def known(public: Public | None) -> Public:
+    """The public data.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    if public is None:
+        raise ArgumentError("public", None, "public data")
+    return public
+
+
+class Views:
+    """Public inputs as they are (seed 0), or moved, and perhaps mirrored, by what another seed draws.
+
+    The same seed gives the same images at the server and at every node. The last view is kept.
+
+    Args:
+        public: the public data, or None as long as no view is wanted.
+        flip: mirror images too.
+    """
+
+    def __init__(self, public: Public | None, *, flip: bool) -> None:
+        self.public, self.flip = public, flip
+        self._last: tuple[int, torch.Tensor] | None = None
+
+    def __call__(self, seed: int) -> torch.Tensor:
+        """All public inputs under one seed: ``(N, C, H, W)``."""
+        inputs = known(self.public).inputs
+        if seed == 0:
+            return inputs
+        if self._last is None or self._last[0] != seed:
+            self._last = seed, shifted(inputs, torch_generator(seed, "view"), flip=self.flip)
+        return self._last[1]
+
+
+def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, classes)``."""
+    bench = group.bench("model")
+    parts = [bench(part.expand(len(group), *part.shape)) for part in torch.split(x, AT_ONCE)]
+    return torch.cat(parts, 1)
+
+
+def optimiser_of(
+    model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam", weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
+    """Adam, or SGD with momentum 0.9, on what a network's owner did not freeze."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return make_optimiser(learning, LocalConfig(optimiser=how, lr=lr, weight_decay=weight_decay))
+
+
+def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """One shuffled pass over ``count`` rows, in batches of nearly equal size, none above ``batch``.
+
+    >>> sorted(len(rows) for rows in passes(10, 4, torch.Generator()))
+    [3, 3, 4]
+    """
+    order = torch.randperm(count, generator=generator)
+    return torch.tensor_split(order, math.ceil(count / batch))
+
+
+def distil(
+    student: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    distance: Distance,
+    compute: Compute,
+    seed: int,
+    *purpose: str | int,
+) -> float:
+    """Some steps of a student towards targets, in the mode (training or not) that it is in.
+
+    Args:
+        student: learns.
+        optimiser: of its parameters.
+        batches: one a step.
+        distance: what is descended, averaged over a batch.
+        compute: device and precision.
+        seed, purpose: of what the student draws by itself (dropout).
+
+    Returns:
+        The mean distance over the steps; 0 without any.
+    """
+    losses = []
+    for step, (x, target) in enumerate(batches):
+        with compute.step(seed, *purpose, step):
+            loss = distance(student(x).float(), target).mean()
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).mean().item() if losses else 0.0

@@ -1,0 +1,268 @@
+"""FedDF: averages by hand, distillation from all received models, and architectures kept apart."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.federation import InProcess, partition
+from fedstill.methods.feddf import FedDFConfig, FedDFServer, node_side
+from fedstill.methods.parameters import drawn
+from fedstill.methods.server import ServerSetting
+from fedstill.models import build
+from fedstill.models.vector import load_vector, to_vector
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import signature
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig, Span
+from fedstill.seeds import torch_generator
+from fedstill.state import load_state, save_state
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
+TASK, LOCAL = Classification(CLASSES), LocalConfig(epochs=2, batch=4, lr=1e-2, augment="none")
+ALIKE = ("mlp:8",) * 4
+MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4", "lenet5:6")
+RESNETS = ("resnet8:4",) * 3
+CONFIG = FedDFConfig(rounds=3, steps=4, batch=5, lr=1e-2, lr_end=1e-3)
+
+
+@dataclass
+class World:
+    nodes: list[Node]
+    public: Public
+    federation: InProcess
+    server: FedDFServer
+    ledger: Ledger
+
+
+def world(
+    config: FedDFConfig,
+    *,
+    specs: Sequence[str] = ALIKE,
+    student: str = "mlp:8",
+    stacked: bool = True,
+    policy: PolicyConfig | None = None,
+) -> World:
+    ledger, nodes, compute = Ledger(), [], Compute()
+    public = Public("made", torch.randn(N, *SHAPE, generator=torch.Generator().manual_seed(99)))
+    for index, spec in enumerate(specs):
+        generator = torch.Generator().manual_seed(index)
+        size = 6 + 5 * index
+        inputs = torch.randn(size, *SHAPE, generator=generator)
+        targets = torch.randint(CLASSES, (size,), generator=generator)
+        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
+        model = build(spec, SHAPE, CLASSES, 0, index)
+        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
+    kinds: dict[Any, list[Node]] = {}
+    for node in nodes:
+        kinds.setdefault(signature(node.model), []).append(node)
+    by_kind = tuple(
+        (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
+    )
+    side = node_side(config, NodeSetting(TASK, LOCAL, compute, public))
+    side.prepare(nodes)
+    federation = InProcess(nodes, partition(nodes, stacked), side, compute)
+    setting = ServerSetting(
+        federation,
+        build(student, SHAPE, CLASSES, 0, "student"),
+        TASK,
+        SHAPE,
+        (0.5,),
+        (0.5,),
+        compute,
+        SEED,
+        LOCAL,
+        public,
+        by_kind,
+    )
+    return World(nodes, public, federation, FedDFServer(config, setting), ledger)
+
+
+def run(made: World, turns: int | None = None) -> World:
+    for _ in range(made.server.total if turns is None else turns):
+        made.server.step()
+    return made
+
+
+def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
+
+
+def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
+    """What a node makes of a model in round t, without a federation."""
+    alone = Node(node.name, node.data, copy.deepcopy(model), node.gate, node.seed)
+    training.prepare([alone], LOCAL)
+    training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))
+    return alone.model
+
+
+# --- averaging -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("specs", [ALIKE, RESNETS], ids=["mlp", "batch norm"])
+def test_without_distillation_it_is_fedavgs_weighted_mean(specs: tuple[str, ...]) -> None:
+    made = world(replace(CONFIG, steps=0), specs=specs, student=specs[0])
+    start = copy.deepcopy(made.server.student)
+    run(made, 1)
+    states = [trained(node, start, 0, 3).state_dict() for node in made.nodes]
+    sizes = [len(node.data) for node in made.nodes]
+    for name, value in made.server.student.state_dict().items():
+        mean = sum(size / sum(sizes) * state[name] for size, state in zip(sizes, states, strict=True))
+        if not value.is_floating_point():  # batch norm's count of batches
+            mean = mean.round().to(value.dtype)
+        torch.testing.assert_close(value, mean, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_round_is_the_average_taught_by_the_mean_of_all_logits() -> None:
+    made = world(CONFIG)
+    start, x = copy.deepcopy(made.server.student), made.public.inputs
+    run(made, 1)
+
+    models = [trained(node, start, 0, 3) for node in made.nodes]
+    sizes = torch.tensor([float(len(node.data)) for node in made.nodes])
+    student = copy.deepcopy(start)
+    load_vector(student, (sizes / sizes.sum()) @ torch.stack([to_vector(model) for model in models]))
+    optimiser = torch.optim.Adam(student.parameters())
+    with torch.no_grad():
+        p = torch.stack([model.eval()(x) for model in models]).mean(0).softmax(1)
+    d = torch.randint(N, (4, 5), generator=torch_generator(SEED, "d", 0))
+    for step, rows in enumerate(d):
+        for group in optimiser.param_groups:
+            group["lr"] = 1e-3 + (1e-2 - 1e-3) * 0.5 * (1 + math.cos(math.pi * step / 3))
+        q = student(x[rows]).softmax(1)
+        loss = (p[rows] * (p[rows] / q).log()).sum(1).mean()  # KL(teachers || student)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    same(made.server.student, student, rtol=1e-3, atol=1e-4)
+
+
+def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = world(replace(CONFIG, steps=50)), []
+
+    def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
+        seen.append(len(inputs))
+        return training.predict(model, inputs, compute)
+
+    monkeypatch.setattr("fedstill.methods.feddf.predict", counted)
+    run(made, 1)
+    assert seen == [N] * 4
+
+
+def test_batch_norm_keeps_the_averaged_statistics() -> None:
+    means = []
+    for steps in (0, 4):
+        made = run(world(replace(CONFIG, steps=steps), specs=RESNETS, student=RESNETS[0]), 1)
+        buffers = dict(made.server.student.named_buffers())
+        means.append(torch.cat([value.flatten().float() for value in buffers.values()]))
+    assert torch.equal(*means)
+
+
+def test_only_who_is_drawn_takes_part() -> None:
+    made = run(world(replace(CONFIG, participation=0.5)))
+    asked = [
+        [f"n{k}" for k in range(4) if f"n{k}" in drawn(made.federation.nodes, 0.5, SEED, t)] for t in range(3)
+    ]
+    assert all(len(names) == 2 for names in asked)
+    per_node = made.ledger.summary()["by_node"]
+    size = len(to_vector(made.server.student)) * 4
+    for node in made.nodes:
+        rounds = sum(node.name in names for names in asked)
+        assert per_node[node.name]["up"] == rounds * size + 4  # and its data's size
+
+
+# --- several architectures -----------------------------------------------------------------------
+
+
+def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
+    made = world(replace(CONFIG, steps=0), specs=MIXED, student="mlp:8")
+    starts = [copy.deepcopy(student) for student in made.server.students]
+    run(made, 1)
+    assert made.server.names == [("n0", "n2"), ("n1", "n4"), ("n3",)]
+    assert made.server.students[0] is made.server.student
+    for student, names, start in zip(made.server.students, made.server.names, starts, strict=True):
+        members = [node for node in made.nodes if node.name in names]
+        sizes = torch.tensor([float(len(node.data)) for node in members])
+        vectors = torch.stack([to_vector(trained(node, start, 0, 3)) for node in members])
+        mean = (sizes / sizes.sum()) @ vectors
+        torch.testing.assert_close(to_vector(student), mean, rtol=1e-3, atol=1e-4)
+
+
+def test_all_models_teach_every_student() -> None:
+    made = world(replace(CONFIG, rounds=1, steps=100, batch=N, lr=1e-2), specs=MIXED)
+    starts = [copy.deepcopy(student) for student in made.server.students]
+    run(made)
+    x = made.public.inputs
+    start = {name: first for names, first in zip(made.server.names, starts, strict=True) for name in names}
+    with torch.no_grad():
+        each = [trained(node, start[node.name], 0, 1).eval()(x) for node in made.nodes]
+        z = torch.stack(each).mean(0)
+        for student in made.server.students:
+            gap = TASK.distance(student(x), z, 1.0).mean()
+            own = torch.stack([TASK.distance(one, z, 1.0).mean() for one in each]).min()
+            assert gap < 0.5 * own
+
+
+def test_an_architecture_of_which_no_node_was_drawn_is_taught_all_the_same() -> None:
+    made = world(replace(CONFIG, participation=0.2), specs=MIXED)
+    before = [to_vector(student) for student in made.server.students]
+    run(made, 1)
+    assert all(not torch.equal(to_vector(s), b) for s, b in zip(made.server.students, before, strict=True))
+
+
+def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ArgumentError, match=r"student.model is 'MLP': allowed is .* that of n0, that of n1"):
+        world(CONFIG, specs=MIXED, student="mlp:16")
+
+
+# --- policy, engines, stops ----------------------------------------------------------------------
+
+
+def test_outputs_only_refuses_it() -> None:
+    with pytest.raises(QuestionRefused, match="outputs_only: no parameters"):
+        world(CONFIG, policy=PolicyConfig())
+
+
+@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
+def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...]) -> None:
+    config = replace(CONFIG, participation=0.8)
+    stacked, alone = (run(world(config, specs=specs, stacked=stacked)) for stacked in (True, False))
+    for one, other in zip(stacked.server.students, alone.server.students, strict=True):
+        same(one, other, rtol=1e-2, atol=1e-4)
+    assert stacked.ledger.summary() == alone.ledger.summary()
+
+
+@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
+def test_a_run_goes_on_to_the_same_students(tmp_path: Path, specs: tuple[str, ...]) -> None:
+    straight, half = run(world(CONFIG, specs=specs)), run(world(CONFIG, specs=specs), 1)
+    save_state(tmp_path / "state.st", half.server.state())
+    rest = world(CONFIG, specs=specs)
+    rest.server.load(load_state(tmp_path / "state.st"))
+    run(rest, 2)
+    for one, other in zip(rest.server.students, straight.server.students, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("steps", -1), ("batch", 0), ("tau", 0.0), ("lr", -1.0), ("rounds", 0)]
+)
+def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"method.{option} is "):
+        FedDFConfig(**{option: value})
