@@ -1,0 +1,113 @@
+"""FedCG at the nodes, against plain autograd: what each stage descends and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.methods.fedcg import METHOD, FedCGConfig, gan_work, model_work, ramp
+from fedstill.methods.generators import Received, draw_noise
+from fedstill.models import build
+from fedstill.models.features import condition
+from fedstill.models.split import Split, split
+from fedstill.models.vector import to_vector
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES = (1, 8, 8), 3
+LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
+SETTING = NodeSetting(Classification(CLASSES), LOCAL, Compute())
+CONFIG = FedCGConfig(rounds=2, noise=4, generator_width=6, server_steps=2, server_batch=8)
+COUNTS = torch.tensor([[4.0, 1.0, 12.0]])
+
+
+def make_node() -> Node:
+    generator = torch.Generator().manual_seed(0)
+    data = TensorData(
+        torch.randn(9, *SHAPE, generator=generator), torch.randint(CLASSES, (9,), generator=generator)
+    )
+    model = split(build("lenet5:3", SHAPE, CLASSES, 0), "model")
+    node = Node("n", data, model, Gate("n", PolicyConfig(outputs_only=False), Ledger()), 4)
+    METHOD.node_side(CONFIG, SETTING).prepare([node])
+    training.prepare([node], LOCAL)
+    return node
+
+
+def in_training(node: Node, *roles: str) -> Group:
+    group = Group([node])
+    for role in node.modules:
+        group.bench(role).train(role in roles)
+    return group
+
+
+def test_the_model_descends_cross_entropy_and_gamma_times_the_distance() -> None:
+    node = make_node()
+    x, y = node.data.inputs[:4], node.data.targets[:4]
+    received = Received(CONFIG, Group([node]), to_vector(node.modules["generator"]).unsqueeze(0), COUNTS, 1)
+    model, G = copy.deepcopy(node.model), copy.deepcopy(node.modules["generator"]).eval()
+    assert isinstance(model, Split)
+    z = torch.randn(4, CONFIG.noise, generator=node.draw("z", 1, 0))
+    f = model.extractor(x)
+    plain = F.cross_entropy(model.head(f), y) + 0.6 * F.mse_loss(f, G(condition(z, y, CLASSES)).detach())
+    plain.backward()
+    work = model_work(SETTING, received, 0.6)
+    loss = work(in_training(node, "model"), 0, x.unsqueeze(0), y.unsqueeze(0))
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
+    for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_critic_and_generator_play_and_the_model_stands_still() -> None:
+    node = make_node()
+    x, y = node.data.inputs[:4], node.data.targets[:4]
+    model, G, critic = (copy.deepcopy(node.modules[role]) for role in ("model", "generator", "critic"))
+    assert isinstance(model, Split)
+    c = condition(draw_noise(Group([node]), (1, 4), CONFIG.noise, "generator", 1, 0)[0], y, CLASSES)
+    f, f_hat = model.extractor(x).detach(), G.train()(c)
+    real = torch.cat([f, F.one_hot(y, CLASSES).float()], 1)
+    fake = torch.cat([f_hat, F.one_hot(y, CLASSES).float()], 1)
+    bce = F.binary_cross_entropy_with_logits
+    L_D = bce(critic(real), torch.ones(4, 1)) + bce(critic(fake.detach()), torch.zeros(4, 1))
+    adam = torch.optim.Adam(critic.parameters(), CONFIG.generator_lr, betas=(0.5, 0.999))
+    L_D.backward()
+    adam.step()
+    L_G = bce(critic(fake), torch.ones(4, 1))  # it would be called real
+    L_G.backward()
+
+    before = to_vector(node.model)
+    work = gan_work(CONFIG, SETTING, 1)
+    loss = work(in_training(node, "generator", "critic"), 0, x.unsqueeze(0), y.unsqueeze(0))
+    assert loss.item() == pytest.approx((L_D + L_G).item(), rel=1e-4)
+    torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
+    for one, other in zip(G.parameters(), node.modules["generator"].parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6)
+    assert torch.equal(to_vector(node.model), before)
+
+
+def test_the_distance_gains_weight_over_the_rounds() -> None:
+    weights = [ramp(t, 20) for t in range(20)]
+    assert weights[0] == 0.0
+    assert weights == sorted(weights)
+    assert weights[10] == pytest.approx((1 - math.exp(-5)) / (1 + math.exp(-5)))
+
+
+def test_a_negative_gamma_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.gamma is -1"):
+        FedCGConfig(gamma=-1.0)

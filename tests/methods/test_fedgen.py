@@ -1,0 +1,155 @@
+"""FedGEN: the generator's loss against a plain loop, the nodes' loss, and who may learn."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.federation import InProcess
+from fedstill.methods.diversity import div0
+from fedstill.methods.fedgen import METHOD, FedGENConfig, FedGENServer, model_work
+from fedstill.methods.generators import Received
+from fedstill.methods.server import ServerSetting
+from fedstill.models import build
+from fedstill.models.features import condition
+from fedstill.models.split import Split, split
+from fedstill.models.vector import to_vector
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
+LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
+TASK = Classification(CLASSES)
+SETTING = NodeSetting(TASK, LOCAL, Compute())
+CONFIG = FedGENConfig(rounds=2, noise=4, generator_width=6, server_steps=20, server_batch=16, server_lr=0.01)
+
+
+def make_nodes() -> list[Node]:
+    nodes = []
+    for index in range(2):
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.randn(9 + index, *SHAPE, generator=generator)
+        targets = torch.randint(CLASSES, (9 + index,), generator=generator)
+        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), Ledger())
+        model = split(build("lenet5:3", SHAPE, CLASSES, 0, index), "model")
+        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
+    return nodes
+
+
+def make_server(config: FedGENConfig, nodes: list[Node]) -> FedGENServer:
+    side = METHOD.node_side(config, SETTING)
+    side.prepare(nodes)
+    federation = InProcess(nodes, [nodes], side, Compute())
+    student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
+    setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, LOCAL)
+    return FedGENServer(config, setting)
+
+
+@pytest.mark.parametrize("shares", ["head", "model"])
+def test_the_generators_loss_against_a_loop(shares: str) -> None:
+    nodes = make_nodes()
+    server = make_server(replace(CONFIG, shares=shares), nodes)  # type: ignore[arg-type]
+    server.step()
+    heads = []
+    for node in nodes:
+        assert isinstance(node.model, Split)
+        heads.append(node.model.head)  # as they were uploaded
+    counts = torch.tensor([[5.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
+    z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
+    expected = 0.0
+    with torch.no_grad():
+        f = server.G(condition(z, y, CLASSES))  # evaluated as sent
+        for b in range(6):
+            label = int(y[b])
+            share = counts[:, label] / counts[:, label].sum()
+            logits = share[0] * heads[0](f[b]) + share[1] * heads[1](f[b])
+            expected -= float(logits.softmax(0)[label].log()) / 6
+        found = server.generator_loss(z, y, counts)
+    assert found[0].item() == pytest.approx(expected, rel=1e-4)
+    assert found[1].item() == pytest.approx(div0(f, z, (f.shape[1] * 4) ** -0.5).item(), rel=1e-5)
+
+
+def test_only_the_generator_learns_at_the_server() -> None:
+    server = make_server(CONFIG, make_nodes())
+    first = server.step()
+    uploaded = [to_vector(module) for module in server.uploads.modules]
+    shared = to_vector(server.shared)
+    counts = torch.ones(2, CLASSES)
+    losses = [server._teach(t, counts)["generator"] for t in range(5)]
+    assert losses[-1] < 0.5 * first["generator"]
+    assert torch.equal(shared, to_vector(server.shared))
+    for before, module in zip(uploaded, server.uploads.modules, strict=True):
+        assert torch.equal(before, to_vector(module))
+    assert not server.G.training  # sent, and listened to, with its running statistics
+
+
+def test_a_node_descends_cross_entropy_on_its_data_and_on_features_of_labels_from_all_nodes() -> None:
+    node = make_nodes()[0]
+    training.prepare([node], LOCAL)
+    counts = torch.tensor([[4.0, 0.0, 12.0]])
+    config = replace(CONFIG, alpha=0.3)
+    server = make_server(config, make_nodes())
+    received = Received(config, Group([node]), to_vector(server.G).unsqueeze(0), counts, 1)
+    x, y = node.data.inputs[:4], node.data.targets[:4]
+
+    model, G = copy.deepcopy(node.model), copy.deepcopy(server.G).eval()
+    y_hat = torch.multinomial(counts[0], 4, replacement=True, generator=node.draw("y", 1, 0))
+    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
+    assert isinstance(model, Split)
+    imagined = model.head(G(condition(z, y_hat, CLASSES)).detach())
+    plain = F.cross_entropy(model(x), y) + 0.3 * F.cross_entropy(imagined, y_hat)
+    plain.backward()
+
+    group = Group([node])
+    group.bench("model").train(True)
+    loss = model_work(config, SETTING, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
+    for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_whole_models_are_averaged() -> None:
+    nodes = make_nodes()
+    server = make_server(replace(CONFIG, shares="model"), nodes)
+    server.step()
+    extractors = []
+    for node in nodes:
+        assert isinstance(node.model, Split)
+        extractors.append(to_vector(node.model.extractor))
+    assert isinstance(server.student, Split)
+    mean = (9 * extractors[0] + 10 * extractors[1]) / 19
+    torch.testing.assert_close(to_vector(server.student.extractor), mean)
+
+
+def test_with_the_head_alone_extractors_stay() -> None:
+    nodes = make_nodes()
+    server = make_server(CONFIG, nodes)
+    first: nn.Module = copy.deepcopy(server.student)
+    for _ in range(2):
+        server.step()
+    assert isinstance(first, Split)
+    assert isinstance(server.student, Split)
+    assert torch.equal(to_vector(first.extractor), to_vector(server.student.extractor))
+    assert not torch.equal(to_vector(first.head), to_vector(server.student.head))
+
+
+@pytest.mark.parametrize("name", ["alpha", "eta"])
+def test_weights_are_not_negative(name: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"method\.{name} is -1"):
+        FedGENConfig(**{name: -1.0})  # type: ignore[arg-type]
