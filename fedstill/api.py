@@ -74,8 +74,8 @@ def distil(
         local: how nodes train their models; None is the default.
         engine: device, precision, stacked or one by one; None is the default.
         names: of the nodes; none is ``node-0``, ``node-1``...
-        policies: of the nodes' gates; none is ``PolicyConfig()`` for each, which lets outputs pass only. Methods
-            that share parameters need ``PolicyConfig(outputs_only=False)``.
+        policies: of the nodes' gates; none is ``PolicyConfig()`` for each, which lets only outputs pass:
+            methods that share parameters need ``PolicyConfig(outputs_only=False)``.
         mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
             None is 0.5 and 0.5: inputs from -1 to 1.
         seed: of every random draw.
