@@ -7,6 +7,7 @@ import, so it is imported by the commands that need it, not by this module: help
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import shlex
 import sys
@@ -18,6 +19,7 @@ from fedstill import __version__, presets
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 
 if TYPE_CHECKING:
+    from fedstill.compare import Comparison
     from fedstill.config import RunConfig
 
 HELP = """\
@@ -26,9 +28,13 @@ fedstill trains one central model from private data that stays in many places.
 usage:
   fedstill run PRESET|FILE.toml [--OPTION VALUE ...] [--out DIR]   one run, from data to report
   fedstill run --resume DIR                 go on with a run that was stopped
+  fedstill compare METHOD|PRESET|FILE.toml ... [--seeds N] [--base PRESET|FILE.toml] [--OPTION VALUE ...]
+                                            several methods side by side, on equal terms
+  fedstill compare FILE.toml                the comparison that a file describes
+  fedstill compare --resume DIR             go on with a comparison that was stopped
   fedstill list                             methods, presets, data sets, models
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
-  fedstill report DIR                       write the report of a run again
+  fedstill report DIR                       write the report of a run or a comparison again
   fedstill run PRESET --help                every option, with its meaning and default
   fedstill --version
 
@@ -37,8 +43,15 @@ options of `run` beside those of the preset:
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
 
+options of `compare`; all others are run options, and hold for every method:
+  --seeds N       each method runs with seeds 0 to N-1 (default: 1)
+  --base PRESET   data, split, models and local training, from a preset or a run's file (default: digits)
+  --data NAME     short for --data.name
+  --out DIR       its folder (default: runs/compare, or runs/NAME for NAME.toml); --quiet, --resume as above
+
 try:
   fedstill run demo
+  fedstill compare standalone fedavg fediod --seeds 3
 """
 
 OUR_OPTIONS = """\
@@ -81,6 +94,7 @@ def _leave(message: str, code: int) -> NoReturn:
 def _dispatch(words: list[str]) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
         "run": _run,
+        "compare": _compare,
         "list": _list,
         "show": _show,
         "report": _report,
@@ -129,11 +143,11 @@ def _go_on(folder: Path, progress: bool) -> None:
 
 
 @contextlib.contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def _resumable(folder: Path, what: str = "run") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        again = shlex.join(["fedstill", "run", "--resume", str(folder)])
+        again = shlex.join(["fedstill", what, "--resume", str(folder)])
         _leave(f"stopped; to go on: {again}", 130)
 
 
@@ -146,25 +160,107 @@ def _finish(folder: Path, result: dict[str, Any]) -> None:
     print(f"Report: {folder / 'report.html'}")
 
 
+def _compare(words: list[str]) -> None:
+    command = shlex.join(["fedstill", "compare", *words])
+    quiet = "--quiet" in words
+    rest = [word for word in words if word != "--quiet"]
+    bars = not quiet and sys.stderr.isatty()
+    resume, rest = _take("--resume", rest)
+    out, rest = _take("--out", rest)
+    if resume is not None:
+        if rest or out is not None:
+            raise ArgumentError("--resume", resume, "a comparison's folder alone: it keeps its settings")
+        folder = Path(resume)
+        with _resumable(folder, "compare"):
+            from fedstill import compare
+
+            compare.resume(folder, quiet=quiet, bars=bars)
+    else:
+        comparison = _plan(rest)
+        from fedstill import compare
+
+        folder = Path(f"runs/{comparison.name}") if out is None else Path(out)
+        if out is None:
+            print(f"The comparison's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
+        with _resumable(folder, "compare"):
+            compare.compare(comparison, folder, command=command, quiet=quiet, bars=bars)
+    _show_comparison(folder)
+
+
+def _plan(words: list[str]) -> Comparison:
+    """The comparison that the words describe."""
+    seeds, words = _take("--seeds", words)
+    base, words = _take("--base", words)
+    data, words = _take("--data", words)
+    end = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
+    names, rest = words[:end], words[end:]
+    if not names:
+        raise ArgumentError(
+            "fedstill compare", "", "methods, presets or .toml files, or one comparison's file"
+        )
+    if seeds is not None and not (seeds.isdecimal() and int(seeds) >= 1):
+        raise ArgumentError("--seeds", seeds, "how many: 1 or more")
+    rest += [] if data is None else ["--data.name", data]
+
+    from fedstill import compare
+
+    count = None if seeds is None else int(seeds)
+    if not any(compare.is_plan(name) for name in names):
+        return compare.plan(names, base=base, seeds=count or 1, changes=_changes(rest))
+    if len(names) > 1 or base is not None:
+        raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
+    return compare.read(Path(names[0]), seeds=count, changes=_changes(rest))
+
+
+def _changes(words: list[str]) -> dict[str, Any]:
+    """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
+    from fedstill.compare import shared_options
+    from fedstill.config import from_dict, to_dict
+    from fedstill.methods import METHODS
+
+    known = shared_options()
+    for option in _group(words):
+        if option.name not in known:
+            names = [f"--{name}" for name in ("seeds", "base", "data", "out", *known)]
+            see = "the options of one method belong to a preset or to a comparison's file"
+            raise UnknownName("option", option.option, names, see=see)
+    # Any method will do: these options are no method's.
+    run = _override(from_dict({"method": {"name": next(iter(METHODS))}}), words, "fedstill run PRESET")
+    changes = {}
+    for option in _group(words):
+        value: Any = to_dict(run)
+        for key in option.name.split("."):
+            value = value[key]
+        changes[option.name] = value
+    return changes
+
+
+def _show_comparison(folder: Path) -> None:
+    from rich.console import Console
+
+    from fedstill import compare
+    from fedstill.report.compare import print_comparison, summarise
+
+    print_comparison(summarise(folder, compare.read_folder(folder)), Console())
+    print(f"Report: {folder / 'compare.html'}")
+
+
 def _list(words: list[str]) -> None:
     _nothing_more(words)
     from rich.console import Console
     from rich.table import Table
 
     from fedstill.data.loaders import available
-    from fedstill.methods import METHODS
     from fedstill.models import MODELS
+    from fedstill.report.methods import print_methods
 
+    console = Console()
+    print_methods(console)
     sections = {
         "presets": {name: presets.describe(name) for name in presets.names()},
-        "methods": {
-            name: f"{method.title}, {method.paper}; what leaves a node: {method.leaves}"
-            for name, method in METHODS.items()
-        },
         "data sets": dict.fromkeys(available(), ""),
         "models": {name: _first_line(model) for name, model in MODELS.items()},
     }
-    console = Console()
     for title, rows in sections.items():
         table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
         for name, text in rows.items():
@@ -185,7 +281,13 @@ def _show(words: list[str]) -> None:
 
 def _report(words: list[str]) -> None:
     if len(words) != 1 or words[0].startswith("-"):
-        raise ArgumentError("fedstill report", " ".join(words), "the folder of one run")
+        raise ArgumentError("fedstill report", " ".join(words), "the folder of one run or comparison")
+    if (Path(words[0]) / "compare.toml").exists():
+        from fedstill import compare
+        from fedstill.report.compare import write_comparison
+
+        print(f"Report: {write_comparison(Path(words[0]), compare.read_folder(Path(words[0])))}")
+        return
     from fedstill.report import write_report
 
     print(f"Report: {write_report(Path(words[0]))}")
@@ -239,7 +341,7 @@ def _override(config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[
 
     kind = run_type(method_name(config))
     if any(word in ("-h", "--help") for word in words):
-        _tyro(kind, config, ["--help"], prog)
+        _tyro(kind, dataclasses.replace(config, paper=()), ["--help"], prog)
     known = options(kind)
     given = _group(words)
     for option in given:
@@ -248,13 +350,14 @@ def _override(config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[
             raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
     given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]
     captured = io.StringIO()
+    paper, config = config.paper, dataclasses.replace(config, paper=())  # a list of tables is for files only
     try:
         with contextlib.redirect_stderr(captured):
             changed = _tyro(kind, config, _flat(given), prog)
     except SystemExit as exit:
         raise _diagnose(exit, kind, config, given, captured.getvalue()) from exit
     # Through the reader again: it refuses what a text can say but a configuration cannot hold, as nan.
-    return from_dict(to_dict(changed))
+    return from_dict(to_dict(dataclasses.replace(changed, paper=paper)))
 
 
 def _tyro(kind: type[RunConfig[Any]], config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[Any]:

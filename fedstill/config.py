@@ -21,7 +21,9 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 import tomli_w
 
 from fedstill import presets
+from fedstill.choices import check_choices
 from fedstill.data.loaders import DataConfig
+from fedstill.data.public import PublicConfig
 from fedstill.data.splits import SplitConfig
 from fedstill.errors import ArgumentError, UnknownName
 from fedstill.federation import EngineConfig
@@ -32,6 +34,7 @@ from fedstill.node.training import LocalConfig
 __all__ = [
     "EvaluationConfig",
     "NodesConfig",
+    "PaperFigure",
     "RunConfig",
     "StudentConfig",
     "describe",
@@ -88,8 +91,8 @@ class StudentConfig:
 class EvaluationConfig:
     """What is measured on the test set, and how often."""
 
-    every: int = 50
-    """Distillation steps between two evaluations of the student; 0: only at the end."""
+    every: int | None = None
+    """The server's steps or rounds between two evaluations; 0: only at the end, none: ten times a run."""
 
     centralised: bool = True
     """Also train one model on the data of all nodes together, as the mark to reach."""
@@ -98,8 +101,40 @@ class EvaluationConfig:
     """Generated inputs that are kept at each evaluation, for the report."""
 
     def __post_init__(self) -> None:
-        _at_least_zero("evaluation.every", self.every)
+        _at_least_zero("evaluation.every", self.every or 0)
         _at_least_zero("evaluation.samples", self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFigure:
+    """A published figure, to print beside ours."""
+
+    method: str
+    """The method that it belongs to, or the name that a comparison gives it."""
+
+    figure: Literal["accuracy", "local accuracy"] = "accuracy"
+    """Of the central model on all test data, or of the nodes' own models on their shares of it."""
+
+    value: float
+    """In percent."""
+
+    std: float | None = None
+    """Its published standard deviation, if there is one."""
+
+    source: str
+    """Where it stands: paper, table, page."""
+
+    setting: str = ""
+    """The setting of a comparison that it belongs to; none is every setting."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "paper")
+        if not 0 <= self.value <= 100:
+            raise ArgumentError("paper.value", self.value, "from 0 to 100, in percent")
+        if self.std is not None and not 0 <= self.std <= 100:
+            raise ArgumentError("paper.std", self.std, "from 0 to 100, in percent, or none")
+        if not self.source:
+            raise ArgumentError("paper.source", self.source, "the paper with its table or page")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +156,9 @@ class RunConfig(Generic[M]):
     split: SplitConfig = field(default_factory=SplitConfig)
     """How the training data are divided over the nodes."""
 
+    public: PublicConfig = field(default_factory=PublicConfig)
+    """Public data, for methods that need some."""
+
     nodes: NodesConfig = field(default_factory=NodesConfig)
     """What the nodes are."""
 
@@ -135,6 +173,9 @@ class RunConfig(Generic[M]):
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """What is measured."""
+
+    paper: tuple[PaperFigure, ...] = ()
+    """Published figures of this setting, which `fedstill compare` prints beside ours."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -229,6 +270,8 @@ def to_dict(config: RunConfig[Any]) -> dict[str, Any]:
 def options(kind: type[Any], prefix: str = "") -> dict[str, Any]:
     """Every single value of a configuration by its dotted name, with its type.
 
+    Lists of tables (published figures) are left to files.
+
     >>> options(StudentConfig, "student.")
     {'student.model': <class 'str'>}
     """
@@ -236,7 +279,7 @@ def options(kind: type[Any], prefix: str = "") -> dict[str, Any]:
     for name, inner in _fields(kind).items():
         if _is_table(inner):
             found |= options(inner, f"{prefix}{name}.")
-        else:
+        elif not any(map(_is_table, get_args(inner))):
             found[prefix + name] = inner
     return found
 
@@ -260,6 +303,10 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     for key in table:
         if key not in fields:
             raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
+    plain: Any = get_origin(kind) or kind
+    for part in dataclasses.fields(plain):
+        if part.name not in table and part.default is part.default_factory is dataclasses.MISSING:
+            raise ArgumentError(prefix + part.name, "", describe(fields[part.name]))
     values = {key: _read(fields[key], value, prefix + key) for key, value in table.items()}
     try:
         return kind(**values)

@@ -298,8 +298,11 @@ class Experiment:
     def _look(self) -> dict[str, float]:
         """What the method is judged by, and the nodes' own models, as they are now."""
         metric = self.task.metric
-        local = [self._score(node.model, self._share(index))[metric] for index, node in enumerate(self.nodes)]
-        return {metric: self._central()[metric], f"local_{metric}": float(np.mean(local))}
+        told = {metric: self._central()[metric]}
+        if self._nodes_learn:
+            each = [self._score(node.model, self._share(at))[metric] for at, node in enumerate(self.nodes)]
+            told[f"local_{metric}"] = float(np.mean(each))
+        return told
 
     def _central(self) -> Mapping[str, float]:
         """The central model's metrics, or of what stands for it."""
@@ -380,7 +383,7 @@ class Experiment:
                 if self.has_student
                 else None
             ),
-            "local": {metric: _spread(each), "share": _spread(shares)},
+            "local": {metric: _spread(each), "share": _spread(shares)} if self._nodes_learn else None,
             "standalone": {metric: _spread(each)} if self.side.first == WHOLE else None,
             "ensemble": None if ensemble is None else dict(ensemble),
             "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),
@@ -403,6 +406,11 @@ class Experiment:
             },
             "privacy": {"guarantee": None, "text": "no guarantee"},
         }
+
+    @property
+    def _nodes_learn(self) -> bool:
+        """Whether the nodes' own models are trained at all."""
+        return self.side.first is not None or self.needs.trainable
 
     @property
     def has_student(self) -> bool:

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from fedstill import __version__, cli, config, presets
+from fedstill.compare import Comparison
 from fedstill.config import RunConfig
 from fedstill.errors import FedstillError, QuestionRefused, RunFolderError
+from fedstill.methods import METHODS
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -93,7 +95,7 @@ def one_line(outcome: tuple[int, str, str]) -> str:
 def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None:
     code, out, err = command(*words)
     assert (code, err) == (0, "")
-    for name in ("run", "list", "show", "report", "--resume", "--out", "--version"):
+    for name in ("run", "compare", "list", "show", "report", "--resume", "--out", "--seeds", "--version"):
         assert name in out
 
 
@@ -115,8 +117,26 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
 def test_list_shows_what_there_is(command: Main) -> None:
     code, out, err = command("list")
     assert (code, err) == (0, "")
-    for name in ("fediod", "digits", "fashion-mnist", "small-cnn", "resnet8", *presets.names()):
+    for name in (*METHODS, "digits", "fashion-mnist", "small-cnn", "resnet8", *presets.names()):
         assert name in out
+
+
+@pytest.mark.parametrize("width", [80, 150])
+def test_list_states_the_terms_of_each_method(
+    command: Main, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = command("list")[1].splitlines()
+    assert max(map(len, lines)) <= width
+    start = next(place for place, line in enumerate(lines) if re.match(r" +lg-fedavg ", line))
+    end = next(place for place in range(start + 1, len(lines)) if re.match(r"  ?\S|$", lines[place]))
+    told = " ".join(" ".join(lines[start:end]).split())
+    if width == 150:
+        assert re.search("LG-FedAvg, .*head parameters.* yes no no yes begin, tell_size, train x20", told)
+    else:
+        assert "leaves a node data sizes, head parameters" in told
+        assert "same architecture: yes, public data: no, labels of it: no, extractor and head: yes" in told
+        assert "asks begin, tell_size, train x20" in told
 
 
 # --- from words to a configuration ------------------------------------------------------------------
@@ -166,12 +186,12 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("fly", "unknown command 'fly': allowed are run, list, show, report"),
+        ("fly", "unknown command 'fly': allowed are run, compare, list, show, report"),
         ("runs demo", "unknown command 'runs': did you mean 'run'?"),
         ("run", "fedstill run is '': allowed is a preset or a .toml file, then its options"),
         ("run --seed 3", "fedstill run is '--seed': allowed is a preset"),
         ("list all", "fedstill list is 'all': allowed is no argument"),
-        ("report", "fedstill report is '': allowed is the folder of one run"),
+        ("report", "fedstill report is '': allowed is the folder of one run or comparison"),
         ("report a b", "fedstill report is 'a b': allowed is the folder of one run"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
@@ -203,13 +223,29 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --out --seed 3", "--out is '--seed': allowed is a value after it"),
         ("run mine.toml --resume there", "--resume is 'there': allowed is a run's folder alone"),
         ("run --resume there --out here", "--resume is 'there': allowed is a run's folder alone"),
+        ("compare", "fedstill compare is '': allowed is methods, presets or .toml files"),
+        ("compare --seeds 3", "fedstill compare is '': allowed is methods, presets or .toml files"),
+        ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
+        ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
+        ("compare fedavg --seeds none", "--seeds is 'none': allowed is how many: 1 or more"),
+        ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
+        ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
+        ("compare fedavg --method.rounds 3", "unknown option '--method.rounds': the options of one method"),
+        ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
+        ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
+        ("compare fedavg --base digit", "unknown preset 'digit'"),
+        ("compare fedavg plan.toml", "fedstill compare is 'fedavg plan.toml': allowed is one comparison's"),
+        ("compare plan.toml --base demo", "fedstill compare is 'plan.toml': allowed is one comparison's"),
+        ("compare --resume there fedavg", "--resume is 'there': allowed is a comparison's folder alone"),
+        ("compare --resume there", "there holds no comparison to go on with: there is no compare.toml in it"),
     ],
 )
 def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:
     (here / "folder.toml").mkdir()
+    (here / "plan.toml").write_text('methods = ["fedavg"]', encoding="utf-8")
     assert one_line(command(*words.split())).startswith(line)
     assert runs.asked == []
-    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "mine.toml"]
+    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "mine.toml", "plan.toml"]
 
 
 @pytest.mark.usefixtures("here")
@@ -230,7 +266,7 @@ def test_bad_files_are_one_line(command: Main, here: Path) -> None:
             "unknown key 'split.nods': did you mean 'split.nodes'?",
         ),
         ('method.name = "fediod"\nseed = "a\\nb"', r"seed is 'a\nb': allowed is a whole number"),
-        ("seed = 3", "method.name is '': allowed is one of fediod"),
+        ("seed = 3", "method.name is '': allowed is one of standalone, "),
         ("seed 3", "mine.toml is not TOML: "),
         ('extends = "mine"', "unknown preset 'mine'"),
     ]:
@@ -311,6 +347,72 @@ def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -
     code, _, err = command(*words)
     assert code == 130
     assert err == "fedstill: stopped; to go on: fedstill run --resume 'my run'\n"
+
+
+# --- comparisons -------------------------------------------------------------------------------------
+
+
+class Comparisons:
+    """In place of running a comparison: remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Comparison, Path, dict[str, Any]]] = []
+        self.raises: BaseException | None = None
+
+    def __call__(self, comparison: Comparison, out: Path, **how: Any) -> None:
+        self.asked.append((comparison, out, how))
+        if self.raises is not None:
+            raise self.raises
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
+    comparisons = Comparisons()
+    monkeypatch.setattr("fedstill.compare.compare", comparisons)
+    monkeypatch.setattr("fedstill.cli._show_comparison", lambda folder: print(f"table of {folder}"))
+    return comparisons
+
+
+@pytest.mark.usefixtures("here")
+def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) -> None:
+    words = "compare fedavg mine.toml --seeds 2 --base mine.toml --data mnist --split.alpha 0.3 --out there"
+    assert command(*words.split()) == (0, "table of there\n", "")
+    [(comparison, out, how)] = comparisons.asked
+    assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
+    assert how == {"command": f"fedstill {words}", "quiet": False, "bars": False}
+    ours = comparison.config(comparison.places()[1])
+    assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.name) == (2.0, 7, 0.3, "mnist")
+
+
+@pytest.mark.usefixtures("here")
+def test_compare_reads_a_file_and_says_where_it_writes(
+    command: Main, comparisons: Comparisons, here: Path
+) -> None:
+    (here / "plan.toml").write_text('methods = ["fedavg"]\nseeds = 3', encoding="utf-8")
+    code, _, err = command("compare", "plan.toml", "--seeds", "1", "--quiet")
+    assert (code, err) == (0, "The comparison's folder is runs/plan; --out DIR chooses another.\n")
+    [(comparison, out, how)] = comparisons.asked
+    assert (comparison.seeds, out, how["quiet"]) == ((0,), Path("runs/plan"), True)
+
+
+@pytest.mark.usefixtures("here")
+def test_ctrl_c_in_a_comparison_says_how_to_go_on(command: Main, comparisons: Comparisons) -> None:
+    comparisons.raises = KeyboardInterrupt()
+    code, _, err = command("compare", "fedavg", "--out", "my runs")
+    assert (code, err) == (130, "fedstill: stopped; to go on: fedstill compare --resume 'my runs'\n")
+
+
+def test_published_figures_stay_with_a_run_that_options_change(command: Main, here: Path) -> None:
+    figure = '[[paper]]\nmethod = "fediod"\nvalue = 90.5\nsource = "Table 1"\n'
+    with (here / "mine.toml").open("a", encoding="utf-8") as file:
+        file.write(figure)
+    code, out, _ = command("show", "mine.toml", "--split.nodes", "9")
+    assert code == 0
+    [paper] = config.read_toml(out).paper
+    assert (paper.value, paper.source) == (90.5, "Table 1")
+    assert "--paper" not in command("run", "mine.toml", "--help")[1]
+    line = one_line(command("show", "mine.toml", "--paper.0.value", "3"))
+    assert line.startswith("unknown option '--paper.0.value'")
 
 
 # --- as a process of its own ------------------------------------------------------------------------

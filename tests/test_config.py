@@ -149,7 +149,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"method": {"name": "fediod", "taus": 1}}, "unknown key 'method.taus': did you mean 'method.tau'?"),
         ({"student": {"zzz": 1}}, "unknown key 'student.zzz': allowed are student.model"),
         ({"method": {"name": "fediot"}}, "unknown method 'fediot': did you mean 'fediod'?"),
-        ({"method": {}}, "method.name is '': allowed is one of fediod"),
+        ({"method": {}}, "method.name is '': allowed is one of standalone"),
         ({"method": "fediod"}, "method is 'fediod': allowed is a table"),
         ({"method": {"name": 3}}, "method.name is 3: allowed is a text"),
         ({"split": 3}, "split is 3: allowed is a table"),

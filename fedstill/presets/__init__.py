@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:  # the standard library reads TOML from 3.11 on
     import tomli as tomllib
 
-__all__ = ["Table", "describe", "method_of", "names", "parse", "path", "read", "read_file"]
+__all__ = ["Table", "describe", "merge", "method_of", "names", "parse", "path", "read", "read_file"]
 
 Table = dict[str, Any]
 
@@ -112,7 +112,7 @@ def _parse(text: str, source: str, seen: tuple[str, ...]) -> Table:
     below.pop("name", None)  # what differs from a preset is not that preset any more
     if method_of(table) not in (None, method_of(below)):
         below.pop("method", None)  # the options of one method mean nothing to another
-    return _merge(below, table)
+    return merge(below, table)
 
 
 def method_of(table: Mapping[str, Any]) -> object:
@@ -121,11 +121,11 @@ def method_of(table: Mapping[str, Any]) -> object:
     return method.get("name") if isinstance(method, dict) else None
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     """Both tables as one; where both have a value the one above holds, where both have a table they merge."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merge(old, value) if both and old is not None else value
+        merged[key] = merge(old, value) if both and old is not None else value
     return merged

@@ -20,7 +20,8 @@ MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
 class Metrics:
     """What ``metrics.jsonl`` holds, by step. A step written again, after a resume, replaces the first."""
 
-    accuracy: dict[float, float] = field(default_factory=dict)  # percent
+    accuracy: dict[float, float] = field(default_factory=dict)  # percent, of what the run is judged by
+    own: dict[float, float] = field(default_factory=dict)  # percent, the mean of the nodes' own models
     losses: dict[str, dict[float, float | None]] = field(default_factory=dict)  # None: not finite
     local: dict[str, dict[float, float | None]] = field(default_factory=dict)
     centralised: dict[float, float | None] = field(default_factory=dict)
@@ -98,6 +99,9 @@ def read_metrics(path: Path) -> Metrics:
             accuracy = number(record, "accuracy")
             if accuracy is not None:
                 metrics.accuracy[step] = accuracy
+            own = number(record, "local_accuracy")
+            if own is not None:
+                metrics.own[step] = own
             losses = record.get("losses")
             for name in losses if isinstance(losses, Mapping) else ():
                 metrics.losses.setdefault(str(name), {})[step] = number(losses, name)

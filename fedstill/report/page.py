@@ -19,8 +19,11 @@ from markupsafe import Markup
 from fedstill.report import plots
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
 from fedstill.report.table import (
+    CENTRAL,
     MISSING,
+    accuracy_of,
     accuracy_text,
+    central_of,
     comparison,
     human_bytes,
     human_seconds,
@@ -37,17 +40,40 @@ SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "e
 
 # What each kind of message says, for a reader who has to answer for it.
 KINDS = {
+    "private data": "training examples themselves, as they are",
     "logits": "the score that a node's model gives each class, for each input it was asked about",
     "critic": "how unlike its own data a node's critic finds each input, part by part",
     "inputs": "the inputs that the server asked about",
     "gradients": "slopes of the server's loss, which tell it how to change its inputs",
     "label counts": "how many examples of each class a node holds",
+    "logit range": "the largest score in a node's answers, which sets the steps they are rounded to",
+    "data sizes": "how many examples a node holds",
+    "indices": "which rows of the public data a question is about",
+    "schedule": "the number of the round",
     "parameters": "the weights of a model",
+    "extractor parameters": "the weights of a model but for its last part, the head",
+    "head parameters": "the weights of a model's last part, which tells the classes apart",
+    "generator parameters": "the weights of a network that makes inputs or features like the node's",
 }
+MODELS = {kind for kind in KINDS if kind.endswith("parameters")}
 # Kinds that carry neither a training example nor a model. Of any other kind the page claims nothing.
-ANSWERS = {"logits", "critic", "gradients", "label counts"}
+ANSWERS = {
+    "logits",
+    "critic",
+    "gradients",
+    "label counts",
+    "data sizes",
+    "indices",
+    "schedule",
+    "logit range",
+}
 
-REFERENCE_STYLES = {"standalone mean": "dotted", "teachers' ensemble": "dashed", "centralised": "solid"}
+REFERENCE_STYLES = {
+    "standalone mean": "dotted",
+    "nodes' own models": "dotted",
+    "teachers' ensemble": "dashed",
+    "centralised": "solid",
+}
 
 MOST_PANELS = 24  # small plots of local training
 
@@ -60,7 +86,7 @@ def write_report(folder: Path) -> Path:
     cannot be read as what it should be.
     """
     result = read_result(folder / "result.json")
-    page = _environment().get_template("page.html.j2").render(_view(folder, result))
+    page = environment().get_template("page.html.j2").render(_view(folder, result))
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", newline="\n")
     return target
@@ -81,7 +107,9 @@ def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made
     else:
         who = f"{_count_word(count).capitalize()} nodes, each with its own private data,"
 
-    asked = whole(result, "questions")
+    central, asked = central_of(result), whole(result, "questions")
+    if central == "nodes" and asked == 0:
+        return f"{who} trained {'its model' if count == 1 else 'their models'} alone. {_what_left(result)}"
     if asked is None:
         how = "by answering questions"
     elif asked == 0:
@@ -89,7 +117,13 @@ def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made
     else:
         how = f"by answering {_count_word(asked)} question{'' if asked == 1 else 's'}"
         how += _about_inputs(result, asked, ledger, made_up)
-    return f"{who} taught one central model {how}. {_what_left(result)}"
+    what, end = {
+        "student": ("taught one central model", ""),
+        "virtual": ("trained models of their own", "; the average of these was made only to be measured"),
+        "ensemble": ("answer together, without any central model; they prepared this", ""),
+        "nodes": ("trained models of their own", ""),
+    }[central]
+    return f"{who} {what} {how}{end}. {_what_left(result)}"
 
 
 def _about_inputs(result: Mapping[str, Any], asked: int, ledger: Ledger | None, made_up: bool) -> str:
@@ -114,18 +148,33 @@ def _what_left(result: Mapping[str, Any]) -> str:
     if not isinstance(by_kind, Mapping):
         return f"What left the nodes was {MISSING}."
     left = {kind for kind in by_kind if whole(by_kind, kind, "up") != 0}
-    if left - ANSWERS - {"parameters"}:
-        extra = " Parameters of models are among it." if "parameters" in left else ""
+    if "private data" in left:
+        return "The nodes' training data left them."
+    if left - ANSWERS - MODELS:
+        extra = " Parameters of models are among it." if left & MODELS else ""
         return f"What left each node is listed below, kind by kind.{extra}"
-    if "parameters" in left:
-        sentence = "No training data left a node, but parameters of models did."
-    elif "parameters" in by_kind:
+    if left & MODELS:
+        sentence = f"No training data left a node, but {_listed(sorted(left & MODELS))} of models did."
+    elif not by_kind:
+        sentence = "Nothing left a node."
+    elif MODELS & set(by_kind):
         sentence = "No training data left a node; parameters of models were sent to the nodes."
     else:
         sentence = "No training data and no model left a node."
     if "label counts" in left:
         sentence += " Beside its answers, each node told how many examples of each class it holds."
+    elif "data sizes" in left:
+        sentence += " Each node told how many examples it holds."
     return sentence
+
+
+def _listed(words: Sequence[str]) -> str:
+    """
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _count_word(count: int) -> str:
@@ -135,20 +184,21 @@ def _count_word(count: int) -> str:
 # --- reading the folder ---
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates of this folder, with the words that pages use for figures."""
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["size"] = _size
-    environment.filters["count"] = lambda value: MISSING_MARK if value is None else f"{value:,}"
-    environment.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
-    environment.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
-    environment.filters["known"] = lambda value: MISSING_MARK if value is None else value
-    return environment
+    made.filters["size"] = _size
+    made.filters["count"] = lambda value: MISSING_MARK if value is None else f"{value:,}"
+    made.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
+    made.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
+    made.filters["known"] = lambda value: MISSING_MARK if value is None else value
+    return made
 
 
 MISSING_MARK = Markup('<span class="missing">{}</span>').format(MISSING)
@@ -174,6 +224,12 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         if row.accuracy is not None and not row.is_student
     ]
     line = sorted(metrics.accuracy.items())
+    turn = words(result, "turn") or "step"
+    # Where the nodes' models are trained before the first turn, theirs would be a flat line.
+    own = sorted(metrics.own.items()) if turn == "round" and central_of(result) != "nodes" else []
+    if own:
+        references = [reference for reference in references if reference[0] != "nodes' own models"]
+    central = CENTRAL[central_of(result)][0]
     local = list(metrics.local.items())[:MOST_PANELS]
     if metrics.centralised:
         local.append(("centralised", metrics.centralised))
@@ -187,7 +243,13 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "rows": [(row, accuracy_text(row), plots.accuracy_bar(row)) for row in rows],
         "references": references,
         "unmeasured": [row.name for row in rows if row.accuracy is None and not row.is_student],
-        "accuracy_plot": plots.accuracy_plot(line, references, "student") if line else None,
+        "accuracy_plot": plots.accuracy_plot(line, references, central, own, turn) if line else None,
+        "central": central_of(result),
+        "central_name": central,
+        "turn": turn,
+        "turns": whole(result, "turns"),
+        "own": own[-1][1] if own else None,
+        "own_title": "Accuracy alone" if _own_accuracies(result)[0] else "Accuracy of its own",
         "last_accuracy": line[-1][1] if line else None,
         "holdings": _holdings(result),
         "samples": samples,
@@ -205,23 +267,34 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    student, alone = number(result, "student", "accuracy"), number(result, "standalone", "accuracy", "mean")
+    reached, alone = accuracy_of(result), number(result, "standalone", "accuracy", "mean")
     up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
     total, distillation = number(result, "seconds", "total"), number(result, "seconds", "distillation")
     tests = whole(result, "data", "test")
-    alone_text = _unbroken(accuracy_text(comparison(result)[0]))
+    first = comparison(result)[0]
+    first_text = _unbroken(accuracy_text(first))
+    title = {"student": "Student accuracy", "virtual": "Accuracy of the average",
+             "ensemble": "Ensemble accuracy", "nodes": "Mean accuracy of the nodes"}  # fmt: skip
+    central = central_of(result)
+    gain: dict[str, Any] = {
+        "name": "Gain over standalone",
+        "value": None if reached is None or alone is None else points(reached - alone),
+        "unit": "points",
+        "note": None if alone is None else f"a node alone reaches {first_text}",
+    }
+    if central == "nodes" or (alone is None and first.name == "nodes' own models"):
+        gain = {
+            "name": "Nodes' own models",
+            "value": None if first.accuracy is None else percent(first.accuracy),
+            "note": None if first.spread is None else f"\u00b1 {first.spread:.1f} over the nodes",
+        }
     return [
         {
-            "name": "Student accuracy",
-            "value": None if student is None else percent(student),
+            "name": title[central],
+            "value": None if reached is None else percent(reached),
             "note": None if tests is None else f"on {tests:,} test examples",
         },
-        {
-            "name": "Gain over standalone",
-            "value": None if student is None or alone is None else points(student - alone),
-            "unit": "points",
-            "note": None if alone is None else f"a node alone reaches {alone_text}",
-        },
+        gain,
         {
             "name": "Crossed the wire",
             "value": None if up is None or down is None else _size(up + down),
@@ -234,7 +307,8 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "value": None if total is None else human_seconds(total),
             "note": None
             if distillation is None
-            else f"{_unbroken(human_seconds(distillation))} of it distillation",
+            else f"{_unbroken(human_seconds(distillation))} of it "
+            + ("in rounds" if words(result, "turn") == "round" else "distillation"),
         },
     ]
 
@@ -267,10 +341,15 @@ def _context(result: Mapping[str, Any]) -> str | None:
     if how is not None and alpha is not None:
         how += f", alpha\u00a0{alpha:g}"
     note = words(result, "data", "note")
+    public, rows = words(result, "public", "name"), whole(result, "public", "examples")
+    if public is not None and rows is not None:
+        public += f", {rows:,} examples"
     sentences = [
         what and f"Data: {what}",
         how and f"Split over the nodes: {how}",
         note and note[0].upper() + note[1:],
+        public and f"Public data: {public}",
+        words(result, "public", "note"),
     ]
     return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence) or None
 
@@ -409,9 +488,8 @@ def _privacy(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
 
 
 def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    stored = pick(result, "standalone", "accuracy", "per_node")
-    alone = stored if isinstance(stored, list) else []
-    return [
+    _, alone = _own_accuracies(result)
+    nodes: list[dict[str, Any]] = [
         {
             "name": _node_name(place, node),
             "model": words(node, "model"),
@@ -420,15 +498,27 @@ def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "alone": number({"accuracy": alone[place]}, "accuracy") if place < len(alone) else None,
         }
         for place, node in enumerate(_node_records(result))
-    ] + [
+    ]
+    if pick(result, "student") is None and "student" in result:  # the method has no central model
+        return nodes
+    return [
+        *nodes,
         {
-            "name": "student",
             "model": words(result, "student", "model"),
             "parameters": whole(result, "student", "parameters"),
             "is_student": True,
-            "accuracy": number(result, "student", "accuracy"),
-        }
+            "accuracy": accuracy_of(result),
+        },
     ]
+
+
+def _own_accuracies(result: Mapping[str, Any]) -> tuple[bool, list[Any]]:
+    """Whether the nodes' models were trained alone, and their accuracies."""
+    stored = pick(result, "standalone", "accuracy", "per_node")
+    if isinstance(stored, list):
+        return True, stored
+    at_the_end = pick(result, "local", "accuracy", "per_node")
+    return "local" not in result, at_the_end if isinstance(at_the_end, list) else []
 
 
 def _engine(result: Mapping[str, Any]) -> str | None:
@@ -457,7 +547,8 @@ def _grouping(result: Mapping[str, Any]) -> list[str]:
         if alone:
             parts.append(f"{alone:,} node{'' if alone == 1 else 's'} one by one")
         if parts:
-            name = str(phase).replace("_", " ")
+            in_rounds = phase == "distillation" and words(result, "turn") == "round"
+            name = "rounds" if in_rounds else str(phase).replace("_", " ")
             lines.append(f"{name}: {', '.join(parts)}{_ratios(result, str(phase))}")
     return lines
 
@@ -483,7 +574,7 @@ def _facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         for label, key in (
             ("local training", "local_training"),
             ("centralised", "centralised"),
-            ("distillation", "distillation"),
+            ("rounds" if words(result, "turn") == "round" else "distillation", "distillation"),
         )
         if (value := number(result, "seconds", key)) is not None
     ]

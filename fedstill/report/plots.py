@@ -14,13 +14,14 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.errors import DataError
-from fedstill.report.table import Row, percent
+from fedstill.report.table import Row, human_bytes, percent
 
 Points = Sequence[tuple[float, float]]
 
@@ -141,13 +142,20 @@ def _step(step: float) -> str:
     return f"{step:,.10g}"  # plain :g would round a step above a million
 
 
-def accuracy_plot(line: Points, references: Sequence[tuple[str, str, float]], student: str) -> Markup:
-    """Accuracy over steps, with the reference levels as horizontal lines labelled at their ends.
+def accuracy_plot(
+    line: Points,
+    references: Sequence[tuple[str, str, float]],
+    student: str,
+    local: Points = (),
+    turn: str = "step",
+) -> Markup:
+    """Accuracy over steps or rounds, with the reference levels as horizontal lines labelled at their ends.
 
     ``line`` holds (step, accuracy), at least one; ``references`` holds (name, style class,
-    accuracy). Accuracies are percent, from 0 to 100. Returns an ``<svg>`` 320 pixels high.
+    accuracy); ``local`` is the nodes' own models' line, if wanted; ``turn`` says what a step is called.
+    Accuracies are percent, from 0 to 100. Returns an ``<svg>`` 320 pixels high.
     """
-    values = [y for _, y in line] + [y for *_, y in references]
+    values = [y for _, y in (*line, *local)] + [y for *_, y in references]
     lowest = max(0.0, min(min(values), max(values) - 1))  # at least one point of accuracy is shown
     ticks = nice_ticks(lowest, max(max(values), lowest + 1))
     steps = [x for x, _ in line]
@@ -160,21 +168,208 @@ def accuracy_plot(line: Points, references: Sequence[tuple[str, str, float]], st
             parts.append(_text(frame.percent(tick), frame.height + 22, _step(tick), "tick middle"))
     parts += [frame.level(y, f"reference {style}") for _, style, y in references]
 
+    if local:
+        parts.append(frame.line(thin(local), "curve local"))
     shown = thin(line)
     parts.append(frame.line(shown, "curve"))
     if len(shown) <= 60:
         for x, y in shown:
             parts.append(
-                Markup('<circle class="dot" cx="{}" cy="{}" r="3.5"><title>step {}: {}</title></circle>')
-                .format(frame.percent(x), frame.down(y), _step(x), percent(y))
+                Markup('<circle class="dot" cx="{}" cy="{}" r="3.5"><title>{} {}: {}</title></circle>')
+                .format(frame.percent(x), frame.down(y), turn, _step(x), percent(y))
             )  # fmt: skip
 
     labels = [(student, "student", shown[-1][1])] + [(name, "", y) for name, _, y in references]
+    labels += [("nodes' own", "", local[-1][1])] if local else []
     places = spread([frame.down(y) for *_, y in labels], gap=18, bottom=frame.height)
     for (name, style, y), place in zip(labels, places, strict=True):
         parts.append(_text("100%", place + 4, f"{name} {percent(y)}", f"label {style}", 12))
     told = "; ".join(f"{name} {percent(y)}" for name, _, y in labels)
-    return frame.draw(f"Accuracy on the test data over {_step(max(steps))} steps. At the end: {told}.", parts)
+    return frame.draw(
+        f"Accuracy on the test data over {_step(max(steps))} {turn}s. At the end: {told}.", parts
+    )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One method in a scatter: its number, its name, bytes, accuracy in percent and its deviation."""
+
+    place: int
+    name: str
+    bytes: float
+    accuracy: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method's line: (share of the run, accuracy in percent), at least one point."""
+
+    place: int
+    name: str
+    line: Points
+
+
+CHIP = 20  # pixels from one numbered chip to the next
+EDGE = 0.11  # the part of a scatter's width that is kept for methods without any bytes
+COLOURS = 8  # after as many methods the colours come again, with dashed lines
+
+
+def scatter_plot(marks: Sequence[Mark]) -> Markup:
+    """Accuracy against bytes on a logarithmic axis; what sends nothing stands at the left edge.
+
+    Each dot has its method's number beside it: the page's table says which is which. Returns an
+    ``<svg>`` 360 pixels high.
+    """
+    sent = [mark.bytes for mark in marks if mark.bytes > 0]
+    low, high = (math.floor(math.log10(min(sent))), math.ceil(math.log10(max(sent)))) if sent else (0, 1)
+    high = max(high, low + 1)
+    silent = len(sent) < len(marks)
+    first = EDGE + 0.05 if silent else 0.04  # where the axis begins, as a share of the width
+
+    def across(count: float) -> float:
+        if count <= 0:
+            return EDGE / 2
+        return first + (0.96 - first) * (math.log10(count) - low) / (high - low)
+
+    frame = _Frame((0.0, 1.0), _accuracies([(mark.accuracy, mark.spread or 0.0) for mark in marks]), 360)
+    parts = _levels(frame)
+    stride = math.ceil((high - low) / 4)
+    for power in range(low, high + 1):
+        x = frame.percent(across(10.0**power))
+        parts.append(
+            Markup('<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{h}"/>').format(x=x, h=frame.height)
+        )
+        if (power - low) % stride == 0 and sent:
+            parts.append(_text(x, frame.height + 22, _power(power), "tick middle"))
+    if silent:
+        x = f"{100 * EDGE:.2f}%"
+        parts.append(
+            Markup('<line class="edge" x1="{x}" x2="{x}" y1="0" y2="{h}"/>').format(x=x, h=frame.height)
+        )
+        parts.append(_text(frame.percent(EDGE / 2), frame.height + 22, "0", "tick middle"))
+    for cluster in _clusters([(across(mark.bytes), mark) for mark in marks]):
+        # Chips keep off the dots of their neighbours: those with a neighbour to the right stand to the left.
+        furthest = cluster[-1][0] - 0.02
+        for way, side in ((-1, [at for at in cluster if at[0] < furthest]),
+                          (1, [at for at in cluster if at[0] >= furthest])):  # fmt: skip
+            wanted = [frame.down(mark.accuracy) for _, mark in side]
+            chips = spread(wanted, gap=CHIP + 2, bottom=frame.height)
+            parts += [_marked(frame, x, mark, chip, way) for (x, mark), chip in zip(side, chips, strict=True)]
+    told = "; ".join(
+        f"{mark.name} {percent(mark.accuracy)}, {human_bytes(round(mark.bytes))}" for mark in marks
+    )
+    return frame.draw(f"Accuracy against bytes. {told}.", parts)
+
+
+def _marked(frame: _Frame, x: float, mark: Mark, chip: float, way: int) -> Markup:
+    """A dot with its deviation, and its numbered chip, to its right (1) or left (-1), at its own height."""
+    y = frame.down(mark.accuracy)
+    parts = []
+    if mark.spread:
+        above, below = (frame.down(mark.accuracy + sign * mark.spread) - y for sign in (1, -1))
+        parts.append(Markup('<line class="whisker" x1="0" x2="0" y1="{}" y2="{}"/>').format(
+            round(above, 2), round(below, 2)))  # fmt: skip
+    rise = round(chip - y, 2)
+    parts.append(Markup('<line class="leader" x1="0" x2="{}" y1="0" y2="{}"/>').format(16 * way, rise))
+    parts.append(Markup('<circle class="point" r="4.5"/>'))
+    parts.append(_chip(mark.place, 24 * way, rise))
+    deviation = "" if mark.spread is None else f" \u00b1 {mark.spread:.1f}"
+    title = f"{mark.name}: {percent(mark.accuracy)}{deviation}, {human_bytes(round(mark.bytes))}"
+    named = Markup("<title>{}</title>").format(title)
+    return _at(frame.percent(x), y, [named, *parts], _colour(mark.place))
+
+
+def _at(x: str, y: float, parts: Sequence[Markup], style: str = "") -> Markup:
+    """Parts drawn in pixels around a point that is placed by a share of the width."""
+    return Markup('<svg class="{}" x="{}" y="{}" overflow="visible">{}</svg>').format(
+        style, x, y, Markup("").join(parts)
+    )
+
+
+def _clusters(placed: Sequence[tuple[float, Mark]]) -> list[list[tuple[float, Mark]]]:
+    """Marks whose chips could cover each other, from left to right."""
+    clusters: list[list[tuple[float, Mark]]] = []
+    for x, mark in sorted(placed, key=lambda item: item[0]):
+        if clusters and x - clusters[-1][-1][0] < 0.1:
+            clusters[-1].append((x, mark))
+        else:
+            clusters.append([(x, mark)])
+    return clusters
+
+
+def curves_plot(curves: Sequence[Curve]) -> Markup:
+    """Accuracy over the share of the run, one line a method, each with its number at the end.
+
+    Returns an ``<svg>`` at least 340 pixels high.
+    """
+    height = max(340, (CHIP + 2) * len(curves))
+    values = [(y, 0.0) for curve in curves for _, y in curve.line]
+    frame = _Frame((0.0, 1.0), _accuracies(values), height)
+    parts = _levels(frame)
+    parts += [
+        _text(frame.percent(share), height + 22, f"{share:g}", "tick middle")
+        for share in (0, 0.25, 0.5, 0.75, 1)
+    ]
+    ends = spread([frame.down(curve.line[-1][1]) for curve in curves], gap=CHIP + 2, bottom=height)
+    for curve, end in zip(curves, ends, strict=True):
+        shown = thin(curve.line)
+        drawn = [frame.line(shown, "curve")] if len(shown) > 1 else []
+        for x, y in shown if len(shown) <= 60 else shown[-1:]:
+            named = Markup("<title>{}</title>").format(f"{curve.name}, {x:.0%} of the run: {percent(y)}")
+            dot = Markup('<circle class="point" r="3">{}</circle>').format(named)
+            drawn.append(_at(frame.percent(x), frame.down(y), [dot]))
+        rise = round(end - frame.down(shown[-1][1]), 2)
+        leader = Markup('<line class="leader" x1="0" x2="16" y1="0" y2="{}"/>').format(rise)
+        last, height_there = frame.percent(shown[-1][0]), frame.down(shown[-1][1])
+        drawn.append(_at(last, height_there, [leader, _chip(curve.place, 24, rise)]))
+        parts.append(Markup('<g class="{}">{}</g>').format(_colour(curve.place), Markup("").join(drawn)))
+    told = "; ".join(f"{curve.name} {percent(curve.line[-1][1])}" for curve in curves)
+    return frame.draw(f"Accuracy over the share of the run. At the end: {told}.", parts)
+
+
+def chip(place: int) -> Markup:
+    """A method's number in its colour, as the drawings show it."""
+    return Markup('<svg class="chip {}" width="20" height="20" aria-hidden="true">{}</svg>').format(
+        _colour(place), _chip(place, 10, 10)
+    )
+
+
+def _chip(place: int, x: float, y: float) -> Markup:
+    return Markup(
+        '<circle class="disc" cx="{x}" cy="{y}" r="9"/><text class="inside" x="{x}" y="{text}">{place}</text>'
+    ).format(x=x, y=y, text=round(y + 4, 2), place=place)
+
+
+def _colour(place: int) -> str:
+    """The style of a method's marks: a colour and, once all are taken, dashes."""
+    again = " again" if (place - 1) // COLOURS % 2 else ""
+    return f"c{(place - 1) % COLOURS}{again}"
+
+
+def _accuracies(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """An axis for accuracies with their deviations: at least one point high, and no percentage below 0."""
+    lowest, highest = min(y - room for y, room in values), max(y + room for y, room in values)
+    lowest = max(0.0, min(lowest, highest - 1))
+    ticks = nice_ticks(lowest, max(highest, lowest + 1))
+    return ticks[0], ticks[-1]
+
+
+def _levels(frame: _Frame) -> list[Markup]:
+    """Horizontal lines with their percentages."""
+    ticks = nice_ticks(*frame.y)
+    parts = [frame.level(tick, "grid") for tick in ticks]
+    return parts + [_text("0", frame.down(tick) + 4, f"{tick:g}%", "tick left", -10) for tick in ticks]
+
+
+def _power(power: int) -> str:
+    """A power of ten of bytes.
+
+    >>> _power(4), _power(6), _power(0)
+    ('10 kB', '1 MB', '1 B')
+    """
+    group = min(power // 3, 5)
+    return f"{10 ** (power - 3 * group)} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[group]}"
 
 
 def small_plot(label: str, line: Points, span: tuple[float, float] | None = None) -> Markup:

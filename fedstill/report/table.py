@@ -1,10 +1,11 @@
-"""The four figures of a run, in words and numbers that people read: percent, bytes, time.
+"""The figures of a run, in words and numbers that people read: percent, bytes, time.
 
 The page and the terminal share what is here, so that they can never disagree.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -129,29 +130,82 @@ def method_title(result: Mapping[str, Any]) -> str:
     return words(result, "title") or words(result, "method") or "method " + MISSING
 
 
+# What a method is judged by: what to call it, and what it is.
+CENTRAL: Mapping[str, tuple[str, str]] = {
+    "student": ("student", "the central model that the server trained"),
+    "virtual": ("average", "the nodes' models averaged, weighed by their data: made only to be measured"),
+    "ensemble": ("ensemble", "all nodes' models answering together; there is no central model"),
+    "nodes": ("nodes' mean", "the mean over the nodes' own models; there is no central model"),
+}
+
+NEEDS: Mapping[str, str] = {
+    "same_architecture": "same architecture",
+    "public": "public data",
+    "public_labels": "labels of it",
+    "split": "extractor and head",
+}
+
+
+def needs_words(needs: object) -> tuple[str, ...]:
+    """What a method needs, in words, from its ``Needs`` or from what a result keeps of them.
+
+    >>> needs_words({"public": True, "split": False})
+    ('public data',)
+    """
+    told = needs if isinstance(needs, Mapping) else vars(needs)
+    return tuple(word for key, word in NEEDS.items() if told.get(key) is True)
+
+
+def central_of(result: Mapping[str, Any]) -> str:
+    """What a run is judged by; a student, where its result is of before there was anything else."""
+    central = words(result, "central") or ""
+    return central if central in CENTRAL else "student"
+
+
+def accuracy_of(result: Mapping[str, Any]) -> float | None:
+    """Accuracy in percent of what a run is judged by."""
+    accuracy = number(result, "accuracy")
+    return number(result, "student", "accuracy") if accuracy is None else accuracy
+
+
 def comparison(result: Mapping[str, Any]) -> list[Row]:
-    """The four lines that every run is judged by, in the order of the papers' tables."""
-    per_node = pick(result, "standalone", "accuracy", "per_node")
+    """The lines that a run is judged by, in the order of the papers' tables.
+
+    What a method does not have (a node's model trained alone, an ensemble) its result holds as null, and
+    there is no line; what a result does not hold at all was not measured.
+    """
+    name, meaning = CENTRAL[central_of(result)]
+    ours = Row(f"{name} ({method_title(result)})", meaning, accuracy_of(result), is_student=True)
+    rows = []
+    if not _has_none(result, "standalone"):
+        alone = "each node alone, on its own data"
+        rows.append(_over_nodes("standalone mean", alone, pick(result, "standalone", "accuracy")))
+    if central_of(result) == "nodes":
+        ours = dataclasses.replace(_over_nodes(ours.name, meaning, pick(result, "local", "accuracy")),
+                                   accuracy=accuracy_of(result), is_student=True)  # fmt: skip
+        rows = []  # the same models
+    elif _has_none(result, "standalone") and pick(result, "local", "accuracy") is not None:
+        own = "each node's own model, at the end"
+        rows.append(_over_nodes("nodes' own models", own, pick(result, "local", "accuracy")))
+    rows.append(ours)
+    if not _has_none(result, "ensemble") and central_of(result) != "ensemble":
+        rows.append(Row("teachers' ensemble", "the nodes' models, answering together",
+                        number(result, "ensemble", "accuracy")))  # fmt: skip
+    rows.append(Row("centralised", "one model, if all data lay in one place",
+                    number(result, "centralised", "accuracy")))  # fmt: skip
+    return rows
+
+
+def _over_nodes(name: str, meaning: str, figures: object) -> Row:
+    """A line with one accuracy a node."""
+    per_node = pick(figures, "per_node")
     each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
-    return [
-        Row(
-            "standalone mean",
-            "each node alone, on its own data",
-            number(result, "standalone", "accuracy", "mean"),
-            number(result, "standalone", "accuracy", "std"),
-            tuple(value for value in each if value is not None),
-        ),
-        Row(
-            f"student ({method_title(result)})",
-            "the central model this run taught",
-            number(result, "student", "accuracy"),
-            is_student=True,
-        ),
-        Row("teachers' ensemble", "the nodes' models, answering together",
-            number(result, "ensemble", "accuracy")),
-        Row("centralised", "one model, if all data lay in one place",
-            number(result, "centralised", "accuracy")),
-    ]  # fmt: skip
+    known = tuple(value for value in each if value is not None)
+    return Row(name, meaning, number(figures, "mean"), number(figures, "std"), known)
+
+
+def _has_none(result: Mapping[str, Any], key: str) -> bool:
+    return key in result and result[key] is None
 
 
 def accuracy_text(row: Row) -> str:
@@ -162,7 +216,7 @@ def accuracy_text(row: Row) -> str:
 
 
 def print_table(result: Mapping[str, Any], console: Console) -> None:
-    """Print the table at the end of a run: four accuracies in percent, then bytes and time.
+    """Print the table at the end of a run: accuracies in percent, then bytes and time.
 
     ``result`` is the content of ``result.json``; what it lacks is printed as "not measured".
     Names come from users: they are printed as they are, never read as markup.

@@ -429,6 +429,110 @@ def test_sentence_of_a_whole_run(tmp_path: Path) -> None:
     ) in page_of(tmp_path).text
 
 
+def a_result_in_rounds() -> dict[str, Any]:
+    """What a method in rounds leaves: no model was trained alone, and the average stands for a student."""
+    result = a_result()
+    del result["student"]["accuracy"]
+    return {
+        **result,
+        "title": "FedPer",
+        "central": "virtual",
+        "accuracy": 88.25,
+        "standalone": None,
+        "ensemble": None,
+        "local": {
+            "accuracy": {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]},
+            "share": {"mean": 71.0, "std": 1.0, "per_node": [70.0, 72.0]},
+        },
+        "turn": "round",
+        "turns": 4,
+        "public": {"name": "mosaics", "examples": 500, "note": "cut from photographs"},
+    }
+
+
+def test_page_of_a_method_in_rounds(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result_in_rounds())
+    lines = [
+        {
+            "phase": "distillation",
+            "step": step,
+            "losses": {},
+            "accuracy": 80.0 + step,
+            "local_accuracy": 60.0 + step,
+        }
+        for step in range(1, 5)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    for told in (
+        "Accuracy of the average 88.2% on 360 test examples",
+        "Nodes' own models 70.0% ± 2.0 over the nodes",
+        "2 min 21 s of it in rounds",
+        "nodes' own models each node's own model, at the end 70.0% ± 2.0",
+        "average (FedPer)",
+        "Accuracy over the rounds",
+        "north small-cnn 24,330 703 68.0%",
+        "south resnet-8 78,042 734 72.0%",
+        "Accuracy of its own",
+        "average small-cnn 24,330 88.2%",
+        "Public data: mosaics, 500 examples. cut from photographs.",
+    ):
+        assert told in page.text, told
+    told = next(
+        label for label in page.attributes("aria-label") if label.startswith("Accuracy on the test data")
+    )
+    head, ends = told.split(" At the end: ")
+    assert head == "Accuracy on the test data over 4 rounds."
+    assert ends == "average 84.0%; centralised 96.9%; nodes' own 64.0%."
+    for word in ("standalone", "Standalone", "ensemble", "distillation"):
+        assert word not in page.text, word
+
+
+def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
+    figures = {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]}
+    result = {
+        **a_result_in_rounds(),
+        "title": "Standalone",
+        "central": "nodes",
+        "accuracy": 70.0,
+        "student": None,
+    }
+    result.update(turns=0, questions=0, standalone={"accuracy": figures}, public=None)
+    result["bytes"] = {"up": 0, "down": 0, "by_kind": {}}
+    page = only_result(tmp_path, result)
+    for told in (
+        "Two nodes, each with its own private data, trained their models alone. Nothing left a node.",
+        "Mean accuracy of the nodes 70.0%",
+        "nodes' mean (Standalone)",
+        "70.0% ± 2.0",
+        "This method has no rounds at the server: there is nothing to draw.",
+        "north small-cnn 24,330 703 68.0%",
+    ):
+        assert told in page.text, told
+    assert "student" not in page.text
+    assert "standalone mean" not in page.text
+
+
+def test_a_result_of_before_there_were_other_methods_still_has_its_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    assert "student (FedIOD)" in page.text
+    assert "Accuracy over the steps of distillation" in page.text
+    assert "Accuracy alone" in page.text
+
+
+def test_sentences_of_other_kinds() -> None:
+    head = sentence_with({"head parameters": {"up": 9, "down": 9}, "data sizes": {"up": 4, "down": 0}})
+    assert head.endswith(
+        "No training data left a node, but head parameters of models did. "
+        "Each node told how many examples it holds."
+    )
+    both = sentence_with({"head parameters": {"up": 9}, "generator parameters": {"up": 9}})
+    assert "but generator parameters and head parameters of models did" in both
+    data = sentence_with({"private data": {"up": 9, "down": 0}})
+    assert data.endswith("The nodes' training data left them.")
+    assert "No training data" not in data
+
+
 def test_sentence_when_parameters_left() -> None:
     sentence = sentence_with({"parameters": {"up": 10, "down": 10}})
     assert "no model" not in sentence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from typing import Any
 
@@ -22,6 +23,37 @@ RESULT: dict[str, Any] = {
     "seconds": {"total": 192.4},
     "privacy": {"guarantee": None, "text": "no guarantee"},
 }
+
+
+IN_ROUNDS: dict[str, Any] = {
+    **RESULT,
+    "title": "FedPer",
+    "central": "virtual",
+    "accuracy": 88.2,
+    "student": {"parameters": 3},
+    "standalone": None,
+    "ensemble": None,
+    "local": {"accuracy": {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]}},
+}
+
+
+def test_a_run_in_rounds_shows_what_it_has() -> None:
+    text = printed(IN_ROUNDS)
+    assert re.search(r"nodes' own models +70.0% ± 2.0\s+average \(FedPer\) +88.2%\s+centralised +96.9%", text)
+    assert "not measured" not in text
+
+
+def test_nodes_that_trained_alone_are_one_line() -> None:
+    alone = {**IN_ROUNDS, "central": "nodes", "accuracy": 70.0, "standalone": {"accuracy": {"mean": 70.0}}}
+    text = printed(alone)
+    assert re.search(r"nodes' mean \(FedPer\) +70.0% ± 2.0", text)
+    assert text.count("70.0%") == 1
+
+
+def test_an_ensemble_is_one_line() -> None:
+    text = printed({**RESULT, "central": "ensemble", "accuracy": 92.5, "title": "Ensemble"})
+    assert re.search(r"ensemble \(Ensemble\) +92.5%", text)
+    assert text.count("92.5%") == 1
 
 
 def test_the_table_says_that_nothing_is_guaranteed() -> None:

@@ -1,0 +1,626 @@
+"""Several methods side by side, on equal terms: the plan of a comparison, and running it.
+
+A comparison is one run without its method (the base), some methods, seeds and, if wanted, settings that
+each change the base. All methods share the base: one seed gives all of them the same split, the same
+first weights, the same local optimiser and budget. What a method may have of its own are its options
+(``options``), and other run options only where the plan says so (``runs``), which the report repeats.
+
+Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from fedstill import presets, run
+from fedstill.compute import Compute
+from fedstill.config import (
+    PaperFigure,
+    RunConfig,
+    from_dict,
+    load_toml,
+    options,
+    read_table,
+    run_type,
+    to_dict,
+)
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.methods import METHODS, method_of
+from fedstill.node.gate import NOT_OUTPUTS
+from fedstill.node.questions import NodeSetting, Question
+from fedstill.presets import Table
+from fedstill.records import write_text
+from fedstill.report.table import human_seconds
+from fedstill.tasks import make_task
+
+__all__ = [
+    "Comparison",
+    "Place",
+    "compare",
+    "plan",
+    "questions",
+    "read",
+    "read_folder",
+    "resume",
+    "what_leaves",
+]
+
+FILE, NOT_RUN = "compare.toml", "not_run.json"
+SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
+PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
+OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
+SINGLE = ""  # the name of the only setting, where a comparison names none
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of a comparison."""
+
+    setting: str
+    label: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Where it is in the comparison's folder."""
+        return f"{_slug(self.setting)}/{self.label}-seed{self.seed}".lstrip("/")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, complete: no default that a later release changes can change it.
+
+    Args:
+        name: of the comparison.
+        about: one line on it.
+        seeds: each method runs once with each.
+        base: a run's table without method, seed and name.
+        methods: each method's table by its label. A label is the method's name, or another one where a
+            method stands in the comparison more than once, with other options.
+        settings: by name, each a run's table that is merged onto the base.
+        runs: by label, a run's table of one method only, merged onto the setting.
+        paper: published figures.
+        changed: options that the command line set.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    base: Table
+    methods: Mapping[str, Table]
+    about: str = ""
+    settings: Mapping[str, Table] = field(default_factory=lambda: {SINGLE: {}})
+    runs: Mapping[str, Table] = field(default_factory=dict)
+    paper: tuple[PaperFigure, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def places(self) -> list[Place]:
+        """All runs, in order: setting by setting, seed by seed, so that early figures compare methods."""
+        return [
+            Place(setting, label, seed)
+            for setting in self.settings
+            for seed in self.seeds
+            for label in self.methods
+        ]
+
+    def config(self, place: Place) -> RunConfig[Any]:
+        """One run. Unless the plan itself says whether nodes give outputs only, they do, except for
+        methods that cannot work so: what had to be allowed is what the report shows.
+
+        Raises:
+            FedstillError: the plan does not describe a run.
+        """
+        table = _merged(self.base, self.settings[place.setting], self.runs.get(place.label, {}))
+        own = {"name": place.label, "seed": place.seed, "method": self.methods[place.label]}
+        try:
+            config = from_dict({**table, **own})
+        except FedstillError as error:
+            where = f"{place.label}, {place.setting}" if place.setting else place.label
+            raise FedstillError(f"{where}: {error}") from error
+        if _given(table, "nodes", "policy", "outputs_only"):
+            return config
+        only = not set(what_leaves(config)) & set(NOT_OUTPUTS)
+        policy = dataclasses.replace(config.nodes.policy, outputs_only=only)
+        return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
+
+    def to_toml(self) -> str:
+        """The comparison as a file that :func:`read` reads back to an equal one."""
+        table: Table = {"name": self.name, "about": self.about, "seeds": list(self.seeds)}
+        table.update(methods=list(self.methods), changed=list(self.changed), base=self.base)
+        table.update(options=dict(self.methods), runs=dict(self.runs))
+        if list(self.settings) != [SINGLE]:
+            table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
+        figures = [dataclasses.asdict(figure) for figure in self.paper]
+        table["paper"] = [
+            {**figure, "std": "none"} if figure["std"] is None else figure for figure in figures
+        ]
+        return tomli_w.dumps(table)
+
+    def published(self, setting: str, label: str, figure: str) -> PaperFigure | None:
+        """The published figure of a method: by its label or, where no label is so called, by its name."""
+        names = {label}
+        name = str(self.methods[label]["name"])
+        if name not in self.methods:
+            names.add(name)
+        for found in self.paper:
+            if found.method in names and found.figure == figure and found.setting in (SINGLE, setting):
+                return found
+        return None
+
+
+# --- what a method declares ---------------------------------------------------------------------------
+
+
+def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
+    """The questions that a run's method declares, by name."""
+    task = make_task(config.task, 2)
+    # Stand-ins: what a method declares depends on its options, not on the data.
+    public = Public("none", torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long))
+    setting = NodeSetting(task, config.nodes.local, Compute(), public)
+    return method_of(config.method).node_side(config.method, setting).questions
+
+
+def what_leaves(config: RunConfig[Any]) -> tuple[str, ...]:
+    """The kinds of tensor that leave a node in a run, in alphabetical order."""
+    asked = questions(config).values()
+    return tuple(sorted({kind for question in asked for kind in question.kinds().values()}))
+
+
+def shared_options() -> list[str]:
+    """The run options that hold for all methods of a comparison, by dotted name."""
+    # Any method's run type has them.
+    return [name for name in options(run_type(next(iter(METHODS)))) if name.split(".")[0] not in OWN]
+
+
+# --- plans --------------------------------------------------------------------------------------------
+
+
+def plan(
+    methods: Sequence[str],
+    *,
+    seeds: int | Sequence[int] = 1,
+    base: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    name: str = "compare",
+) -> Comparison:
+    """A comparison from names.
+
+    Args:
+        methods: names of methods, which come with their default options, and of presets or ``.toml`` files,
+            of which only the method's options are taken.
+        seeds: how many (0, 1, 2...), or which.
+        base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
+        changes: options of a run that change the base, by dotted name.
+        name: of the comparison.
+
+    Raises:
+        FedstillError: a name that does not exist, or options that describe no run.
+
+    >>> comparison = plan(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
+    >>> [place.folder for place in comparison.places()]
+    ['fedavg-seed0', 'fediod-seed0', 'fedavg-seed1', 'fediod-seed1']
+    >>> comparison.config(comparison.places()[0]).split.nodes
+    10
+    """
+    table: Table = {"methods": list(methods), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+    if base is not None:
+        table["base"] = {key: value for key, value in presets.read(base).items() if key not in PRESETS_OWN}
+    return _comparison(table, name, changes or {})
+
+
+def read(file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
+    """The comparison in a file, with other seeds and run options, if given.
+
+    Raises:
+        FedstillError: the file cannot be read, or it describes no comparison.
+    """
+    text = _text(file)
+    table = presets.parse(text, source=str(file))
+    if seeds is not None:
+        table["seeds"] = seeds
+    first = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
+    return _comparison({"about": first, **table}, file.stem, changes or {})
+
+
+def is_plan(file: str) -> bool:
+    """Whether a name is that of a file with a comparison in it, rather than with a run.
+
+    Raises:
+        FedstillError: a file that cannot be read.
+    """
+    return file.endswith(".toml") and "methods" in presets.parse(_text(Path(file)), source=file)
+
+
+def read_folder(out: Path) -> Comparison:
+    """The comparison in a folder.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    if not (out / FILE).exists():
+        raise RunFolderError(f"{out} holds no comparison to go on with: there is no {FILE} in it")
+    return read(out / FILE)
+
+
+KEYS = ("name", "about", "seeds", "methods", "changed", "base", "options", "runs", "settings", "paper")
+
+
+def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Comparison:
+    """A comparison from its table, checked: every run that it plans is a run."""
+    for key in table:
+        if key not in KEYS:
+            raise UnknownName("key", key, KEYS)
+    raw, paper = _base(_table(table, "base"))
+    above = _nested(changes)
+    settings = {
+        setting: _merged(given, above) if setting != SINGLE else {}
+        for setting, given in _settings(table.get("settings")).items()
+    }
+    methods = _methods(table)
+    runs = _tables(table, "runs", methods)
+    for where, part in (("base", _table(table, "base")), *settings.items(), *runs.items()):
+        for key in PRESETS_OWN if where == "base" else OWN:
+            if key in part:
+                raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
+    paper = (*read_table(_Papers, {"paper": table.get("paper", [])}).paper, *paper)
+    for figure in paper:
+        if figure.setting not in (SINGLE, *settings):
+            raise UnknownName("setting of a published figure", figure.setting, settings)
+    comparison = Comparison(
+        name=_word(table, "name", name),
+        about=_word(table, "about", ""),
+        seeds=_seeds(table.get("seeds", 1)),
+        base=_complete(_merged(raw, above), next(iter(methods.values()))),
+        methods=methods,
+        settings=settings,
+        runs=runs,
+        paper=paper,
+        changed=(*changes, *(str(option) for option in table.get("changed", []) if option not in changes)),
+    )
+    for place in comparison.places():
+        comparison.config(place)
+    return comparison
+
+
+@dataclass(frozen=True)
+class _Papers:
+    paper: tuple[PaperFigure, ...] = ()
+
+
+def _base(table: Table) -> tuple[Table, tuple[PaperFigure, ...]]:
+    """A base with what it extends filled in, without what a preset says of its own method, and the
+    published figures of that preset.
+    """
+    if "extends" in table:
+        table = presets.parse(tomli_w.dumps(table), source="base")
+    figures = read_table(_Papers, {"paper": table.get("paper", [])}).paper
+    return {key: value for key, value in table.items() if key not in OWN}, figures
+
+
+def _complete(base: Table, method: Table) -> Table:
+    """A base with all defaults written out, but for those that a comparison chooses itself."""
+    whole = to_dict(from_dict({**base, "method": method}))
+    complete = {key: value for key, value in whole.items() if key not in OWN}
+    if not _given(base, "nodes", "policy", "outputs_only"):
+        del complete["nodes"]["policy"]["outputs_only"]
+    if not _given(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
+        complete["evaluation"]["centralised"] = False
+    return complete
+
+
+def _methods(table: Mapping[str, Any]) -> dict[str, Table]:
+    """Each method's complete table, by label."""
+    names = table.get("methods")
+    allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError("methods", names, allowed)
+    labels = [Path(name).stem if name.endswith(".toml") else name for name in names]
+    if len(set(labels)) < len(labels):
+        raise ArgumentError("methods", names, allowed)
+    given = _tables(table, "options", labels)
+    return {
+        label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
+    }
+
+
+def _method(label: str, name: str, given: Table) -> Table:
+    """The complete table of one method: named by its options, by its label, or by a preset."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
+        raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
+    below: Table = {}
+    if "name" not in given:
+        if name in METHODS:
+            below = {"name": name}
+        elif name.endswith(".toml") or name in presets.names():
+            below = _table(presets.read(name), "method")
+        else:
+            raise UnknownName(
+                "method or preset", name, [*METHODS, *presets.names()], see="see `fedstill list`"
+            )
+    try:
+        run = from_dict({"method": _merged(below, given)})
+    except FedstillError as error:
+        raise FedstillError(f"{label}: {error}") from error
+    complete: Table = to_dict(run)["method"]
+    return complete
+
+
+def _settings(given: object) -> dict[str, Table]:
+    if given is None:
+        return {SINGLE: {}}
+    allowed = "a list of tables, each with a name of its own"
+    if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
+        raise ArgumentError("settings", given, allowed)
+    named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
+    good = all(isinstance(name, str) and _slug(name) for name in named)
+    if not good or len({_slug(str(name)) for name in named}) < len(given):
+        raise ArgumentError("settings", [part.get("name") for part in given], allowed)
+    return {str(name): part for name, part in named.items()}
+
+
+def _seeds(given: object) -> tuple[int, ...]:
+    if type(given) is int and given >= 1:
+        return tuple(range(given))
+    listed = isinstance(given, list) and given and all(type(seed) is int and seed >= 0 for seed in given)
+    if isinstance(given, list) and listed and len(set(given)) == len(given):
+        return tuple(given)
+    raise ArgumentError("seeds", given, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
+
+
+def _table(table: Mapping[str, Any], key: str) -> Table:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ArgumentError(key, value, "a table")
+    return value
+
+
+def _tables(
+    table: Mapping[str, Any], key: str, labels: Mapping[str, Any] | Sequence[str]
+) -> dict[str, Table]:
+    """A table of tables by label."""
+    found = _table(table, key)
+    for label in found:
+        if label not in labels:
+            raise UnknownName("method", f"{key}.{label}", [f"{key}.{known}" for known in labels])
+    return {label: _table(found, label) for label in found}
+
+
+def _word(table: Mapping[str, Any], key: str, default: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise ArgumentError(key, value, "a text")
+    return value
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
+
+
+def _nested(values: Mapping[str, Any]) -> Table:
+    """Values by dotted name as a table in tables; of options that a run has and a comparison leaves free.
+
+    Raises:
+        UnknownName: another option.
+    """
+    table: Table = {}
+    known = shared_options()
+    for name, value in values.items():
+        if name not in known:
+            raise UnknownName(
+                "option of all methods", name, known, see="a method's own belong to a preset or file"
+            )
+        *above, last = name.split(".")
+        place = table
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return table
+
+
+def _merged(*tables: Mapping[str, Any]) -> Table:
+    """Tables as one, later ones above earlier ones; a copy."""
+    merged: Table = {}
+    for table in tables:
+        merged = presets.merge(merged, table)
+    return copy.deepcopy(merged)
+
+
+def _given(table: object, *keys: str) -> bool:
+    """Whether a table has a value at a path of keys."""
+    for key in keys:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True
+
+
+def _slug(name: str) -> str:
+    """A name as that of a folder.
+
+    >>> _slug("Fashion-MNIST, alpha = 0.1")
+    'Fashion-MNIST-alpha-0.1'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+
+
+# --- running ------------------------------------------------------------------------------------------
+
+
+def compare(
+    comparison: Comparison, out: Path, *, command: str, quiet: bool = False, bars: bool = False
+) -> None:
+    """Run what is not finished yet, one run after another, and write the comparison's files.
+
+    Args:
+        comparison: what is compared.
+        out: its folder; a new one, or one in which the same comparison was stopped.
+        command: the command that repeats it, for the report.
+        quiet: say nothing of the runs on standard error.
+        bars: show each run's own progress bars.
+
+    Raises:
+        RunFolderError: the folder holds another comparison or other files, or is in use.
+        FedstillError: no method can run at all; then no folder is made.
+    """
+    from fedstill.report.compare import write_comparison
+
+    _check_folder(out, comparison)
+    console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
+    refused = _refusals(comparison, out, console)
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone(out):
+        if not (out / FILE).exists():
+            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+        _remember(out, refused)
+        waiting = [place for place in comparison.places() if place.folder not in refused]
+        for count, place in enumerate(waiting, start=1):
+            folder = out / place.folder
+            if not (folder / "result.json").exists():
+                _tell(console, f"run {count} of {len(waiting)}", place, time.monotonic() - start)
+            try:
+                _run(comparison.config(place), folder, bars)
+            except RunFolderError:
+                raise  # not the method's fault
+            except FedstillError as error:  # such as a limit in a node's policy, reached
+                refused[place.folder] = f"stopped: {error}"
+                _remember(out, refused)
+        write_comparison(out, comparison)
+
+
+def resume(out: Path, *, quiet: bool = False, bars: bool = False) -> None:
+    """Go on with the comparison in a folder, to the figures that it would have reached.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    compare(read_folder(out), out, command="", quiet=quiet, bars=bars)
+
+
+def not_run(out: Path) -> Mapping[str, str]:
+    """Why runs of a comparison could not run, by their folders."""
+    if not (out / NOT_RUN).exists():
+        return {}
+    reasons: dict[str, str] = json.loads((out / NOT_RUN).read_text(encoding="utf-8"))
+    return reasons
+
+
+def command_of(out: Path) -> str:
+    """The command that made a comparison's folder."""
+    return _text(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
+
+
+def _run(config: RunConfig[Any], folder: Path, bars: bool) -> None:
+    """One run: from the start, or from where it stopped; nothing if it is finished."""
+    if not (folder / "config.toml").exists():
+        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
+        (folder / "config.toml.part").unlink(missing_ok=True)
+        again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
+        run.run(config, folder, command=again, progress=bars)
+        return
+    if load_toml(folder / "config.toml") != config:
+        raise RunFolderError(
+            f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
+        )
+    if not (folder / "result.json").exists():
+        run.resume(folder, progress=bars)
+
+
+def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
+    """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs.
+
+    Raises:
+        FedstillError: none of a setting's methods can.
+    """
+    refused: dict[str, str] = {}
+    places = [place for place in comparison.places() if not (out / place.folder / "result.json").exists()]
+    with console.status("checking") as status:
+        for count, place in enumerate(places, start=1):
+            status.update(f"checking run {count} of {len(places)}")
+            try:
+                run.prepare(comparison.config(place))
+            except FedstillError as error:
+                refused[place.folder] = str(error)
+    for setting in comparison.settings:
+        here = [place.folder for place in comparison.places() if place.setting == setting]
+        if all(folder in refused for folder in here):
+            where = f" in setting {setting!r}" if setting else ""
+            raise FedstillError(f"no method can run{where}: {refused[here[0]]}")
+    return refused
+
+
+def _remember(out: Path, refused: Mapping[str, str]) -> None:
+    write_text(out / NOT_RUN, json.dumps(refused, indent=2) + "\n")
+
+
+def _check_folder(out: Path, comparison: Comparison) -> None:
+    """Refuse a folder with anything but this comparison in it."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise RunFolderError(f"{out} is a file: choose another folder")
+    if (out / FILE).exists():
+        before = read_folder(out)
+        for part in dataclasses.fields(Comparison):
+            if part.name not in ("name", "about") and _differ(before, comparison, part.name):
+                raise RunFolderError(
+                    f"{out} holds a comparison with another {part.name}: choose another folder, "
+                    f"or go on with it (fedstill compare --resume {out})"
+                )
+    elif {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
+        raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
+
+
+def _differ(first: Comparison, second: Comparison, part: str) -> bool:
+    """Whether a part differs, the order of methods and settings included."""
+    one, other = getattr(first, part), getattr(second, part)
+    return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One process at a time works on a comparison.
+
+    Raises:
+        RunFolderError: another one does.
+    """
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(f"{out} is in use: another process is at work on this comparison") from error
+        yield
+    finally:
+        os.close(folder)
+
+
+def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:
+    """One line: a run begins."""
+    parts = (place.setting, place.label, f"seed {place.seed}")
+    line = Text.assemble(
+        (f"{count}  ", "dim"),
+        (", ".join(part for part in parts if part), "bold"),
+        (f"  after {human_seconds(elapsed)}", "dim"),
+    )
+    console.print(line, soft_wrap=True)

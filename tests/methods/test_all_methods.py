@@ -1,0 +1,587 @@
+"""What every method promises, whatever it does: equal figures on both engines and after a stop, one's own
+modules, a ledger that shows what was declared, and refusals before anything is trained.
+
+A method that is added to ``METHODS`` is covered from then on; ``SMALL`` makes it fast.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import fedstill
+from fedstill.compute import EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import FedstillError, MethodRefused, QuestionRefused
+from fedstill.experiment import Experiment, Setting
+from fedstill.federation import Federation
+from fedstill.methods import METHODS, Method
+from fedstill.models import build
+from fedstill.models.vector import to_vector
+from fedstill.node.gate import NOT_OUTPUTS, PolicyConfig
+from fedstill.node.training import LocalConfig
+from fedstill.records import Records
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES = (1, 8, 8), 10
+SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
+ALIKE, CONV = ("mlp:12",) * 3, ("lenet5",) * 3
+RESNETS = ("resnet8:4",) * 3
+MIXED = ("mlp:12", "small-cnn:4", "mlp:12")
+LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
+
+# The smallest work that still has more than one turn, for options that a method may have.
+TINY = {
+    "rounds": 2,
+    "first": 1,
+    "steps": 3,
+    "epochs": 2,
+    "batch": 16,
+    "noise": 6,
+    "memory": 40,
+    "subset": 20,
+    "student_steps": 2,
+    "student_batch": 16,
+    "student_epochs": 1,
+    "server_steps": 2,
+    "server_batch": 16,
+    "generator_width": 8,
+    "critic_width": 4,
+}
+SMALL: dict[str, dict[str, Any]] = {"feddf": {"steps": 3}}
+NEAR = 1e-4  # how far weights may lie apart on the two engines
+# Further ways to run a method that change what is asked or who holds what.
+WAYS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [{"rounds": 4, "participation": 0.67}],
+    "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
+    "fedkd": [
+        {"predictions": 2, "noise_at": "nodes", "student_augment": "shift"},
+        {"labelled": True, "levels": 0},
+    ],
+    "fedmd": [{"public_epochs": 1, "weights": "counts", "distance": "kl"}],
+    "fedmd-cg": [{"aggregation": "ave*", "participation": 0.67}, {"aggregation": "kd", "diversity": "div0"}],
+    "fedgen": [{"shares": "model"}],
+    "fedcg": [{"aggregation": "kdc"}],
+}
+
+
+def config_of(name: str, **options: Any) -> Any:
+    """A method's config, as small as may be."""
+    kind = METHODS[name].config
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(
+        **{key: value for key, value in {**TINY, **SMALL.get(name, {}), **options}.items() if key in known}
+    )
+
+
+CASES = [
+    pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
+    for name in METHODS
+    for options in ({}, *WAYS.get(name, []))
+]
+NAMES = list(METHODS)
+ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
+
+
+@cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x / 8 - 1).float().view(-1, *SHAPE), torch.tensor(y)
+
+
+def some(first: int, count: int) -> TensorData:
+    x, y = digits()
+    return TensorData(x[first : first + count].clone(), y[first : first + count].clone())
+
+
+def public() -> Public:
+    """37 labelled images: a remainder in every batch."""
+    data = some(400, 37)
+    return Public("held-out", data.inputs, data.targets)
+
+
+class Own(nn.Module):
+    """A user's own module, with everything that one may write: buffers, a norm, no Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor = nn.Sequential(
+            nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()
+        )
+        self.head = nn.Linear(27, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(B, 1, 8, 8)`` to ``(B, 10)``."""
+        out: torch.Tensor = self.head(self.extractor(x))
+        return out
+
+
+def network(spec: str, *names: str | int) -> nn.Module:
+    if spec == "own":
+        torch.manual_seed(sum(map(ord, "".join(map(str, names)))))
+        return Own()
+    return build(spec, SHAPE, CLASSES, 0, *names)
+
+
+def setting(name: str, options: dict[str, Any], specs: tuple[str, ...] = ALIKE, **changes: Any) -> Setting:
+    """A federation of three nodes in which a method can run, as far as the networks allow it."""
+    config = config_of(name, **options)
+    needs = METHODS[name].needs(config)
+    firsts = [sum(SIZES[:index]) for index in range(3)]
+    given: dict[str, Any] = {
+        "task": Classification(CLASSES),
+        "parts": [some(first, size) for first, size in zip(firsts, SIZES, strict=True)],
+        "models": [network(spec, index) for index, spec in enumerate(specs)],
+        "student": network(specs[0], "student"),
+        "test": some(1000, 150),
+        "method": config,
+        "policies": [PolicyConfig(outputs_only=False)] * 3,
+        "local": LOCAL,
+        "engine": EngineConfig(name="one-by-one"),
+        "public": public() if needs.public or needs.public_labels else None,
+        "samples": 2,
+        **changes,
+    }
+    return Setting(**given)
+
+
+def figures_of(figures: Any) -> dict[str, Any]:
+    """What two equal runs have in common: all but seconds and how they were computed."""
+    return {key: value for key, value in figures.items() if key not in ("seconds", "engine")}
+
+
+@dataclasses.dataclass
+class Ran:
+    """One run."""
+
+    setting: Setting
+    experiment: Experiment
+    figures: dict[str, Any]
+
+    def networks(self) -> list[nn.Module]:
+        return [self.setting.student, *self.setting.models]
+
+
+def ran(one: Setting, out: Path | None = None) -> Ran:
+    experiment = Experiment(one)
+    return Ran(one, experiment, figures_of(experiment.run(out)))
+
+
+@cache
+def unbroken(name: str, options: tuple[tuple[str, Any], ...], specs: tuple[str, ...] = ALIKE) -> Ran:
+    """A whole run, one node after the other; made once, so nobody may change it."""
+    return ran(setting(name, dict(options), specs))
+
+
+def plain(name: str, options: dict[str, Any], specs: tuple[str, ...] = ALIKE) -> Ran:
+    return unbroken(name, tuple(options.items()), specs)
+
+
+def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) -> None:
+    for mine, theirs in zip(one.networks(), other.networks(), strict=True):
+        for key, value in theirs.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[key], value, rtol=rtol, atol=atol, msg=key)
+
+
+def split_needed(name: str, options: dict[str, Any]) -> bool:
+    needed: bool = METHODS[name].needs(config_of(name, **options)).split
+    return needed
+
+
+# --- equal figures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str, Any]) -> None:
+    """Accuracies apart: an example between two classes may fall to either by the last digit."""
+    alone = plain(name, options)
+    stacked = ran(setting(name, options, engine=EngineConfig(name="stacked")))
+    groups = [groups for phase, groups in stacked.experiment.groups.items() if phase == "distillation"]
+    assert [len(group) for group in groups[0]] == [3]
+    same_networks(stacked, alone, atol=NEAR)
+    for key in ("bytes", "questions", "questions_by_name", "leaves", "turns"):
+        assert stacked.figures[key] == alone.figures[key], key
+    assert stacked.figures["accuracy"] == pytest.approx(alone.figures["accuracy"], abs=2.0)
+    mine, theirs = (run.figures["local"]["accuracy"]["per_node"] for run in (stacked, alone))
+    assert mine == pytest.approx(theirs, abs=2.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_rehearses_on_copies_and_gives_the_figures_of_either(name: str) -> None:
+    """What a method rehearses, for the engine to time, must neither fail nor leave a trace."""
+    auto, alone = ran(setting(name, {}, engine=EngineConfig(name="auto"))), plain(name, {})
+    assert all("node-0" in ratios for ratios in auto.experiment.ratios.values())
+    assert auto.experiment.ratios["distillation"]
+    same_networks(auto, alone, atol=NEAR)
+    for key in ("bytes", "questions_by_name"):
+        assert auto.figures[key] == alone.figures[key]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
+    name: str, options: dict[str, Any]
+) -> None:
+    first = plain(name, options)
+    again = ran(setting(name, options))
+    assert again.figures == first.figures
+    same_networks(again, first)
+    other = ran(setting(name, options, seed=1))
+    moved = [
+        (mine.state_dict()[key] != value).any()
+        for mine, theirs in zip(other.networks(), first.networks(), strict=True)
+        for key, value in theirs.state_dict().items()
+    ]
+    assert any(moved)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_something_is_learned_by_whoever_the_method_is_judged_by(name: str, options: dict[str, Any]) -> None:
+    """Or else equal figures would say nothing: each network that is judged has left its first weights."""
+    one = plain(name, options)
+    fresh = setting(name, options)
+    central = METHODS[name].central
+    pairs = list(zip(one.setting.models, fresh.models, strict=True))
+    judged = pairs if central in ("nodes", "ensemble") else [(one.setting.student, fresh.student)]
+    for mine, first in judged:
+        assert any((mine.state_dict()[key] != value).any() for key, value in first.state_dict().items())
+        assert all(value.isfinite().all() for value in mine.state_dict().values())
+
+
+# --- stops -----------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Counts what happens in a run, questions answered and states saved, and stops it after so many."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        self.last = math.inf
+        self.counted = ""
+        ask, save = Federation.ask, Records.save
+
+        def asked(federation: Federation, question: str, **given: Any) -> Any:
+            answers = ask(federation, question, **given)
+            self.happened(f"asked {question}")
+            return answers
+
+        def saved(records: Records, state: Any) -> None:
+            save(records, state)
+            self.happened("saved")
+
+        monkeypatch.setattr(Records, "due", lambda records: True)
+        monkeypatch.setattr(Records, "save", saved)
+        monkeypatch.setattr(Federation, "ask", asked)
+        monkeypatch.setattr("fedstill.experiment.CHUNK", 3)
+
+    def happened(self, what: str) -> None:
+        self.seen.append(what)
+        if sum(self.counted in one for one in self.seen) >= self.last:
+            raise KeyboardInterrupt
+
+    def stop(self, after: float = math.inf, counted: str = "") -> None:
+        """After so many moments of one sort, from now on."""
+        self.seen, self.last, self.counted = [], after, counted
+
+
+def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
+    moments.stop(after)
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(one).run(out)
+    moments.stop()
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between two turns, and within a turn: after a question of the second half, unsaved."""
+    whole = plain(name, options)
+    moments = Moments(monkeypatch)
+    (tmp_path / "count").mkdir()
+    counted = ran(setting(name, options), tmp_path / "count")
+    assert counted.figures == whole.figures  # saving changes nothing
+    seen = list(moments.seen)
+    saves = [at for at, what in enumerate(seen, 1) if what == "saved"]
+    asked = [at for at, what in enumerate(seen, 1) if what != "saved" and any(at > save for save in saves)]
+    ends = {saves[(len(saves) - 1) // 2]} | ({asked[-1], asked[3 * len(asked) // 4]} if asked else set())
+    for end in sorted(ends):
+        out = tmp_path / f"after {end}"
+        out.mkdir()
+        stopped(moments, end, setting(name, options), out)
+        back = ran(setting(name, options), out)
+        what = f"stopped after {seen[end - 1]} ({end} of {len(seen)})"
+        assert back.figures == whole.figures, what
+        same_networks(back, whole)
+        lines = (out / "ledger.jsonl").read_text().splitlines()
+        assert len(lines) == len((tmp_path / "count/ledger.jsonl").read_text().splitlines()), what
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_is_stopped_again_and_again_gets_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process gets two states further; three it saves anyway, where local training is done."""
+    whole, moments = plain(name, {}), Moments(monkeypatch)
+    back: Ran | None = None
+    for _ in range(20):
+        moments.stop(5, "saved")
+        with suppress(KeyboardInterrupt):
+            back = ran(setting(name, {}), tmp_path)
+            break
+    assert back is not None
+    assert back.figures == whole.figures
+    same_networks(back, whole)
+
+
+# --- one's own networks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_users_own_module_is_trained_in_place(name: str, engine: Any) -> None:
+    one = setting(name, {}, ("own",) * 3, engine=EngineConfig(name=engine))
+    first = copy.deepcopy([one.student.state_dict(), *(model.state_dict() for model in one.models)])
+    outcome = fedstill.distil(
+        one.parts,
+        one.models,
+        one.student,
+        one.test,
+        CLASSES,
+        method=one.method,
+        local=one.local,
+        engine=one.engine,
+        policies=one.policies,
+        public=None if one.public is None else some(400, 37),
+    )
+    assert outcome.student is one.student
+    networks = [one.student, *one.models]
+    moved = [
+        any((network.state_dict()[key] != value).any() for key, value in old.items())
+        for network, old in zip(networks, first, strict=True)
+    ]
+    assert any(moved)
+    assert moved[0] == (METHODS[name].central in ("student", "virtual"))
+    for network in networks:
+        assert type(network) is Own
+        assert all(value.isfinite().all() for value in network.state_dict().values())
+        assert network(one.test.inputs[:2]).shape == (2, CLASSES)
+    if METHODS[name].central in ("student", "virtual"):  # the one that comes back is the one that was judged
+        right = one.student.eval()(one.test.inputs).argmax(1) == one.test.targets
+        assert outcome.figures["accuracy"] == pytest.approx(100 * right.double().mean().item(), abs=0.01)
+
+
+@pytest.mark.parametrize("specs", [RESNETS, CONV], ids=["resnet8", "lenet5"])
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_norm_and_batches_with_a_remainder(name: str, specs: tuple[str, ...]) -> None:
+    """Stacked and one by one, statistics and counts of batches included."""
+    local = dataclasses.replace(LOCAL, optimiser="sgd", lr=0.05)
+    alone, stacked = (
+        ran(setting(name, {}, specs, engine=EngineConfig(name=engine), local=local)) for engine in ENGINES
+    )
+    same_networks(stacked, alone, atol=5e-3)
+    for network_ in alone.networks():
+        for key, value in network_.state_dict().items():
+            assert value.isfinite().all()
+            if key.endswith("running_var"):
+                assert (value > 0).all()
+            if key.endswith("num_batches_tracked"):
+                assert value >= 0
+    assert stacked.figures["bytes"] == alone.figures["bytes"]
+
+
+@cache
+def in_float32(name: str, local: LocalConfig) -> Ran:
+    return ran(setting(name, {}, local=local))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_learns_as_float32_does(name: str, engine: Any) -> None:
+    """Autocast keeps weights that it has cast: where a node trains within an answer, they must not be old.
+
+    Networks end where those of float32 do, but for a small part of the way that they went.
+    """
+    local = LocalConfig(epochs=20, batch=16, optimiser="sgd", lr=0.02, lr_end=0.02)
+    first, full = setting(name, {}), in_float32(name, local)
+    begun = [first.student, *first.models]
+    low = ran(setting(name, {}, local=local, engine=EngineConfig(name=engine, precision="bfloat16")))
+    for mine, theirs, start in zip(low.networks(), full.networks(), begun, strict=True):
+        way, apart = (to_vector(other) - to_vector(theirs) for other in (start, mine))
+        assert apart.norm() <= 0.2 * way.norm()
+        assert all(value.dtype == torch.float32 for value in mine.parameters())
+
+
+# --- what leaves the nodes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_ledger_shows_no_more_than_was_declared(name: str, options: dict[str, Any]) -> None:
+    one = plain(name, options)
+    side = one.experiment.side
+    kinds = one.figures["bytes"]["by_kind"]
+    up = {kind for kind, size in kinds.items() if size["up"]}
+    down = {kind for kind, size in kinds.items() if size["down"]}
+    assert up <= set(side.leaves())
+    assert down <= {kind for question in side.questions.values() for kind in question.sends.values()} | {
+        "gradients"
+    }
+    assert one.figures["leaves"] == sorted(side.leaves())
+    # What is declared in vain would have a policy refuse the method for nothing.
+    asked = {name for name, times in one.figures["questions_by_name"].items() if times}
+    told = {kind for name in asked for kind in side.questions[name].releases.values()}
+    assert told <= up
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_each_question_is_asked_as_often_as_it_says(name: str, options: dict[str, Any]) -> None:
+    """A node with a limit refuses beforehand by it."""
+    one = plain(name, options)
+    declared = {
+        question.name: question.times for question in one.experiment.side.questions.values() if question.times
+    }
+    asked = one.figures["questions_by_name"]
+    assert set(asked) <= set(declared)
+    for node in one.experiment.nodes:
+        assert one.experiment.ledger.answers(node.name) <= sum(declared.values())
+    if "participation" not in options and name != "centralised":
+        assert asked == declared
+        for node in one.experiment.nodes:
+            assert one.experiment.ledger.answers(node.name) == sum(declared.values())
+
+
+def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
+    """Refused at construction, with no network touched and no question asked."""
+    networks = [one.student, *one.models]
+    first = copy.deepcopy([network.state_dict() for network in networks])
+    with pytest.raises(kind) as caught:
+        Experiment(one)
+    for network, old in zip(networks, first, strict=True):
+        assert all(torch.equal(network.state_dict()[key], value) for key, value in old.items())
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_gate_of_outputs_only_refuses_parameters_and_data_before_any_training(
+    name: str, options: dict[str, Any]
+) -> None:
+    told = set(plain(name, options).experiment.side.leaves()) & set(NOT_OUTPUTS)
+    policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
+    if not told:
+        assert ran(setting(name, options, policies=policies)).figures == plain(name, options).figures
+        return
+    error = refused(setting(name, options, policies=policies), QuestionRefused)
+    assert isinstance(error, QuestionRefused)
+    assert error.node == "node-1"
+    assert "outputs_only: no " in error.rule
+    assert any(kind in error.rule for kind in told)
+
+
+OUTPUTS = {"ensemble", "fediod", "fedkd", "fedmd", "standalone"}
+
+
+def test_it_is_known_which_methods_pass_a_gate_of_outputs_only() -> None:
+    for name in NAMES:
+        told = set(plain(name, {}).experiment.side.leaves()) & set(NOT_OUTPUTS)
+        assert bool(told) == (name not in OUTPUTS), name
+
+
+# --- what is needed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
+    name: str, options: dict[str, Any]
+) -> None:
+    method: Method = METHODS[name]
+    one = setting(name, options, MIXED)
+    if not method.needs(one.method).same_architecture:
+        found = ran(one)
+        models = [node["model"] for node in found.figures["nodes"]]
+        assert models == ["MLP", "SmallCNN", "MLP"]
+        stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
+        same_networks(stacked, found, atol=NEAR)
+        return
+    error = refused(one, MethodRefused)
+    assert isinstance(error, MethodRefused)
+    assert (error.method, error.node) == (method.title, "node-1")
+    assert "architecture" in error.reason
+    assert all(part in str(error) for part in (method.title, "node-1", error.reason))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(name: str) -> None:
+    one = setting(name, {}, student=network("mlp:9", "student"))
+    if METHODS[name].needs(one.method).same_architecture:
+        refused(one, MethodRefused)
+    else:
+        Experiment(one)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_method_that_needs_public_data_or_labels_is_refused_without(
+    name: str, options: dict[str, Any]
+) -> None:
+    method = METHODS[name]
+    needs = method.needs(config_of(name, **options))
+    if needs.public or needs.public_labels:
+        error = refused(setting(name, options, public=None), MethodRefused)
+        assert method.title in str(error)
+        assert "public" in str(error)
+    else:
+        Experiment(setting(name, options, public=None))
+    unlabelled = setting(name, options, public=dataclasses.replace(public(), labels=None))
+    if needs.public_labels:
+        assert "labels" in str(refused(unlabelled, MethodRefused))
+    else:
+        Experiment(unlabelled)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_public_labels_are_used_only_where_they_are_needed(name: str, options: dict[str, Any]) -> None:
+    needs = METHODS[name].needs(config_of(name, **options))
+    if not needs.public or needs.public_labels:
+        return
+    blind = ran(setting(name, options, public=dataclasses.replace(public(), labels=None)))
+    assert blind.figures == plain(name, options).figures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_that_cannot_be_split_is_refused_where_it_must_be(name: str) -> None:
+    class Whole(nn.Module):
+        """One layer, in one piece."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.Linear(math.prod(SHAPE), CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """``(B, 1, 8, 8)`` to ``(B, 10)``."""
+            out: torch.Tensor = self.only(x.flatten(1))
+            return out
+
+    make: Callable[[], nn.Module] = Whole
+    one = setting(name, {}, models=[make() for _ in range(3)], student=make())
+    if split_needed(name, {}):
+        assert "cannot be split" in str(refused(one, FedstillError))
+    else:
+        ran(one)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_node_is_a_federation(name: str) -> None:
+    one = setting(name, {})
+    alone = dataclasses.replace(one, parts=one.parts[:1], models=one.models[:1], policies=one.policies[:1])
+    assert len(ran(alone).figures["nodes"]) == 1

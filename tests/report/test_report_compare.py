@@ -1,0 +1,343 @@
+"""A comparison's table, page, CSV and LaTeX, from run folders made by hand and figures worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedstill import compare
+from fedstill.compare import Comparison
+from fedstill.config import PaperFigure
+from fedstill.records import write_text
+from fedstill.report import plots
+from fedstill.report.compare import Spread, latex, print_comparison, summarise, write_comparison
+from tests.report.test_report_page import Page
+
+# Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
+FEDAVG = [(80.0, 70.0, 1000, 500), (84.0, 72.0, 1000, 500), (88.0, 74.0, 4000, 500)]
+FEDIOD = [(90.0, 60.0, 30_000, 10_000), (91.0, 60.0, 30_000, 10_000), (92.0, 60.0, 30_000, 10_000)]
+ALONE = [(60.0, 60.0, 0, 0), (61.0, 61.0, 0, 0), (65.0, 65.0, 0, 0)]
+
+
+def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> dict[str, Any]:
+    return {
+        "accuracy": accuracy,
+        "student": {"accuracy": accuracy},
+        "local": {"accuracy": {"mean": local + 0.5}, "share": {"mean": local}},
+        "standalone": None,
+        "ensemble": {"accuracy": 95.0},
+        "centralised": {"accuracy": None},
+        "bytes": {"up": up, "down": down},
+        "questions": 41,
+        "turn": "round",
+        "turns": turns,
+        "seconds": {"total": 12.5},
+        "data": {"note": "made up for a test"},
+        "leaves": ["data sizes", "parameters"],
+    }
+
+
+def a_run(out: Path, folder: str, figures: tuple[float, float, int, int], curve: dict[int, float]) -> None:
+    (out / folder).mkdir(parents=True)
+    result = a_result(*figures, turns=max(curve, default=0))
+    (out / folder / "result.json").write_text(json.dumps(result))
+    lines = [{"phase": "distillation", "step": step, "accuracy": value} for step, value in curve.items()]
+    (out / folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+PAPER = (
+    PaperFigure(method="fedavg", value=82.5, std=0.7, source="A & B 2020, Table 3"),
+    PaperFigure(method="fedavg", figure="local accuracy", value=75.0, source="A & B 2020, Table 4"),
+    PaperFigure(method="fediod", value=10.0, source="elsewhere", setting="another"),
+)
+
+
+def a_plan(**changes: Any) -> Comparison:
+    table = {
+        "methods": ["standalone", "fedavg", "fediod", "few"],
+        "seeds": 3,
+        "options": {"few": {"name": "fediod", "steps": 20}},
+        "runs": {"few": {"split": {"nodes": 3}}},
+        "settings": [{"name": "50% skew_ed", "split": {"alpha": 0.1}}, {"name": "another"}],
+        "paper": [vars(figure) for figure in PAPER],
+    }
+    return compare._comparison({**table, **changes}, "mine", {})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three methods finished in the first setting, one refused; nothing finished in the second."""
+    write_text(tmp_path / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
+    first = "50-skew_ed"
+    for seed in range(3):
+        a_run(tmp_path, f"{first}/standalone-seed{seed}", ALONE[seed], {})
+        a_run(tmp_path, f"{first}/fedavg-seed{seed}", FEDAVG[seed], {10: 40.0 + seed, 20: FEDAVG[seed][0]})
+        a_run(tmp_path, f"{first}/fediod-seed{seed}", FEDIOD[seed], {100: 50.0, 400: FEDIOD[seed][0]})
+    refused = {f"{first}/few-seed{seed}": "few cannot run: node-1: <no> & never" for seed in range(3)}
+    write_text(tmp_path / "not_run.json", json.dumps(refused))
+    return tmp_path
+
+
+def records(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
+
+
+def test_mean_and_sample_deviation_by_hand() -> None:
+    assert Spread.of([80.0, 84.0, 88.0]) == Spread(84.0, 4.0)  # sqrt((16 + 0 + 16) / 2)
+    assert Spread.of([1.0, 2.0]) == Spread(1.5, math.sqrt(0.5))
+    assert Spread.of([7.0]) == Spread(7.0, None)
+    assert Spread.of([]) is None
+    assert Spread.of([7.0, None]) is None  # not a mean over fewer seeds than are there
+    assert Spread(93.04, 3.06).text() == "93.0 ± 3.1"
+    assert Spread(93.04).text() == "93.0"
+
+
+def test_summary_csv_holds_means_deviations_and_gaps(folder: Path) -> None:
+    write_comparison(folder, compare.read_folder(folder))
+    rows = {(row["setting"], row["method"]): row for row in records(folder / "compare-summary.csv")}
+    assert len(rows) == 8
+    fedavg = rows["50% skew_ed", "fedavg"]
+    figures = {key: float(value) for key, value in fedavg.items() if re.fullmatch(r"-?[0-9.]+", value)}
+    expected = {
+        "seeds": 3, "accuracy_mean": 84, "accuracy_std": 4, "local_accuracy_mean": 72,
+        "local_accuracy_std": 2,
+        "local_accuracy_all_tests_mean": 72.5, "local_accuracy_all_tests_std": 2, "bytes_up_mean": 2000,
+        "bytes_down_mean": 500, "questions_mean": 41, "seconds_mean": 12.5, "paper_accuracy": 82.5,
+        "paper_accuracy_std": 0.7, "accuracy_gap": 1.5, "paper_local_accuracy": 75, "local_accuracy_gap": -3,
+    }  # fmt: skip
+    assert figures == pytest.approx(expected)
+    assert fedavg["paper_accuracy_source"] == "A & B 2020, Table 3"
+    assert fedavg["needs"] == "same architecture"
+    assert rows["50% skew_ed", "fediod"]["paper_accuracy"] == ""  # that figure is of the other setting
+    assert rows["another", "fediod"]["paper_accuracy"] == "10.0"
+    assert rows["another", "fediod"]["accuracy_gap"] == ""
+    few = rows["50% skew_ed", "few"]
+    assert (few["name"], few["seeds"], few["accuracy_mean"]) == ("fediod", "0", "")
+    assert few["reason"] == "refused: few cannot run: node-1: <no> & never"
+
+
+def test_csv_has_one_row_a_run(folder: Path) -> None:
+    write_comparison(folder, compare.read_folder(folder))
+    rows = records(folder / "compare.csv")
+    assert len(rows) == 2 * 4 * 3
+    status = [row["status"] for row in rows]
+    assert [status.count(word) for word in ("finished", "refused", "not finished")] == [9, 3, 12]
+    [third] = [
+        row
+        for row in rows
+        if row["method"] == "fedavg" and row["seed"] == "2" and row["status"] == "finished"
+    ]
+    told = (
+        "accuracy",
+        "local_accuracy",
+        "bytes_up",
+        "bytes_down",
+        "questions",
+        "turn",
+        "turns",
+        "leaves",
+        "folder",
+    )
+    assert [third[key] for key in told] == [
+        "88.0", "74.0", "4000", "500", "41", "round", "20", "data sizes; parameters",
+        "50-skew_ed/fedavg-seed2",
+    ]  # fmt: skip
+
+
+def test_a_curve_is_the_mean_over_seeds_on_the_share_of_the_run(folder: Path) -> None:
+    rows = {row.label: row for row in summarise(folder, compare.read_folder(folder)).settings[0].rows}
+    assert rows["fedavg"].curve() == [(0.5, 41.0), (1.0, 84.0)]  # means of 40, 41, 42 and 80, 84, 88
+    assert rows["fediod"].curve() == [(0.25, 50.0), (1.0, 91.0)]  # steps and rounds share the axis
+    assert rows["standalone"].curve() == []
+    assert rows["fedavg"].traffic() == 2500
+    assert rows["few"].traffic() is None
+
+
+def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -> None:
+    plan = a_plan(
+        methods=["standalone", "fedavg", "fediod", "centralised"],
+        options={},
+        runs={},
+        settings=None,
+        paper=[],
+    )
+    for seed in range(3):
+        for label, figures in (("standalone", ALONE), ("fedavg", FEDAVG), ("fediod", FEDIOD)):
+            a_run(folder, f"{label}-seed{seed}", figures[seed], {1: 50.0})
+        a_run(folder, f"centralised-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
+    [setting] = summarise(folder, plan).settings
+    # Standalone is alone of its kind, centralised is no federation.
+    assert setting.highest() == {"fediod"}
+
+
+def test_a_seed_that_is_missing_is_said(folder: Path) -> None:
+    (folder / "50-skew_ed" / "fedavg-seed1" / "result.json").unlink()
+    write_text(folder / "not_run.json", json.dumps({"50-skew_ed/fedavg-seed2": "stopped: a limit"}))
+    rows = {row.label: row for row in summarise(folder, compare.read_folder(folder)).settings[0].rows}
+    assert rows["fedavg"].reason() == "stopped: a limit (seed 2); not finished (seed 1)"
+    assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
+
+
+def printed(folder: Path, width: int) -> str:
+    out = StringIO()
+    summary = summarise(folder, compare.read_folder(folder))
+    print_comparison(summary, Console(file=out, width=width, color_system=None))
+    return out.getvalue()
+
+
+def test_the_terminal_table(folder: Path) -> None:
+    text = printed(folder, 190)
+    line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
+    assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip())[:11] == [
+        "FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5", "82.5±0.7", "+1.5", "75.0", "-3.0",
+    ]  # fmt: skip
+    assert "data sizes, parameters" in line
+    assert "few: refused: few cannot run: node-1: <no> & never" in text
+    assert "Not on equal terms: few has other run options (split.nodes = 3)." in text
+    assert "A & B 2020, Table 3" in text
+
+
+def test_the_terminal_table_fits_a_narrow_terminal(folder: Path) -> None:
+    text = printed(folder, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "FedAvg, accuracy: the paper has 82.5 ± 0.7, the gap is +1.5" in text
+    assert "FedAvg, local accuracy: the paper has 75.0, the gap is -3.0" in text
+    assert re.search(r"FedAvg +data sizes, parameters +same architecture", text)
+
+
+def test_names_are_printed_as_they_are(folder: Path) -> None:
+    plan = a_plan(settings=[{"name": "[red]x[/red]"}], paper=[])
+    out = StringIO()
+    print_comparison(summarise(folder, plan), Console(file=out, width=80, color_system=None))
+    assert out.getvalue().startswith("[red]x[/red]\n")
+
+
+def test_latex_is_one_booktabs_table(folder: Path) -> None:
+    text = latex(summarise(folder, compare.read_folder(folder)))
+    body = [line for line in text.splitlines() if not line.startswith("%")]
+    assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
+    assert body[1] == "\\toprule"
+    assert body[-2:] == ["\\bottomrule", "\\end{tabular}"]
+    for line in body:
+        assert text.count("{") == text.count("}")
+        if line.endswith("\\\\"):  # as many columns as are declared
+            cells = re.split(r"(?<!\\)&", line)
+            spans = [int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+            assert len(cells) + sum(spans) == 11, line
+    assert "\\emph{50\\% skew\\_ed}" in text
+    ours = "FedAvg & 84.0 $\\pm$ 4.0 & 72.0 $\\pm$ 2.0 & 2.0 kB & 500 B & 41 & 12.5"
+    assert f"{ours} & 82.5 $\\pm$ 0.7 & $+1.5$ & 75.0 & $-3.0$ " in text
+    assert "FedIOD & \\textbf{91.0 $\\pm$ 1.0}" in text
+    assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: <no> \\& never}" in text
+
+
+def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
+    path = write_comparison(folder, compare.read_folder(folder))
+    page = Page(path.read_text(encoding="utf-8"))
+    for told in (
+        "50% skew_ed",
+        "2 FedAvg student 84.0 ± 4.0 82.5 ± 0.7 +1.5 72.0 ± 2.0 75.0 -3.0 2.0 kB 500 B 41 12.5 s "
+        "leaves: data sizes, parameters needs: same architecture seed 0 seed 1 seed 2",
+        "4 few FedIOD, student refused: few cannot run: node-1: <no> & never",
+        "digits, 5 nodes, Dirichlet alpha 0.1",
+        "made up for a test",
+        "Not on equal terms: few has other run options (split.nodes = 3).",
+        "fedstill compare <mine>.toml",
+        "fedavg, local accuracy 75.0: A & B 2020, Table 4",
+        "mean ± sample deviation, 3 seeds",
+    ):
+        assert told in page.text, told
+    labels = page.attributes("aria-label")
+    assert (
+        "Accuracy against bytes. Standalone 62.0%, 0 B; FedAvg 84.0%, 2.5 kB; FedIOD 91.0%, 40.0 kB."
+        in labels
+    )
+    assert "Accuracy over the share of the run. At the end: FedAvg 84.0%; FedIOD 91.0%." in labels
+    links = [link for link in page.attributes("href") if not link.startswith("data:")]
+    assert links[0] == "50-skew_ed/standalone-seed0/report.html"
+    assert len(links) == 9
+    assert all((folder / link).parent.is_dir() for link in links)
+
+
+def test_the_page_loads_and_runs_nothing(folder: Path) -> None:
+    source = write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8")
+    page = Page(source)
+    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    policy = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+    assert "url(" not in source
+    assert str(folder) not in source
+    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
+
+
+def test_same_files_same_bytes(folder: Path) -> None:
+    files = ("compare.html", "compare.csv", "compare-summary.csv", "compare.tex")
+    write_comparison(folder, compare.read_folder(folder))
+    first = [(folder / name).read_bytes() for name in files]
+    write_comparison(folder, compare.read_folder(folder))
+    assert [(folder / name).read_bytes() for name in files] == first
+
+
+# --- drawings ---------------------------------------------------------------------------------------
+
+
+def test_scatter_places_bytes_on_a_logarithmic_axis_and_nothing_at_the_edge() -> None:
+    marks = [
+        plots.Mark(1, "silent", 0, 20.0),
+        plots.Mark(2, "low", 1e3, 20.0),
+        plots.Mark(3, "middle", 1e5, 60.0, 10.0),
+        plots.Mark(4, "high", 1e7, 100.0),
+    ]
+    drawing = plots.scatter_plot(marks)
+    places = re.findall(r'<svg class="c\d" x="([0-9.]+)%" y="([0-9.]+)"', drawing)
+    x, y = [float(place) for place, _ in places], [float(place) for _, place in places]
+    assert x[0] < 100 * plots.EDGE < x[1]
+    assert x[1] == 16.0  # 10^3 is where the axis begins,
+    assert x[3] == 96.0  # 10^7 where it ends,
+    assert x[2] == 56.0  # and 10^5 half way
+    assert y == [360.0, 360.0, 180.0, 0.0]
+    assert '<line class="whisker" x1="0" x2="0" y1="-45.0" y2="45.0"/>' in drawing  # 10 of 80 points, of 360
+    assert ">1 kB</text>" in drawing
+    assert ">10 MB</text>" in drawing
+    assert 'class="edge"' in drawing
+    assert 'class="edge"' not in plots.scatter_plot(marks[1:])
+
+
+def test_scatter_of_what_sends_nothing_can_be_drawn() -> None:
+    drawing = plots.scatter_plot([plots.Mark(1, "a", 0, 50.0), plots.Mark(2, "b", 0, 50.0)])
+    assert "nan" not in drawing
+    assert "kB" not in drawing
+    # The same dot twice: its two numbers stand apart.
+    chips = [float(y) for y in re.findall(r'class="disc" cx="24" cy="(-?[0-9.]+)"', drawing)]
+    assert abs(chips[0] - chips[1]) >= 20
+
+
+def test_curves_end_with_their_numbers_apart() -> None:
+    curves = [plots.Curve(place, f"m{place}", [(0.5, 40.0), (1.0, 90.0)]) for place in range(1, 13)]
+    drawing = plots.curves_plot(curves)
+    assert 'points="500.0,' in drawing
+    chips = sorted(float(y) for y in re.findall(r'class="disc" cx="24" cy="(-?[0-9.]+)"', drawing))
+    assert len(chips) == 12
+    assert min(b - a for a, b in itertools.pairwise(chips)) >= 20
+    assert '<g class="c0">' in drawing
+    assert '<g class="c0 again">' in drawing  # the ninth has the first one's colour, dashed
+
+
+def test_names_are_escaped_in_drawings() -> None:
+    for drawing in (
+        plots.scatter_plot([plots.Mark(1, "<script>", 10, 50.0)]),
+        plots.curves_plot([plots.Curve(1, "<script>", [(1.0, 50.0)])]),
+    ):
+        assert "<script>" not in drawing
+        assert "&lt;script&gt;" in drawing

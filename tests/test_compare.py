@@ -1,0 +1,481 @@
+"""Comparisons: what is planned, what is refused, and that a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill import compare, config, run
+from fedstill.compare import Comparison, Place
+from fedstill.config import PaperFigure, RunConfig
+from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.methods import METHODS
+from fedstill.node.gate import NOT_OUTPUTS
+
+QUICK: Mapping[str, Any] = {
+    "split.nodes": 2,
+    "data.train_limit": 200,
+    "nodes.local.epochs": 1.0,
+    "engine.threads": 1,
+    "evaluation.every": 1,
+}
+
+
+def a_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+FILE = """\
+# One line on it.
+seeds = [3, 5]
+methods = ["standalone", "fedavg", "fedavg-short"]
+
+[base]
+extends = "digits-fediod"
+split = { nodes = 4 }
+
+[options.fedavg-short]
+name = "fedavg"
+rounds = 2
+
+[runs.fedavg-short]
+evaluation = { every = 1 }
+
+[[settings]]
+name = "alpha 0.1"
+split = { alpha = 0.1 }
+
+[[settings]]
+name = "wide"
+student = { model = "small-cnn:64" }
+
+[[paper]]
+method = "fedavg"
+value = 80.5
+source = "Someone 2020, Table 1"
+setting = "alpha 0.1"
+"""
+
+
+# --- plans ------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_everything(tmp_path: Path) -> None:
+    plan = compare.read(a_file(tmp_path, FILE))
+    assert (plan.name, plan.about, plan.seeds) == ("mine", "One line on it.", (3, 5))
+    assert [place.folder for place in plan.places()][:4] == [
+        "alpha-0.1/standalone-seed3",
+        "alpha-0.1/fedavg-seed3",
+        "alpha-0.1/fedavg-short-seed3",
+        "alpha-0.1/standalone-seed5",
+    ]
+    assert len(plan.places()) == 2 * 2 * 3
+    first = plan.config(Place("alpha 0.1", "fedavg-short", 5))
+    assert (first.split.nodes, first.split.alpha, first.seed) == (4, 0.1, 5)
+    assert (first.method.name, first.method.rounds, first.evaluation.every) == ("fedavg", 2, 1)
+    other = plan.config(Place("wide", "fedavg", 3))
+    assert (other.split.alpha, other.student.model) == (0.5, "small-cnn:64")
+    assert other.method == METHODS["fedavg"].config()
+    assert other.evaluation.every != 1
+
+
+def test_the_complete_file_reads_back_to_the_same_comparison(tmp_path: Path) -> None:
+    for plan in (
+        compare.read(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
+        compare.plan(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
+        compare.plan(["digits-fediod-paper", "standalone"]),
+    ):
+        again = compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml"))
+        assert again == plan
+        assert again.to_toml() == plan.to_toml()
+        assert [again.config(place) for place in again.places()] == [
+            plan.config(place) for place in plan.places()
+        ]
+
+
+def test_all_methods_share_everything_but_their_options() -> None:
+    plan = compare.plan(list(METHODS), seeds=2, base="fashion-fediod-skewed")
+    tables = [config.to_dict(plan.config(Place("", label, 1))) for label in plan.methods]
+    for table in tables:
+        for own in ("method", "name"):
+            del table[own]
+        del table["nodes"]["policy"]["outputs_only"]
+    assert all(table == tables[0] for table in tables)
+    assert tables[0]["data"]["name"] == "fashion-mnist"
+    assert tables[0]["split"]["alpha"] == 0.1
+
+
+def test_a_preset_gives_only_its_methods_options() -> None:
+    plan = compare.plan(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
+    preset, plain = (plan.config(Place("", label, 0)) for label in plan.methods)
+    assert preset.method == config.load("digits-fediod-paper").method
+    assert plain.method == METHODS["fediod"].config()
+    assert preset.nodes.local == plain.nodes.local
+    assert preset.nodes.local.smoothing != config.load("digits-fediod-paper").nodes.local.smoothing
+
+
+def test_a_file_may_stand_for_a_method_and_for_the_base(tmp_path: Path) -> None:
+    text = 'split.nodes = 7\n[method]\nname = "fedavg"\nrounds = 3\n'
+    file = str(a_file(tmp_path, text, "my-run.toml"))
+    plan = compare.plan([file, "standalone"], base=file)
+    ours = plan.config(Place("", "my-run", 0))
+    assert (ours.method.rounds, ours.split.nodes) == (3, 7)
+    assert plan.config(Place("", "standalone", 0)).split.nodes == 7
+
+
+def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) -> None:
+    plan = compare.read(a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0})
+    for setting in plan.settings:
+        ours = plan.config(Place(setting, "fedavg", 3))
+        assert (ours.split.alpha, ours.nodes.local.epochs) == (7.0, 2.0)
+    assert plan.changed == ("split.alpha", "nodes.local.epochs")
+
+
+def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
+    plan = compare.plan(list(METHODS))
+    for label in plan.methods:
+        ours = plan.config(Place("", label, 0))
+        lifted = bool(set(compare.what_leaves(ours)) & set(NOT_OUTPUTS))
+        assert ours.nodes.policy.outputs_only is not lifted, label
+    lifted_for = [
+        label for label in plan.methods if not plan.config(Place("", label, 0)).nodes.policy.outputs_only
+    ]
+    assert {"fedavg", "centralised"} <= set(lifted_for)
+    assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> None:
+    plan = compare.plan(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
+    again = compare.read(a_file(tmp_path, plan.to_toml()))
+    for ours in (plan, again):
+        assert {ours.config(place).nodes.policy.outputs_only for place in ours.places()} == {value}
+
+
+def test_the_centralised_mark_is_a_method_of_its_own() -> None:
+    assert compare.plan(["fedavg"]).config(Place("", "fedavg", 0)).evaluation.centralised is False
+    plan = compare.plan(["fedavg"], changes={"evaluation.centralised": True})
+    assert plan.config(Place("", "fedavg", 0)).evaluation.centralised is True
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("methods = []", "methods is []: allowed is a list of methods"),
+        ('methods = ["fedavg", "fedavg"]', "methods is ['fedavg', 'fedavg']: allowed is a list of methods"),
+        ('methods = ["fedavgg"]', "unknown method or preset 'fedavgg': did you mean 'fedavg'?"),
+        ('methods = ["a b"]', "methods is 'a b': allowed is letters"),
+        ('methods = ["fedavg"]\nseed = 3', "unknown key 'seed': did you mean 'seeds'?"),
+        ('methods = ["fedavg"]\nseeds = 0', "seeds is 0: allowed is how many"),
+        ('methods = ["fedavg"]\nseeds = true', "seeds is True: allowed is how many"),
+        ('methods = ["fedavg"]\nseeds = [1, 1]', "seeds is [1, 1]: allowed is how many"),
+        ('methods = ["fedavg"]\n[base]\nseed = 3', "base: seed is 3: allowed is nothing"),
+        ('methods = ["fedavg"]\n[base.splt]', "unknown key 'splt': did you mean 'split'?"),
+        ('methods = ["fedavg"]\n[base]\nextends = "digit"', "unknown preset 'digit'"),
+        ('methods = ["fedavg"]\n[options.fedprox]', "unknown method 'options.fedprox'"),
+        (
+            'methods = ["fedavg"]\n[options.fedavg]\nroundz = 3',
+            "fedavg: unknown key 'method.roundz': did you",
+        ),
+        ('methods = ["fedavg"]\n[options.fedavg]\nrounds = 0', "fedavg: method.rounds is 0: allowed is 1 or"),
+        (
+            'methods = ["fedavg"]\n[runs.fedavg.method]\nrounds = 2',
+            "fedavg: method is {'rounds': 2}: allowed is no",
+        ),
+        (
+            'methods = ["fedavg"]\n[[settings]]\nsplit.nodes = 2',
+            "settings is [None]: allowed is a list of tab",
+        ),
+        (
+            'methods = ["fedavg"]\n[[settings]]\nname = "a b"\n[[settings]]\nname = "a-b"',
+            "settings is ['a b', 'a-b']: allowed is a list of tables, each with a name of its own",
+        ),
+        (
+            'methods = ["fedavg"]\n[[settings]]\nname = "few"\nnodes.local.batch = 0',
+            "fedavg, few: nodes.local.batch is 0",
+        ),
+        (
+            'methods = ["fedavg"]\n[[paper]]\nmethod = "fedavg"\nvalue = 3.0',
+            "paper[0].source is '': allowed is a text",
+        ),
+        (
+            'methods = ["fedavg"]\npaper = [{method = "fedavg", value = 101, source = "x"}]',
+            "paper.value is 101.0: allowed is from 0 to 100",
+        ),
+        (
+            'methods = ["fedavg"]\npaper = [{method = "fedavg", value = 1, source = "x", setting = "y"}]',
+            "unknown setting of a published figure 'y'",
+        ),
+    ],
+)
+def test_a_bad_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(FedstillError) as refused:
+        compare.read(a_file(tmp_path, text))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert message.startswith(line)
+
+
+def test_options_of_one_method_are_no_options_of_a_comparison() -> None:
+    for name in ("method.rounds", "seed", "name", "split.node"):
+        with pytest.raises(UnknownName):
+            compare.plan(["fedavg"], changes={name: 3})
+
+
+# --- published figures ------------------------------------------------------------------------------
+
+
+def test_published_figures_survive_toml_and_are_no_options() -> None:
+    figures = (
+        PaperFigure(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
+        PaperFigure(method="fedkd", figure="local accuracy", value=70.0, source="B"),
+    )
+    ours = RunConfig(method=METHODS["fedavg"].config(), paper=figures)
+    again = config.read_toml(config.to_toml(ours))
+    assert again == ours
+    assert again.paper == figures
+    assert not [name for name in config.options(config.run_type("fedavg")) if "paper" in name]
+
+
+def test_a_published_figure_must_be_one() -> None:
+    for bad in ({"value": -1.0}, {"std": -0.1}, {"figure": "loss"}, {"source": ""}):
+        with pytest.raises(ArgumentError):
+            PaperFigure(**{"method": "m", "value": 1.0, "source": "s", **bad})
+    with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
+        config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
+
+
+def test_a_base_brings_its_published_figures(tmp_path: Path) -> None:
+    text = '[method]\nname = "fedavg"\n[[paper]]\nmethod = "fedavg"\nvalue = 70\nsource = "A, Table 1"\n'
+    file = str(a_file(tmp_path, text, "base.toml"))
+    options = {"fedavg-long": {"name": "fedavg", "rounds": 40}}
+    plan = compare._comparison(
+        {"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {}
+    )
+    assert plan.published("", "fedavg", "accuracy") is None
+    plan = compare.plan(["fedavg", "fediod"], base=file)
+    figure = plan.published("", "fedavg", "accuracy")
+    assert figure is not None
+    assert (figure.value, figure.source) == (70.0, "A, Table 1")
+    assert plan.published("", "fedavg", "local accuracy") is None
+    assert plan.published("", "fediod", "accuracy") is None
+
+
+def test_a_figure_of_a_method_is_not_that_of_its_variants() -> None:
+    paper = [{"method": "fedavg", "value": 70, "source": "A"}]
+    options = {"long": {"name": "fedavg", "rounds": 40}}
+    both = compare._comparison({"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {})
+    assert both.published("", "fedavg", "accuracy") is not None
+    assert both.published("", "long", "accuracy") is None
+    # But where only a preset's name stands for the method, the figure is its own.
+    alone = compare._comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
+    assert alone.published("", "long", "accuracy") is not None
+
+
+# --- running ----------------------------------------------------------------------------------------
+
+
+def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO((out / name).read_text(encoding="utf-8"))))
+
+
+def without_seconds(out: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in records(out)]
+
+
+def a_quick_plan(**changes: Any) -> Comparison:
+    return compare.plan(["standalone", "fedavg"], changes={**QUICK, **changes})
+
+
+def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    plan = a_quick_plan()
+    compare.compare(plan, out, command="fedstill compare something")
+    told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
+    rows = {row["method"]: row for row in records(out)}
+    for label in ("standalone", "fedavg"):
+        folder = out / f"{label}-seed0"
+        result = json.loads((folder / "result.json").read_text())
+        row = rows[label]
+        assert float(row["accuracy"]) == result["accuracy"]
+        assert int(row["bytes_up"]) == result["bytes"]["up"]
+        assert row["judged_by"] == result["central"]
+        assert row["leaves"] == "; ".join(result["leaves"])
+        assert config.load_toml(folder / "config.toml") == plan.config(Place("", label, 0))
+        assert (folder / "report.html").exists()
+    assert compare.read_folder(out) == plan
+    assert compare.command_of(out) == "fedstill compare something"
+    # A run of a comparison is a run like any other, to the same figures.
+    alone = run.run(
+        config.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
+    )
+    assert alone["accuracy"] == float(rows["fedavg"]["accuracy"])
+    assert alone["bytes"]["up"] == int(rows["fedavg"]["bytes_up"])
+
+
+def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = compare.plan(["standalone"], changes=QUICK)
+    compare.compare(plan, out, command="one", quiet=True)
+    before = (out / "standalone-seed0" / "result.json").read_bytes()
+    (out / "compare.html").unlink()
+    compare.compare(plan, out, command="two", quiet=True)
+    compare.resume(out, quiet=True)
+    assert (out / "compare.html").exists()
+    assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
+    for other, part in (
+        (compare.plan(["standalone", "fedavg"], changes=QUICK), "methods"),
+        (compare.plan(["standalone"], changes=QUICK, seeds=2), "seeds"),
+        (compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}), "base"),
+    ):
+        with pytest.raises(RunFolderError, match=f"holds a comparison with another {part}: choose"):
+            compare.compare(other, out, command="", quiet=True)
+
+
+def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(RunFolderError, match="holds a run or other files"):
+        compare.compare(a_quick_plan(), tmp_path, command="", quiet=True)
+    with pytest.raises(RunFolderError, match="is a file"):
+        compare.compare(a_quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
+    with pytest.raises(RunFolderError, match="holds no comparison to go on with"):
+        compare.resume(tmp_path, quiet=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
+    compare.compare(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
+    file = tmp_path / "out" / "standalone-seed0" / "config.toml"
+    file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
+    with pytest.raises(RunFolderError, match=r"is not the run that compare\.toml plans"):
+        compare.resume(tmp_path / "out", quiet=True)
+
+
+def test_two_processes_do_not_work_on_one_comparison(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with compare._alone(tmp_path / "out"), pytest.raises(RunFolderError, match="is in use"):
+        compare.compare(a_quick_plan(), tmp_path / "out", command="", quiet=True)
+
+
+def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    models = {"nodes.models": ["small-cnn", "mlp"]}
+    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, **models})
+    compare.compare(plan, out, command="", quiet=True)
+    refused, finished = records(out)
+    assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
+    assert "node-1" in refused["reason"]
+    assert "architecture" in refused["reason"]
+    assert refused["needs"] == "same architecture"
+    assert (finished["method"], finished["status"]) == ("standalone", "finished")
+    assert not (out / "fedavg-seed0").exists()
+    assert refused["reason"] in (out / "compare.html").read_text().replace("&#39;", "'")
+
+
+def test_outputs_only_refuses_parameters(tmp_path: Path) -> None:
+    plan = a_quick_plan(**{"nodes.policy.outputs_only": True})
+    compare.compare(plan, tmp_path / "out", command="", quiet=True)
+    rows = {row["method"]: row for row in records(tmp_path / "out")}
+    assert rows["standalone"]["status"] == "finished"
+    assert rows["fedavg"]["status"] == "refused"
+    assert "outputs_only: no parameters" in rows["fedavg"]["reason"]
+
+
+def test_where_nothing_can_run_no_folder_is_made(tmp_path: Path) -> None:
+    plan = compare.plan(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
+    with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
+        compare.compare(plan, tmp_path / "out", command="", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_reaches_a_limit_does_not_stop_the_others(tmp_path: Path) -> None:
+    # FedAvg's parameters are more than this, which only the first round finds out.
+    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.most_bytes": 1000})
+    compare.compare(plan, tmp_path / "out", command="", quiet=True)
+    rows = {row["method"]: row for row in records(tmp_path / "out")}
+    assert rows["fedavg"]["status"] == "stopped"
+    assert "most_bytes" in rows["fedavg"]["reason"]
+    assert rows["standalone"]["status"] == "finished"
+
+
+# auto may choose another engine each time, and the last digits differ then.
+COMMAND = """compare standalone few.toml --base few.toml --seeds 2 --split.nodes 2
+--data.train_limit 300 --nodes.local.epochs 2 --engine.threads 1 --engine.name one-by-one
+--evaluation.every 5 --out out"""
+
+
+def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
+    search = os.pathsep.join([str(Path(compare.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    # A state is saved every five seconds of a run; here after each step, so that a kill finds one.
+    code = (
+        "import sys; from fedstill import records; records.SECONDS_BETWEEN = 0.2; "
+        "from fedstill.cli import main; main(sys.argv[1:])"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def killed(folder: Path, words: list[str], sign: Path) -> None:
+    """Run a command until a file is there, then kill it."""
+    process = start(folder, words)
+    deadline = time.monotonic() + 60
+    while not sign.exists():
+        assert process.poll() is None, "it ended before the kill"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_a_killed_comparison_goes_on_to_the_same_figures(tmp_path: Path) -> None:
+    words = COMMAND.split()
+    (tmp_path / "whole").mkdir()
+    for folder in (tmp_path, tmp_path / "whole"):
+        a_file(folder, '[method]\nname = "fediod"\nsteps = 30\nbatch = 16', "few.toml")
+    whole = start(tmp_path / "whole", words)
+
+    out = tmp_path / "out"
+    killed(tmp_path, words, out / "few-seed0" / "metrics.jsonl")  # written with the first state
+    assert (out / "standalone-seed0" / "result.json").exists()
+    assert not (out / "few-seed0" / "result.json").exists()
+    finished = (out / "standalone-seed0" / "result.json").read_bytes()
+    killed(tmp_path, words, out / "standalone-seed1" / "config.toml")  # the same command again
+    again = start(tmp_path, ["compare", "--resume", "out"])
+    assert again.wait(timeout=100) == 0
+    assert whole.wait(timeout=100) == 0
+
+    assert (out / "standalone-seed0" / "result.json").read_bytes() == finished
+    assert without_seconds(out) == without_seconds(tmp_path / "whole" / "out")
+    assert [row["status"] for row in records(out)] == ["finished"] * 4
+    assert not list(out.rglob("state.safetensors"))
+
+
+def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "standalone-seed0").mkdir(parents=True)
+    (out / "compare.toml.part").write_text("half a f")
+    (out / "standalone-seed0" / "config.toml.part").write_text("half a f")
+    with pytest.raises(RunFolderError):  # a run's folder without its plan: not ours
+        compare.compare(a_quick_plan(), out, command="", quiet=True)
+    plan = a_quick_plan()
+    (out / "compare.toml").write_text(f"# Made by: x\n\n{plan.to_toml()}")
+    compare.compare(plan, out, command="", quiet=True)
+    assert [row["status"] for row in records(out)] == ["finished", "finished"]
