@@ -358,6 +358,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     write_text(out / "compare.csv", _csv(RUN_COLUMNS, _run_records(summary)))
     write_text(out / "compare-summary.csv", _csv(SUMMARY_COLUMNS, _summary_records(summary)))
     write_text(out / "compare.tex", latex(summary))
+    write_text(out / "compare.md", markdown(summary))
     write_text(out / "compare.html", html(summary))
     return out / "compare.html"
 
@@ -499,6 +500,27 @@ def latex(summary: Summary) -> str:
                 cells += [_tex_spread(_paper(row, name)), _tex_gap(row.gap(name))]
             lines.append(f"{' & '.join(cells)} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def markdown(summary: Summary) -> str:
+    """A table for each setting, for a page of documentation."""
+    figures = [name for name in FIGURES if any(name in row.published for row in summary.rows)]
+    heads = ["method", "judged by", "accuracy", "local accuracy", "bytes up", "down", "questions", "seconds"]
+    for name in figures:
+        heads += ["paper", "gap"] if name == "accuracy" else ["paper, local", "gap, local"]
+    lines: list[str] = []
+    for setting in summary.settings:
+        if setting.name:
+            lines += [f"**{setting.name}**", ""]
+        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        highest = setting.highest()
+        for row in setting.rows:
+            accuracy, *rest = _cells(row, figures)
+            shown = f"**{accuracy}**" if row.label in highest else accuracy
+            cells = [row.name, row.central or NONE, shown, *rest]
+            lines.append(f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 SPECIAL = {

@@ -19,7 +19,7 @@ from fedstill.compare import Comparison
 from fedstill.config import PaperFigure
 from fedstill.records import write_text
 from fedstill.report import plots
-from fedstill.report.compare import Spread, latex, print_comparison, summarise, write_comparison
+from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
 from tests.report.test_report_page import Page
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
@@ -241,6 +241,16 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
     assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: <no> \\& never}" in text
 
 
+def test_markdown_holds_the_same_table(folder: Path) -> None:
+    lines = markdown(summarise(folder, compare.read_folder(folder))).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert "**50% skew_ed**" in lines
+    assert {line.count("|") for line in table} == {13}
+    ours = "| FedAvg | student | 84.0 ± 4.0 | 72.0 ± 2.0 | 2.0 kB | 500 B | 41 | 12.5 |"
+    assert f"{ours} 82.5 ± 0.7 | +1.5 | 75.0 | -3.0 |" in table
+    assert any(line.startswith("| FedIOD | student | **91.0 ± 1.0** |") for line in table)
+
+
 def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
     path = write_comparison(folder, compare.read_folder(folder))
     page = Page(path.read_text(encoding="utf-8"))
@@ -282,7 +292,7 @@ def test_the_page_loads_and_runs_nothing(folder: Path) -> None:
 
 
 def test_same_files_same_bytes(folder: Path) -> None:
-    files = ("compare.html", "compare.csv", "compare-summary.csv", "compare.tex")
+    files = ("compare.html", "compare.csv", "compare-summary.csv", "compare.tex", "compare.md")
     write_comparison(folder, compare.read_folder(folder))
     first = [(folder / name).read_bytes() for name in files]
     write_comparison(folder, compare.read_folder(folder))
