@@ -41,7 +41,7 @@ from fedstill.seeds import derive, torch_generator
 from fedstill.tasks import Task
 
 Shape = tuple[int, int, int]
-PHASES = {"step": "distillation", "round": "rounds"}  # in the progress bar
+PHASES = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # in the progress bar
 CHUNK = 50  # local steps between two looks at the clock
 
 
@@ -202,12 +202,15 @@ class Experiment:
             node.optimisers.pop("model", None)
 
     def _train_centrally(self, saved: dict[str, Any] | None) -> None:
-        """The mark to reach: one model on what no server ever has, all nodes' data together."""
+        """The mark to reach: one model on what no server ever has, all nodes' data together, and public data
+        whose labels the method uses."""
         if self.setting.mark is None:
             return
+        parts = [part.to(self.compute.device) for part in self.setting.parts]
+        if self.needs.public_labels and self.public is not None and self.public.labels is not None:
+            parts.append(TensorData(self.public.inputs, self.public.labels))
         together = TensorData(
-            torch.cat([node.data.inputs for node in self.nodes]),
-            torch.cat([node.data.targets for node in self.nodes]),
+            torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
         )
         gate = Gate("centralised", PolicyConfig(), Ledger())
         model = self.compute.place(self.setting.mark)
@@ -484,6 +487,10 @@ class Experiment:
             for node in self.nodes:
                 if signature(node.model) != kind:
                     raise MethodRefused(title, node.name, "its model is not of the student's architecture")
+        if needs.student_kind and signature(self.student) not in map(
+            signature, (n.model for n in self.nodes)
+        ):
+            raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
         public = self.setting.public
         if (needs.public or needs.public_labels) and public is None:
             raise MethodRefused(title, "every node", "there is no public data: set public.name")

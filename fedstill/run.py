@@ -16,7 +16,7 @@ import fedstill
 from fedstill import models
 from fedstill.config import RunConfig, load_toml, to_toml
 from fedstill.data.loaders import load
-from fedstill.data.public import load_public
+from fedstill.data.public import HELD_OUT, held_out, load_public
 from fedstill.data.splits import split
 from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.experiment import Experiment, Setting
@@ -80,7 +80,8 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
     task = make_task(config.task, len(data.classes))
     task.check(data.train, "training data")
     train, public = load_public(config.public, data)
-    columns = dict(data.columns) if len(train) == len(data.train) else {}
+    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    columns = {name: column[kept] for name, column in data.columns.items()}
     generator = numpy_generator(config.seed, "split")
     indices = split(train.targets, len(data.classes), config.split, generator, columns)
     shape: tuple[int, int, int] = tuple(data.train.inputs.shape[1:])  # type: ignore[assignment]

@@ -205,7 +205,7 @@ class FedKDServer(Server):
         setting: what the server is made of.
     """
 
-    turn = "step"
+    turn = "epoch"
 
     def __init__(self, config: FedKDConfig, setting: ServerSetting) -> None:
         super().__init__(setting)

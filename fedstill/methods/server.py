@@ -59,7 +59,7 @@ class Server(ABC):
         QuestionRefused: a node would not answer a question that the method needs.
     """
 
-    turn: ClassVar[Literal["step", "round"]] = "round"
+    turn: ClassVar[Literal["step", "epoch", "round"]] = "round"
     """What one call of :meth:`step` is, in reports."""
     total: int
     """Turns of a whole run."""
@@ -105,6 +105,7 @@ class Needs:
         public: public data, without labels.
         public_labels: labels of it, from the task's own classes.
         split: networks that part into extractor and head.
+        student_kind: a student of one of the nodes' architectures.
         trainable: nodes' networks that are not frozen as a whole, since rounds train them.
     """
 
@@ -112,6 +113,7 @@ class Needs:
     public: bool = False
     public_labels: bool = False
     split: bool = False
+    student_kind: bool = False
     trainable: bool = False
 
 

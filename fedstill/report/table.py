@@ -143,6 +143,8 @@ NEEDS: Mapping[str, str] = {
     "public": "public data",
     "public_labels": "labels of it",
     "split": "extractor and head",
+    "student_kind": "student like a node's model",
+    "trainable": "models to train",
 }
 
 

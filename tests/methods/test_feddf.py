@@ -40,6 +40,7 @@ ALIKE = ("mlp:8",) * 4
 MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4", "lenet5:6")
 RESNETS = ("resnet8:4",) * 3
 CONFIG = FedDFConfig(rounds=3, steps=4, batch=5, lr=1e-2, lr_end=1e-3)
+COUNTS = replace(CONFIG, weights="counts", ensemble="consensus")
 
 
 @dataclass
@@ -154,6 +155,28 @@ def test_a_round_is_the_average_taught_by_the_mean_of_all_logits() -> None:
     same(made.server.student, student, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
+def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
+    """sum_k omega_k^c z_k^c, omega_k^c = N_k^c / sum N_k^c, whichever order the architectures come in."""
+    made = world(replace(CONFIG, weights="counts", steps=0), specs=specs)
+    starts = dict(zip(made.server.names, map(copy.deepcopy, made.server.students), strict=True))
+    start = {name: first for names, first in starts.items() for name in names}
+    run(made, 1)
+    counts = torch.stack([TASK.counts(node.data) for node in made.nodes])
+    assert made.server.counts == {f"n{k}": row.tolist() for k, row in enumerate(counts)}
+    told = made.ledger.summary()
+    assert "tell_size" not in told["questions_by_name"]
+    assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
+    models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in made.nodes}
+    teachers = [name for names in made.server.names for name in names]
+    received = [torch.stack([to_vector(models[name]) for name in names]) for names in made.server.names]
+    x = made.public.inputs
+    with torch.no_grad():
+        z = torch.stack([models[node.name](x) for node in made.nodes])
+        expected = (counts[:, None] / counts.sum(0) * z).sum(0)
+        torch.testing.assert_close(made.server._taught(received, teachers, x), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = world(replace(CONFIG, steps=50)), []
 
@@ -242,7 +265,7 @@ def test_outputs_only_refuses_it() -> None:
 
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
 def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...]) -> None:
-    config = replace(CONFIG, participation=0.8)
+    config = replace(COUNTS, participation=0.8)
     stacked, alone = (run(world(config, specs=specs, stacked=stacked)) for stacked in (True, False))
     for one, other in zip(stacked.server.students, alone.server.students, strict=True):
         same(one, other, rtol=1e-2, atol=1e-4)
@@ -251,9 +274,9 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
 def test_a_run_goes_on_to_the_same_students(tmp_path: Path, specs: tuple[str, ...]) -> None:
-    straight, half = run(world(CONFIG, specs=specs)), run(world(CONFIG, specs=specs), 1)
+    straight, half = run(world(COUNTS, specs=specs)), run(world(COUNTS, specs=specs), 1)
     save_state(tmp_path / "state.st", half.server.state())
-    rest = world(CONFIG, specs=specs)
+    rest = world(COUNTS, specs=specs)
     rest.server.load(load_state(tmp_path / "state.st"))
     run(rest, 2)
     for one, other in zip(rest.server.students, straight.server.students, strict=True):
@@ -261,7 +284,8 @@ def test_a_run_goes_on_to_the_same_students(tmp_path: Path, specs: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("steps", -1), ("batch", 0), ("tau", 0.0), ("lr", -1.0), ("rounds", 0)]
+    ("option", "value"),
+    [("steps", -1), ("batch", 0), ("tau", 0.0), ("lr", -1.0), ("rounds", 0), ("weights", "x")],
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):

@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
     "generator_width": 6,
     "server_steps": 3,
     "server_batch": 8,
-    "server_lr": 0.01,
+    "server_lr": 0.001,
 }
 METHODS = [
     pytest.param(fedmd_cg.METHOD, FedMDCGConfig(**SMALL), id="fedmd-cg"),
