@@ -144,7 +144,6 @@ NEEDS: Mapping[str, str] = {
     "public_labels": "labels of it",
     "split": "extractor and head",
     "student_kind": "student like a node's model",
-    "trainable": "models to train",
 }
 
 
