@@ -32,7 +32,8 @@ class Outcome:
     """What a federation gave.
 
     Args:
-        student: the central model; as it came where the method has none.
+        student: the central model. Where the method has none (``figures["student"]`` is None, as for methods
+            whose nodes keep a part of their model) it is what the server has of it.
         figures: accuracies in percent, bytes, questions, seconds: what ``result.json`` holds.
     """
 

@@ -173,8 +173,6 @@ class Experiment:
             self._train_locally()
             self._train_centrally(saved.get("mark"))
             self._distil(saved.get("server"))
-        if self.method.central == "virtual":
-            load_vector(self.student, self._average())
         figures = self._figures()
         self.student.eval()  # as it will be used
         for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
@@ -302,7 +300,7 @@ class Experiment:
         """What the method is judged by, and the nodes' own models, as they are now."""
         metric = self.task.metric
         told = {metric: self._central()[metric]}
-        if self._nodes_learn:
+        if self.side.learns:
             each = [self._score(node.model, self._share(at))[metric] for at, node in enumerate(self.nodes)]
             told[f"local_{metric}"] = float(np.mean(each))
         return told
@@ -386,7 +384,7 @@ class Experiment:
                 if self.has_student
                 else None
             ),
-            "local": {metric: _spread(each), "share": _spread(shares)} if self._nodes_learn else None,
+            "local": {metric: _spread(each), "share": _spread(shares)} if self.side.learns else None,
             "standalone": {metric: _spread(each)} if self.side.first == WHOLE else None,
             "ensemble": None if ensemble is None else dict(ensemble),
             "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),
@@ -411,14 +409,9 @@ class Experiment:
         }
 
     @property
-    def _nodes_learn(self) -> bool:
-        """Whether the nodes' own models are trained at all."""
-        return self.side.first is not None or self.needs.trainable
-
-    @property
     def has_student(self) -> bool:
-        """Whether the run ends with a central model."""
-        return self.method.central in ("student", "virtual")
+        """Whether the server ends with a whole model; an average made to evaluate never leaves this file."""
+        return self.method.central == "student"
 
     def _keep_samples(self, step: int) -> None:
         images = self.server.imagine(self.setting.samples) if self.setting.samples else None
@@ -498,6 +491,11 @@ class Experiment:
             reason = f"public data {public.name!r} have no labels of this task"
             raise MethodRefused(title, "every node", reason)
         if public is not None:
+            labels = public.labels
+            if labels is None:
+                labels = torch.zeros(len(public), dtype=torch.int64, device=public.inputs.device)
+            self.task.check(TensorData(public.inputs, labels), "public data")
+            self._check_range(TensorData(public.inputs, labels), "public data")
             shape = tuple(public.inputs.shape[1:])
             if shape != self._shape():
                 raise ArgumentError("shape of public data", shape, f"{self._shape()}, as in the test data")

@@ -48,7 +48,7 @@ def node_side(config: CentralisedConfig, setting: NodeSetting) -> NodeSide:
 
     given = {"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}
     question = Question("hand_over", hand_over, releases=given, times=1)
-    return NodeSide({question.name: question}, prepare, rehearse, first=None)
+    return NodeSide({question.name: question}, prepare, rehearse, first=None, learns=False)
 
 
 class CentralisedServer(Server):

@@ -332,5 +332,5 @@ METHOD = Method(
     config=FedMDConfig,
     node_side=node_side,
     server=FedMDServer,
-    needs=lambda config: Needs(trainable=True, public=True, public_labels=config.public_epochs > 0),
+    needs=lambda config: Needs(public=True, public_labels=config.public_epochs > 0),
 )

@@ -45,6 +45,9 @@ class FedMDCGConfig(LocalGeneratorConfig):
 
     name: ClassVar[str] = "fedmd-cg"
 
+    rounds: int = 10
+    """Rounds; the local training budget (nodes.local.epochs) is divided among them. In fewer, longer ones
+    the generators know more before anybody listens to them."""
     lambda1: float = 1.0
     """Weight in Eq. 4 of the head's cross-entropy on what G gives (Eq. 3)."""
     lambda2: float = 1.0

@@ -73,6 +73,8 @@ class LocalGeneratorConfig(GeneratorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         parameters.finite(self, "generator_lr", "generator_passes")
+        if self.generator_passes == 0:
+            raise ArgumentError("method.generator_passes", self.generator_passes, "above 0")
 
 
 def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -81,8 +83,8 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     >>> round(kl(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).item(), 4)
     0.1201
     """
-    log_p = p.log_softmax(-1)
-    return (log_p.exp() * (log_p - q.log_softmax(-1))).sum(-1)
+    log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1)  # small values have many digits
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 # --- at the nodes -----------------------------------------------------------------------------------

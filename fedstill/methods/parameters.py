@@ -170,7 +170,7 @@ class AveragingServer(Server):
         self.sizes = state["sizes"]
 
     def _begin(self) -> None:
-        """Learn the data sizes; where only a part is exchanged, give all nodes the same first weights."""
+        """Learn the data sizes, and give all nodes the same first weights unless the first round does."""
         told = self.federation.ask("tell_size")
         self.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
         if "begin" in self.federation.questions:
@@ -193,7 +193,8 @@ def questions(
 ) -> list[Question]:
     """All questions of a method that averages parameters."""
     shared = [tell_size(), train(config, setting, part=part, make_work=make_work)]
-    return shared if part == "" else [begin(), *shared]
+    # Where everyone gets the whole network in every round, that is a start as well.
+    return shared if part == "" and config.participation == 1 else [begin(), *shared]
 
 
 def trained_places(module: torch.nn.Module) -> torch.Tensor:

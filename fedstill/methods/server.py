@@ -130,8 +130,9 @@ class Method:
         server: its program at the server.
         needs: what it needs, which may depend on its config.
         central: the model it is judged by. ``student`` is trained at the server; ``virtual`` is the
-            average of the nodes' models, weighed by their data, made only to evaluate (FedMD-CG,
-            section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the nodes' mean.
+            average of the nodes' models, weighed by their data, made only to evaluate and kept by
+            nobody (FedMD-CG, section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the
+            nodes' mean.
     """
 
     name: str

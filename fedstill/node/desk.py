@@ -15,7 +15,8 @@ from fedstill.node.group import Group, stack
 from fedstill.node.questions import GRADIENTS, NodeSide, Question, digest
 
 Tensors = Mapping[str, torch.Tensor]
-KEPT = 4  # answers kept for a server that asks again because a reply was lost
+KEPT = 4  # answers kept for a server that asks again because a reply was lost,
+KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
 
 
 @dataclass
@@ -164,12 +165,20 @@ class Desk:
         self._answered[number] = kept
         for node in self.group.nodes:
             self._last[node.name] = number
-        while len(self._answered) > KEPT:
+        while len(self._answered) > KEPT or (
+            len(self._answered) > 1 and sum(map(_size, self._answered.values())) > KEPT_BYTES
+        ):
             self._answered.popitem(last=False)
 
     def _forget_graphs(self) -> None:
         for older in self._answered.values():
             older.inputs, older.outputs = {}, {}
+
+
+def _size(kept: _Answered) -> int:
+    """Bytes that an answer holds in memory."""
+    released = [tensor for release in kept.releases for tensor in release.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in released)
 
 
 def _bytes(tensors: Tensors, kinds: Mapping[str, str]) -> Mapping[str, int]:

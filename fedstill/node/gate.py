@@ -20,6 +20,8 @@ EXTRACTOR_PARAMETERS, HEAD_PARAMETERS = "extractor parameters", "head parameters
 GENERATOR_PARAMETERS = "generator parameters"
 PRIVATE_DATA = "private data"
 NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
+# Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
+OUTPUTS = ("critic", "data sizes", "gradients", "label counts", "logit range", "logits")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class PolicyConfig:
     questions: tuple[str, ...] = ("*",)
     """Questions that may be answered; "*" is all that the method declares."""
     outputs_only: bool = True
-    """Refuse any question whose answer carries parameters of a network, or the data themselves."""
+    """Refuse any question whose answer carries anything but outputs: parameters of a network, the data
+    themselves, or a kind of tensor that is not known. What a tensor is of, the installed method declares."""
     most_questions: int = 0
     """Refuse after so many questions; 0 is no limit."""
     most_bytes: int = 0
@@ -85,7 +88,7 @@ class Gate:
         if "*" not in allowed and question not in allowed:
             return f"questions: {', '.join(allowed) or 'none'}"
         if self.policy.outputs_only:
-            told = sorted(set(NOT_OUTPUTS) & set(kinds.values()))
+            told = sorted(set(kinds.values()) - set(OUTPUTS))
             if told:
                 return f"outputs_only: no {' and '.join(told)}"
         return None

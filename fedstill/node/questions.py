@@ -75,6 +75,7 @@ class NodeSide:
             nothing trained, released or counted: for evaluation in a simulation only. None where the
             method has no ensemble.
         first: the part of the local training that is done before the first question; None is nothing.
+        learns: whether the nodes' own models are trained at all, then or later.
     """
 
     questions: Mapping[str, Question]
@@ -82,6 +83,7 @@ class NodeSide:
     rehearse: Callable[[Group], None]
     look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
+    learns: bool = True
 
     def leaves(self) -> tuple[str, ...]:
         """The kinds of tensor that leave a node, each once, in alphabetical order."""

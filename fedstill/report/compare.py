@@ -303,7 +303,7 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
     )
     notes = [
         f"Accuracy is in percent, of the last round, on test data that no node saw ({over}).",
-        "One seed gives all methods the same split, the same first weights, the same local optimiser, "
+        "One seed gives all methods the same split, first weights drawn alike, the same local optimiser, "
         "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
         "network: they travel and are averaged with the parameters around them.",
         "Bold is the highest mean of those judged by the same kind of model, where no data leave a node; "

@@ -53,7 +53,7 @@ class World:
             Question(
                 "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "critic": "critic"}, ("x",)
             ),
-            Question("tell", self._tell, {}, {"size": "sizes"}),
+            Question("tell", self._tell, {}, {"size": "data sizes"}),
         )
         side = NodeSide(
             {question.name: question for question in questions},
@@ -373,7 +373,7 @@ def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> Non
     def rate(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return {"logits": group.bench("model")(x), "rate": torch.arange(float(len(group)))}
 
-    question = Question("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "rate"}, ("x",))
+    question = Question("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "critic"}, ("x",))
     side = NodeSide({"rate": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, partition(world.nodes, True), side, Compute())
     x = image()

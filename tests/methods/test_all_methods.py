@@ -214,6 +214,9 @@ def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str,
     for key in ("bytes", "questions", "questions_by_name", "leaves", "turns"):
         assert stacked.figures[key] == alone.figures[key], key
     assert stacked.figures["accuracy"] == pytest.approx(alone.figures["accuracy"], abs=2.0)
+    if not alone.experiment.side.learns:
+        assert stacked.figures["local"] is alone.figures["local"] is None
+        return
     mine, theirs = (run.figures["local"]["accuracy"]["per_node"] for run in (stacked, alone))
     assert mine == pytest.approx(theirs, abs=2.0)
 
@@ -372,12 +375,13 @@ def test_a_users_own_module_is_trained_in_place(name: str, engine: Any) -> None:
         for network, old in zip(networks, first, strict=True)
     ]
     assert any(moved)
-    assert moved[0] == (METHODS[name].central in ("student", "virtual"))
+    if METHODS[name].central != "virtual":  # there the server has a part of a student, or none of its own
+        assert moved[0] == (METHODS[name].central == "student")
     for network in networks:
         assert type(network) is Own
         assert all(value.isfinite().all() for value in network.state_dict().values())
         assert network(one.test.inputs[:2]).shape == (2, CLASSES)
-    if METHODS[name].central in ("student", "virtual"):  # the one that comes back is the one that was judged
+    if METHODS[name].central == "student":  # the one that comes back is the one that was judged
         right = one.student.eval()(one.test.inputs).argmax(1) == one.test.targets
         assert outcome.figures["accuracy"] == pytest.approx(100 * right.double().mean().item(), abs=0.01)
 
@@ -512,7 +516,11 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
         models = [node["model"] for node in found.figures["nodes"]]
         assert models == ["MLP", "SmallCNN", "MLP"]
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
-        same_networks(stacked, found, atol=NEAR)
+        # What they say, not their weights: a bias before a group norm of one channel has no gradient but
+        # rounding noise, of which Adam makes steps.
+        for mine, theirs in zip(stacked.networks(), found.networks(), strict=True):
+            told, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))
+            torch.testing.assert_close(told, expected, rtol=0.0, atol=10 * NEAR)
         return
     error = refused(one, MethodRefused)
     assert isinstance(error, MethodRefused)
@@ -524,7 +532,8 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(name: str) -> None:
     one = setting(name, {}, student=network("mlp:9", "student"))
-    if METHODS[name].needs(one.method).same_architecture:
+    needs = METHODS[name].needs(one.method)
+    if needs.same_architecture or needs.student_kind:
         refused(one, MethodRefused)
     else:
         Experiment(one)

@@ -462,7 +462,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
     teams = []
     for round in range(5):
         before = one.vectors()
-        if round == 0 and part:  # what they begin with
+        if round == 0:  # what they begin with
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
         asked = one.messages[-1].asked
