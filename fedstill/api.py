@@ -32,12 +32,12 @@ class Outcome:
     """What a federation gave.
 
     Args:
-        student: the central model. Where the method has none (``figures["student"]`` is None, as for methods
-            whose nodes keep a part of their model) it is what the server has of it.
+        student: the central model, the module that was given; None where the method has none, as those whose
+            nodes keep a part of their model.
         figures: accuracies in percent, bytes, questions, seconds: what ``result.json`` holds.
     """
 
-    student: nn.Module
+    student: nn.Module | None
     figures: Mapping[str, Any]
 
 
@@ -125,10 +125,12 @@ def distil(
     )
     experiment = Experiment(setting)
     if out is None:
-        return Outcome(student, experiment.run(progress=progress))
-    folder = Path(out)
-    _open_folder(folder, _fingerprint(setting))
-    return Outcome(student, complete(experiment, {}, folder, progress))
+        figures = experiment.run(progress=progress)
+    else:
+        folder = Path(out)
+        _open_folder(folder, _fingerprint(setting))
+        figures = complete(experiment, {}, folder, progress)
+    return Outcome(student if experiment.has_student else None, figures)
 
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
@@ -182,6 +184,8 @@ def _tensors(examples: Any, what: str) -> TensorData:
         return examples
     if isinstance(examples, tuple | list) and len(examples) == 2:
         inputs, labels = (torch.as_tensor(part) for part in examples)
+        if labels.is_floating_point() and (labels != labels.round()).any():
+            raise DataError(f"{what} has labels that are no whole numbers: allowed are class indices")
         return TensorData(inputs.float(), labels.long())
     iterable = isinstance(examples, torch.utils.data.IterableDataset)
     if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):

@@ -111,6 +111,12 @@ class Comparison:
     paper: tuple[PaperFigure, ...] = ()
     changed: tuple[str, ...] = ()
 
+    @property
+    def sets_policy(self) -> bool:
+        """Whether the plan itself says whether nodes give outputs only."""
+        tables = (self.base, *self.settings.values(), *self.runs.values())
+        return any(_given(table, "nodes", "policy", "outputs_only") for table in tables)
+
     def places(self) -> list[Place]:
         """All runs, in order: setting by setting, seed by seed, so that early figures compare methods."""
         return [
@@ -398,7 +404,8 @@ def _tables(
     found = _table(table, key)
     for label in found:
         if label not in labels:
-            raise UnknownName("method", f"{key}.{label}", [f"{key}.{known}" for known in labels])
+            allowed = f"options of what methods lists: {', '.join(labels)}"
+            raise ArgumentError(key, label, allowed)
     return {label: _table(found, label) for label in found}
 
 
@@ -493,6 +500,8 @@ def compare(
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
         _remember(out, refused)
+        for reason in dict.fromkeys(refused.values()):
+            console.print(Text(f"refused: {reason}"))
         waiting = [place for place in comparison.places() if place.folder not in refused]
         for count, place in enumerate(waiting, start=1):
             folder = out / place.folder

@@ -78,7 +78,8 @@ class QuestionRefused(FedstillError):
 
     def __init__(self, node: str, question: str, rule: str) -> None:
         self.node, self.question, self.rule = node, question, rule
-        super().__init__(f"node {node!r} refuses question {question!r} by rule {rule}")
+        way_out = "; its owner may allow it: policy outputs_only = false" if "outputs_only" in rule else ""
+        super().__init__(f"node {node!r} refuses question {question!r} by rule {rule}{way_out}")
 
 
 class QuestionMismatch(FedstillError):

@@ -486,7 +486,9 @@ class Experiment:
             raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
         public = self.setting.public
         if (needs.public or needs.public_labels) and public is None:
-            raise MethodRefused(title, "every node", "there is no public data: set public.name")
+            raise MethodRefused(
+                title, "every node", "there is no public data: set public.name (from Python, public=)"
+            )
         if needs.public_labels and public is not None and public.labels is None:
             reason = f"public data {public.name!r} have no labels of this task"
             raise MethodRefused(title, "every node", reason)

@@ -184,7 +184,7 @@ def test_the_centralised_mark_is_a_method_of_its_own() -> None:
         ('methods = ["fedavg"]\n[base]\nseed = 3', "base: seed is 3: allowed is nothing"),
         ('methods = ["fedavg"]\n[base.splt]', "unknown key 'splt': did you mean 'split'?"),
         ('methods = ["fedavg"]\n[base]\nextends = "digit"', "unknown preset 'digit'"),
-        ('methods = ["fedavg"]\n[options.fedprox]', "unknown method 'options.fedprox'"),
+        ('methods = ["fedavg"]\n[options.fedprox]', "options is 'fedprox': allowed is options of what"),
         (
             'methods = ["fedavg"]\n[options.fedavg]\nroundz = 3',
             "fedavg: unknown key 'method.roundz': did you",

@@ -146,7 +146,11 @@ def _limited(labels: Ints, config: PublicConfig) -> Ints:
 
 
 def _other(config: PublicConfig, data: DataSet) -> Public:
-    other = load(DataConfig(name=config.name, root=config.root))
+    try:
+        other = load(DataConfig(name=config.name, root=config.root))
+    except ArgumentError as error:
+        allowed = f"{NONE}, {HELD_OUT}, {NOISE}, {error.allowed.removeprefix('one of ')}"
+        raise ArgumentError("public.name", config.name, f"one of {allowed}") from error
     if other.name == data.name:
         raise ArgumentError(
             "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"

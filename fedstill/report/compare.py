@@ -309,6 +309,11 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         "Bold is the highest mean of those judged by the same kind of model, where no data leave a node; "
         "methods stand as given.",
     ]
+    if not comparison.sets_policy:
+        notes.append(
+            "Nodes let outputs pass and nothing else, except to methods that need more: these run under a "
+            "policy that allows it, which owners of data would have to give."
+        )
     kinds = {row.central for setting in settings for row in setting.rows}
     notes += [f"{CENTRAL[kind][0].capitalize()}: {CENTRAL[kind][1]}." for kind in CENTRAL if kind in kinds]
     if "ensemble" in kinds:
