@@ -301,8 +301,7 @@ class Experiment:
         metric = self.task.metric
         told = {metric: self._central()[metric]}
         if self.side.learns:
-            each = [self._score(node.model, self._share(at))[metric] for at, node in enumerate(self.nodes)]
-            told[f"local_{metric}"] = float(np.mean(each))
+            told[f"local_{metric}"] = float(np.mean(self._score_shares()))
         return told
 
     def _central(self) -> Mapping[str, float]:
@@ -330,6 +329,11 @@ class Experiment:
         mine = [share for share in order.tensor_split(len(self.nodes)) if len(share)]
         return self.test.subset(mine[index % len(mine)].to(self.test.inputs.device))
 
+    def _score_shares(self) -> list[float]:
+        """Each node's own model on its own share of the test set."""
+        scores = [self._score(node.model, self._share(index)) for index, node in enumerate(self.nodes)]
+        return [score[self.task.metric] for score in scores]
+
     def _score_ensemble(self) -> Mapping[str, float] | None:
         """The teachers' ensemble on real test data, weighed as the method weighs it, if it has one."""
         if self.side.look is None:
@@ -347,10 +351,7 @@ class Experiment:
     def _figures(self) -> dict[str, Any]:
         metric = self.task.metric
         each = [self._score(node.model)[metric] for node in self.nodes]
-        shares = [
-            self._score(node.model, self._share(index))[metric] for index, node in enumerate(self.nodes)
-        ]
-        ensemble = self._score_ensemble()
+        central, ensemble = self._central(), self._score_ensemble()
         ledger = self.ledger.summary()
         by_node = ledger.pop("by_node")
         return {
@@ -359,7 +360,7 @@ class Experiment:
             "task": self.task.name,
             "seed": self.setting.seed,
             "central": self.method.central,
-            **self._central(),
+            **central,
             "needs": dataclasses.asdict(self.needs),
             "leaves": list(self.side.leaves()),
             "turn": self.server.turn,
@@ -379,12 +380,14 @@ class Experiment:
                 {
                     "model": type(self.setting.student).__name__,
                     "parameters": _size(self.student),
-                    **self._score(self.student),
+                    **central,
                 }
                 if self.has_student
                 else None
             ),
-            "local": {metric: _spread(each), "share": _spread(shares)} if self.side.learns else None,
+            "local": (
+                {metric: _spread(each), "share": _spread(self._score_shares())} if self.side.learns else None
+            ),
             "standalone": {metric: _spread(each)} if self.side.first == WHOLE else None,
             "ensemble": None if ensemble is None else dict(ensemble),
             "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),

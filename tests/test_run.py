@@ -24,6 +24,7 @@ from fedstill.config import load_toml
 from fedstill.errors import ArgumentError, DataError, ModelError, QuestionRefused, RunFolderError
 from fedstill.models import MLP, SmallCNN
 from fedstill.records import Records
+from fedstill.seeds import seeded
 
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
@@ -326,10 +327,12 @@ def blobs(count: int, seed: int, classes: int = 3) -> tuple[torch.Tensor, torch.
 
 
 def few(**changes: Any) -> dict[str, Any]:
+    with seeded(0, "few"):  # the same first weights whatever ran before
+        models, student = [MLP((1, 8, 8), 3, 16), SmallCNN((1, 8, 8), 3, 8)], SmallCNN((1, 8, 8), 3, 8)
     given: dict[str, Any] = {
         "data": [blobs(60, 1), blobs(90, 2)],
-        "models": [MLP((1, 8, 8), 3, 16), SmallCNN((1, 8, 8), 3, 8)],
-        "student": SmallCNN((1, 8, 8), 3, 8),
+        "models": models,
+        "student": student,
         "test": blobs(60, 3),
         "classes": 3,
         "method": fedstill.FedIODConfig(steps=6, generator_width=16, critic_width=8),

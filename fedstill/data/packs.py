@@ -348,6 +348,5 @@ def _write(entry: Path, images: Bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             np.savez(file, images=images)
         os.replace(name, entry)
-    except BaseException:
-        os.unlink(name)
-        raise
+    finally:
+        Path(name).unlink(missing_ok=True)  # still there only if it was not finished

@@ -5,7 +5,7 @@ The ceiling of a comparison, with the local training's own optimiser and as many
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,12 +34,6 @@ class CentralisedConfig:
 def node_side(config: CentralisedConfig, setting: NodeSetting) -> NodeSide:
     """The data themselves."""
 
-    def prepare(nodes: Sequence[Node]) -> None:
-        """Nothing is trained at the nodes."""
-
-    def rehearse(group: Group) -> None:
-        """There is no work to rehearse."""
-
     def hand_over(group: Group, number: int) -> Mapping[str, torch.Tensor]:
         return {
             "inputs": stack([node.data.inputs for node in group.nodes]),
@@ -48,7 +42,7 @@ def node_side(config: CentralisedConfig, setting: NodeSetting) -> NodeSide:
 
     given = {"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}
     question = Question("hand_over", hand_over, releases=given, times=1)
-    return NodeSide({question.name: question}, prepare, rehearse, first=None, learns=False)
+    return NodeSide({question.name: question}, first=None, learns=False)
 
 
 class CentralisedServer(Server):

@@ -45,12 +45,6 @@ def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:
 def node_side(config: EnsembleConfig, setting: NodeSetting) -> NodeSide:
     """Label counts, and logits of any inputs."""
 
-    def prepare(nodes: Sequence[Node]) -> None:
-        """Nothing but the model is needed."""
-
-    def rehearse(group: Group) -> None:
-        """There is no work to rehearse."""
-
     def predict(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return {"logits": group.bench("model")(x)}
 
@@ -58,7 +52,7 @@ def node_side(config: EnsembleConfig, setting: NodeSetting) -> NodeSide:
         count_labels(setting.task),
         Question("predict", predict, {"x": "inputs"}, {"logits": "logits"}),
     )
-    return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
+    return NodeSide({question.name: question for question in questions}, look=look)
 
 
 class EnsembleServer(Server):

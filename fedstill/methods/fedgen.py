@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -31,7 +31,6 @@ from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import gate, training
 from fedstill.node.group import Bench, Group
-from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Work
 from fedstill.seeds import seeded
@@ -69,9 +68,6 @@ class FedGENConfig(GeneratorConfig):
 def node_side(config: FedGENConfig, setting: NodeSetting) -> NodeSide:
     """What a node answers: its label counts, and its head or model after a round of training."""
     task, local, compute = setting.task, setting.local, setting.compute
-
-    def prepare(nodes: Sequence[Node]) -> None:
-        """Nothing but the model is needed."""
 
     def train(
         group: Group,
@@ -114,7 +110,7 @@ def node_side(config: FedGENConfig, setting: NodeSetting) -> NodeSide:
         times=config.rounds,
     )
     questions = (parameters.begin(), count_labels(task), question)
-    return NodeSide({question.name: question for question in questions}, prepare, rehearse, first=None)
+    return NodeSide({question.name: question for question in questions}, rehearse=rehearse, first=None)
 
 
 def model_work(config: FedGENConfig, setting: NodeSetting, G: Received | None) -> Work:

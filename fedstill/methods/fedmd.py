@@ -15,7 +15,7 @@ without data would.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -43,7 +43,6 @@ from fedstill.methods.public import (
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
 from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Span, cosine, set_lr
 from fedstill.seeds import torch_generator
@@ -125,9 +124,6 @@ def node_side(config: FedMDConfig, setting: NodeSetting) -> NodeSide:
     task, compute = setting.task, setting.compute
     mismatch = distance(config, task)
     before = Span(0, config.first, config.parts)
-
-    def prepare(nodes: Sequence[Node]) -> None:
-        """Nothing but the model is needed."""
 
     def transfer(group: Group, number: int) -> Mapping[str, torch.Tensor]:
         """Train f_k on the labelled public data, then on the first part of its own."""
@@ -225,7 +221,8 @@ def node_side(config: FedMDConfig, setting: NodeSetting) -> NodeSide:
     if config.weights == "counts":
         questions.append(count_labels(task))
     first = before if config.first and not config.public_epochs else None
-    return NodeSide({question.name: question for question in questions}, prepare, rehearse, look, first)
+    by_name = {question.name: question for question in questions}
+    return NodeSide(by_name, rehearse=rehearse, look=look, first=first)
 
 
 def learns(group: Group) -> bool:

@@ -20,7 +20,6 @@ from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import gate, training
 from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Span, Work
 from fedstill.seeds import torch_generator
@@ -117,15 +116,12 @@ def train_round(
 def node_side(setting: NodeSetting, questions: Sequence[Question]) -> NodeSide:
     """The node side of a method whose local training happens in its rounds."""
 
-    def prepare(nodes: Sequence[Node]) -> None:
-        """Nothing but the model is needed."""
-
     def rehearse(group: Group) -> None:
         """A few steps of local training, for the engine to time."""
         training.prepare(group.nodes, setting.local)
         training.train(group.nodes, setting.task, setting.local, setting.compute, steps=3)
 
-    return NodeSide({question.name: question for question in questions}, prepare, rehearse, first=None)
+    return NodeSide({question.name: question for question in questions}, rehearse=rehearse, first=None)
 
 
 class AveragingServer(Server):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
-from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide
 
 
@@ -22,13 +20,7 @@ class StandaloneConfig:
 def node_side(config: StandaloneConfig, setting: NodeSetting) -> NodeSide:
     """No question at all."""
 
-    def prepare(nodes: Sequence[Node]) -> None:
-        """Nothing but the model is needed."""
-
-    def rehearse(group: Group) -> None:
-        """There are no turns to rehearse."""
-
-    return NodeSide({}, prepare, rehearse)
+    return NodeSide({})
 
 
 class StandaloneServer(Server):
@@ -39,8 +31,9 @@ class StandaloneServer(Server):
         self.total = 0
 
     def step(self) -> Mapping[str, float]:
-        """Never called: there are no turns."""
-        raise NotImplementedError
+        """A turn in which nothing happens."""
+        self.done += 1
+        return {}
 
 
 METHOD = Method(

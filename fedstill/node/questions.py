@@ -63,6 +63,10 @@ class NodeSetting:
     public: Public | None = None
 
 
+def _nothing(_: object) -> None:
+    """What a method does where it has nothing to prepare, or no work that is worth timing."""
+
+
 @dataclass(frozen=True)
 class NodeSide:
     """A method's part at the nodes.
@@ -79,8 +83,8 @@ class NodeSide:
     """
 
     questions: Mapping[str, Question]
-    prepare: Callable[[Sequence[Node]], None]
-    rehearse: Callable[[Group], None]
+    prepare: Callable[[Sequence[Node]], None] = _nothing
+    rehearse: Callable[[Group], None] = _nothing
     look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
     learns: bool = True
