@@ -21,7 +21,7 @@ from fedstill.node.gate import PolicyConfig
 from fedstill.node.questions import digest
 from fedstill.node.training import LocalConfig
 from fedstill.records import write_text
-from fedstill.run import check_folder, complete
+from fedstill.run import check_folder, finish
 from fedstill.tasks import make_task
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
@@ -129,7 +129,7 @@ def distil(
     else:
         folder = Path(out)
         _open_folder(folder, _fingerprint(setting))
-        figures = complete(experiment, {}, folder, progress)
+        figures = finish(experiment, {}, experiment.run(folder, progress=progress), folder)
     return Outcome(student if experiment.has_student else None, figures)
 
 

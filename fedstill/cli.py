@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import shlex
 import sys
@@ -98,9 +99,15 @@ def _dispatch(words: list[str]) -> None:
         "list": _list,
         "show": _show,
         "report": _report,
+        "node": _afar("node"),
+        "server": _afar("server"),
+        "questions": _afar("bundles"),
+        "distil": _afar("bundles", "distil"),
     }
     helps = ("-h", "--help")
-    if not words or words[0] in helps or (words[0] in commands and words[1:2] and words[1] in helps):
+    own_help = ("node", "server", "questions", "distil")
+    asked = len(words) > 1 and words[0] in commands and words[0] not in own_help and words[1] in helps
+    if not words or words[0] in helps or asked:
         print(HELP, end="")
     elif words[0] == "--version":
         print(f"fedstill {__version__}")
@@ -108,6 +115,15 @@ def _dispatch(words: list[str]) -> None:
         commands[words[0]](words[1:])
     else:
         raise UnknownName("command", words[0], commands)
+
+
+def _afar(file: str, function: str = "main") -> Callable[[list[str]], None]:
+    """A command of real federations, imported when it is called."""
+
+    def command(words: list[str]) -> None:
+        getattr(importlib.import_module(f"fedstill.commands.{file}"), function)(words)
+
+    return command
 
 
 def _run(words: list[str]) -> None:

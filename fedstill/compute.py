@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -18,8 +18,9 @@ from fedstill.seeds import seeded
 class EngineConfig:
     """How the federation is computed. Precision apart, it changes speed and only the last digits."""
 
-    name: Literal["auto", "stacked", "one-by-one"] = "auto"
-    """Equal architectures in one stacked call, one by one, or whichever measures faster here."""
+    name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
+    """Equal architectures in one stacked call, one by one, or whichever measures faster here; or nodes as
+    processes of their own on NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
     device: str = "cpu"
     """A torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
@@ -29,11 +30,16 @@ class EngineConfig:
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
     threads: int = 0
     """CPU threads; 0 leaves it to torch."""
+    startup_kit: str = ""
+    """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
+    their own data, models and policies."""
 
     def __post_init__(self) -> None:
         check_choices(self, "engine")
         if self.threads < 0:
             raise ArgumentError("engine.threads", self.threads, "0 (torch's own choice) or more")
+        if self.startup_kit and self.name != "flare":
+            raise ArgumentError("engine.startup_kit", self.startup_kit, "none, unless engine.name is flare")
 
 
 class Compute:
@@ -65,6 +71,10 @@ class Compute:
         if self.config.channels_last and not _unsafe(module):
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
         return module.to(self.device)
+
+    def here(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors that came over a wire, on the device."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
     def autocast(self) -> AbstractContextManager[None]:
         """Lower precision for convolutions and products, if the run asks for it."""

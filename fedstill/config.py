@@ -26,7 +26,7 @@ from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
 from fedstill.data.splits import SplitConfig
 from fedstill.errors import ArgumentError, UnknownName
-from fedstill.federation import EngineConfig
+from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.methods import METHODS, method_of
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
@@ -170,6 +170,9 @@ class RunConfig(Generic[M]):
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Where and how the nodes' models are computed."""
+
+    link: LinkConfig = field(default_factory=LinkConfig)
+    """How the server deals with its nodes: forms, patience, quorum."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """What is measured."""

@@ -99,3 +99,25 @@ class MethodRefused(FedstillError):
     def __init__(self, method: str, node: str, reason: str) -> None:
         super().__init__(f"{method} cannot run here: {node}: {reason}")
         self.method, self.node, self.reason = method, node, reason
+
+
+class NodeFault(FedstillError):
+    """A node failed, stays away, or answers what no sound node answers.
+
+    >>> raise NodeFault("clinic", "examine", "logits hold NaN")
+    Traceback (most recent call last):
+    ...
+    fedstill.errors.NodeFault: node 'clinic', question 'examine': logits hold NaN
+    """
+
+    def __init__(self, node: str, question: str, reason: str) -> None:
+        self.node, self.question, self.reason = node, question, reason
+        super().__init__(f"node {node!r}, question {question!r}: {reason}")
+
+
+class BundleError(FedstillError, ValueError):
+    """A file of questions or answers is not what it says, or not what is wanted here."""
+
+
+class DeployError(FedstillError):
+    """A server or node process cannot be started, reached or stopped."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,12 @@ from fedstill import models
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, DataError, MethodRefused, ModelError
-from fedstill.federation import Answers, InProcess, choose
-from fedstill.methods import ServerSetting, method_of
-from fedstill.models.split import features, split
+from fedstill.errors import ArgumentError, DataError, MethodRefused
+from fedstill.federation import Answers, InProcess, LinkConfig, choose
+from fedstill.methods import Server, ServerSetting, method_of
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
+from fedstill.node.fit import fitted
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group, signature
 from fedstill.node.ledger import Ledger
@@ -39,9 +40,9 @@ from fedstill.progress import Bars
 from fedstill.records import Records
 from fedstill.seeds import derive, torch_generator
 from fedstill.tasks import Task
+from fedstill.turns import drive
 
 Shape = tuple[int, int, int]
-PHASES = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # in the progress bar
 CHUNK = 50  # local steps between two looks at the clock
 
 
@@ -66,6 +67,7 @@ class Setting:
         every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
         public: public data, for methods that need some.
+        link: in which form tensors travel, and what is done about nodes that fail.
     """
 
     task: Task
@@ -85,6 +87,7 @@ class Setting:
     every: int | None = None
     samples: int = 12
     public: Public | None = None
+    link: LinkConfig = field(default_factory=LinkConfig)
 
 
 class Experiment:
@@ -159,6 +162,36 @@ class Experiment:
         finally:
             self.ledger.close()
 
+    def adopt(
+        self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Take up what processes elsewhere have trained for this setting, and measure it.
+
+        Args:
+            out: the run's folder, with the ledger and the metrics that the server wrote.
+            server: the state that the server saved last.
+            nodes: each node's own state at that moment; nodes that were left out have none.
+
+        Returns:
+            The figures, as :meth:`run` gives them.
+        """
+        self._start = time.monotonic()
+        self.records = Records(out)
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        (out / "metrics.jsonl").unlink()
+        self.records.metrics = [json.loads(line) for line in lines]
+        self.records.samples = server["samples"]
+        for node in self.nodes:
+            node.optimisers.pop("model", None)
+            if node.name in nodes:
+                node.load(nodes[node.name])
+        self.server = self._make_server([[node] for node in self.nodes])
+        self.server.load(server["server"])
+        self.ledger.open(out / "ledger.jsonl")
+        self.ledger.close()
+        self._train_centrally(None)
+        return self._figures()
+
     def _run(self, saved: dict[str, Any], progress: bool) -> dict[str, Any]:
         if saved:
             if saved["precision"] != self.compute.precision:
@@ -223,43 +256,41 @@ class Experiment:
     def _distil(self, saved: dict[str, Any] | None) -> None:
         """The server's turns."""
         setting = self.setting
-        mean, std = self._normalisation()
         with self._timed("distillation"):
             groups = self._parted("distillation", self.nodes, self.side.rehearse)
-            at_server = ServerSetting(
-                federation=self._federation(groups),
-                student=self.student,
-                task=self.task,
-                shape=self._shape(),
-                mean=tuple(mean.flatten().tolist()),
-                std=tuple(std.flatten().tolist()),
-                compute=self.compute,
-                seed=setting.seed,
-                local=setting.local,
-                public=self.public,
-                kinds=self.kinds,
-            )
-            self.server = self.method.server(setting.method, at_server)
+            self.server = self._make_server(groups)
             if saved:
                 self.server.load(saved)
-            total = self.server.total
-            every = max(total // 10, 1) if setting.every is None else setting.every
-            start = time.monotonic()
-            before = self.seconds["distillation"]
-            while self.server.done < total:
-                losses = self.server.step()
-                done = self.server.done
-                line = {"phase": "distillation", "step": done, "losses": losses}
-                line["seconds"] = round(before + time.monotonic() - start, 3)
-                note = ""
-                if done == total or (every and done % every == 0):
-                    line.update(self._look())
-                    note = f"{self.task.metric} {line[self.task.metric]:.1f} %"
-                    self._keep_samples(done)
-                self.records.metric(line)
-                self.bars.show(PHASES[self.server.turn], done, total, note)
-                if self.records.due():
-                    self._save()
+            drive(
+                self.server,
+                self.records,
+                self.bars,
+                metric=self.task.metric,
+                every=setting.every,
+                samples=setting.samples,
+                pixels=self._pixels,
+                before=self.seconds["distillation"],
+                look=self._look,
+                save=self._save,
+            )
+
+    def _make_server(self, groups: Sequence[Sequence[Node]]) -> Server:
+        """The method's program at the server, at its beginning."""
+        mean, std = self._normalisation()
+        at_server = ServerSetting(
+            federation=self._federation(groups),
+            student=self.student,
+            task=self.task,
+            shape=self._shape(),
+            mean=tuple(mean.flatten().tolist()),
+            std=tuple(std.flatten().tolist()),
+            compute=self.compute,
+            seed=self.setting.seed,
+            local=self.setting.local,
+            public=self.public,
+            kinds=self.kinds,
+        )
+        return self.method.server(self.setting.method, at_server)
 
     def _train(self, nodes: Sequence[Node], phase: str, span: Span) -> None:
         """Train one group to the end of a span, from the step that it has reached."""
@@ -416,13 +447,11 @@ class Experiment:
         """Whether the server ends with a whole model; an average made to evaluate never leaves this file."""
         return self.method.central == "student"
 
-    def _keep_samples(self, step: int) -> None:
-        images = self.server.imagine(self.setting.samples) if self.setting.samples else None
-        if images is not None:
-            images = images.cpu()  # (n, C, H, W)
-            mean, std = self._normalisation()
-            pixels = (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
-            self.records.samples[f"{step:06d}"] = pixels.contiguous()  # as a file of safetensors needs it
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised inputs ``(n, C, H, W)`` as bytes."""
+        mean, std = self._normalisation()
+        # Contiguous, as a file of safetensors needs it.
+        return (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
     # --- the rest -----------------------------------------------------------------------------------
 
@@ -460,17 +489,8 @@ class Experiment:
 
     def _network(self, model: nn.Module, whose: str) -> nn.Module:
         """A network on the device, in two parts if the method needs them."""
-        placed = self.compute.place(model)
-        if not self.needs.split:
-            return placed
-        parts = split(placed, whose)
-        features(parts, self._shape(), whose)
-        draw = torch_generator(self.setting.seed, "try")
-        x = torch.randn(2, *self._shape(), generator=draw).to(self.compute.device)
-        whole, in_parts = (training.predict(network, x, self.compute) for network in (placed, parts))
-        if not torch.allclose(whole, in_parts, atol=1e-2 if self.compute.precision == "bfloat16" else 1e-4):
-            raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")
-        return parts
+        parted = self.needs.split
+        return fitted(model, self.compute, self._shape(), self.setting.seed, whose, parted=parted)
 
     def _check_architectures(self) -> None:
         """Refuse nodes and data with which the method cannot work."""
@@ -545,7 +565,7 @@ class Experiment:
         return mean, std
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        return InProcess(self.nodes, groups, self.side, self.compute)
+        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
 
     def _parted(self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None]) -> list[list[Node]]:
         """Nodes in the groups chosen for a phase; chosen once, so that a run goes on as it began."""

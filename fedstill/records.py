@@ -41,11 +41,16 @@ class Records:
         """Whether it is time to save a state."""
         return self.folder is not None and time.monotonic() - self._saved > self._wait
 
-    def save(self, state: Mapping[str, Any]) -> None:
-        """Remember a state, with all metrics and samples so far, in one move."""
+    def save(self, state: Mapping[str, Any], since: float | None = None) -> None:
+        """Remember a state, with all metrics and samples so far, in one move.
+
+        Args:
+            state: what a run must know to go on.
+            since: when the work for it began, by ``time.monotonic``; None is now.
+        """
         if self.folder is None:
             return
-        start = time.monotonic()
+        start = time.monotonic() if since is None else since
         self._write_metrics()
         kept = {**state, "metrics": self._written, "samples": self.samples}
         save_state(self.folder / STATE, kept)
@@ -67,8 +72,10 @@ class Records:
         self._written = state["metrics"]
         return state
 
-    def finish(self, result: Mapping[str, Any], student: nn.Module | None) -> None:
-        """Write the result, and the student if there is one; the state is not needed any more."""
+    def finish(
+        self, result: Mapping[str, Any], student: nn.Module | None, *, keep_state: bool = False
+    ) -> None:
+        """Write the result, and the student if there is one; the state is not needed any more, or kept."""
         if self.folder is None:
             return
         self._write_metrics()
@@ -80,7 +87,8 @@ class Records:
             weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
             save_file(weights, self.folder / "student.safetensors")
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
-        (self.folder / STATE).unlink(missing_ok=True)
+        if not keep_state:
+            (self.folder / STATE).unlink(missing_ok=True)
 
     def _write_metrics(self) -> None:
         if self.folder is None:

@@ -25,6 +25,7 @@ from fedstill.report import write_report
 from fedstill.seeds import numpy_generator
 from fedstill.tasks import make_task
 
+REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
 
 
@@ -45,11 +46,10 @@ def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> d
         FedstillError: the configuration cannot run; then no folder is made.
     """
     check_folder(out)
-    experiment, about = prepare(config)
+    made = None if config.engine.startup_kit else prepare(config)
     out.mkdir(parents=True, exist_ok=True)
-    about["command"] = command
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return complete(experiment, about, out, progress)
+    return _go(config, made, out, command, progress)
 
 
 def resume(out: Path, *, progress: bool) -> dict[str, Any]:
@@ -64,10 +64,34 @@ def resume(out: Path, *, progress: bool) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
         write_report(out)
         return result
-    experiment, about = prepare(load_toml(out / "config.toml"))
+    config = load_toml(out / "config.toml")
+    made = None if config.engine.startup_kit else prepare(config)
     first = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0]
-    about["command"] = first.removeprefix(COMMAND)
-    return complete(experiment, about, out, progress)
+    return _go(config, made, out, first.removeprefix(COMMAND), progress)
+
+
+def _go(
+    config: RunConfig[Any],
+    made: tuple[Experiment, dict[str, Any]] | None,
+    out: Path,
+    command: str,
+    progress: bool,
+) -> dict[str, Any]:
+    """A run in its folder, wherever its nodes are; without an experiment, at a deployed federation."""
+    if made is None:
+        from fedstill.afar import submit
+
+        result = {**submit(config, out, progress), "command": command, **_machine()}
+        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
+        write_report(out)
+        return result
+    experiment, about = made
+    about["command"] = command
+    if config.engine.name in REHEARSED:
+        from fedstill.afar import rehearse
+
+        return finish(experiment, about, rehearse(config, experiment, out, progress), out)
+    return finish(experiment, about, experiment.run(out, progress=progress), out)
 
 
 def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
@@ -111,6 +135,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             every=config.evaluation.every,
             samples=config.evaluation.samples,
             public=public,
+            link=config.link,
         )
     )
     about = {
@@ -143,27 +168,34 @@ def check_folder(out: Path) -> None:
         raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {how}")
 
 
-def complete(experiment: Experiment, about: dict[str, Any], out: Path, progress: bool) -> dict[str, Any]:
-    """Run an experiment to its end, and write result and report.
+def finish(
+    experiment: Experiment, about: dict[str, Any], figures: dict[str, Any], out: Path
+) -> dict[str, Any]:
+    """Write result and report of an experiment that has come to its end.
 
     Args:
-        experiment: made ready.
+        experiment: the run.
         about: what the result says beside the figures.
+        figures: that it came to.
         out: the run's folder.
-        progress: show bars on a terminal.
 
     Returns:
         What ``result.json`` holds.
     """
-    figures = experiment.run(out, progress=progress)
     if "models" in about:  # the names that the user knows them by
         for node, spec in zip(figures["nodes"], about["models"]["nodes"], strict=True):
             node["model"] = spec
         if figures["student"] is not None:
             figures["student"]["model"] = about["models"]["student"]
-    result = {
-        **{key: value for key, value in about.items() if key != "models"},
-        **figures,
+    result = {**{key: value for key, value in about.items() if key != "models"}, **figures, **_machine()}
+    experiment.records.finish(result, experiment.setting.student if experiment.has_student else None)
+    write_report(out)
+    return result
+
+
+def _machine() -> dict[str, Any]:
+    """Where and when a result was made."""
+    return {
         # ru_maxrss is in kB on Linux and in bytes on macOS.
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         / (1e6 if sys.platform == "darwin" else 1e3),
@@ -175,6 +207,3 @@ def complete(experiment: Experiment, about: dict[str, Any], out: Path, progress:
             "fedstill": fedstill.__version__,
         },
     }
-    experiment.records.finish(result, experiment.setting.student if experiment.has_student else None)
-    write_report(out)
-    return result

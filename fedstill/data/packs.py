@@ -50,7 +50,7 @@ class Raw:
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
 
 
-def read_npz(path: Path) -> Raw:
+def read_npz(path: Path, *, pixels: bool = True) -> Raw:
     """Read images and labels from one ``.npz``.
 
     Three forms are known by their keys. ``images`` and ``labels``: arrays, images (N, H, W),
@@ -61,6 +61,10 @@ def read_npz(path: Path) -> Raw:
 
     All may have ``split`` (0 train, 1 test) and ``classes`` (names; without them there are as many
     as the largest label says). Any further (N,) arrays become columns.
+
+    Args:
+        path: of the file.
+        pixels: whether floats must lie in [0, 1]; without it they are taken as they are.
 
     Raises:
         DataError: a file that cannot be read, keys that are missing or of another form, values
@@ -75,7 +79,7 @@ def read_npz(path: Path) -> Raw:
     """
     arrays = _arrays(path, jpeg=False)
     if "offsets" not in arrays:
-        return _plain(path, arrays)
+        return from_arrays(path, arrays, pixels=pixels)
     return _streams(path, arrays) if "labels" in arrays else _mosaics(path, arrays)
 
 
@@ -110,7 +114,7 @@ def read_folder(path: Path) -> Raw:
             if not files and not is_test:
                 raise DataError(f"{part / name}: holds no image ({', '.join(sorted(SUFFIXES))})")
             for file in files:
-                image = _decoded(file, str(file))  # (C, H, W)
+                image = decoded(file, str(file))  # (C, H, W)
                 first = first or file
                 if images and image.shape != images[0].shape:
                     raise DataError(
@@ -152,14 +156,25 @@ def _arrays(path: Path, jpeg: bool) -> dict[str, Column]:
     return arrays
 
 
-def _plain(path: Path, arrays: Mapping[str, Column]) -> Raw:
+def from_arrays(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True) -> Raw:
+    """Arrays as an ``.npz`` of the form ``images`` and ``labels`` has them, checked.
+
+    Args:
+        path: where they come from, for errors.
+        arrays: by name.
+        pixels: whether floats must lie in [0, 1].
+
+    Raises:
+        DataError: as :func:`read_npz`.
+    """
     images = _channels_first(path, _need(path, arrays, "images"))
-    if images.dtype.kind == "f":
+    if images.dtype.kind == "f" and pixels:
         bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
         if len(bad):
             raise DataError(
                 f"{path}: {len(bad)} images hold NaN or values outside 0..1, the first is image {bad[0]}"
             )
+    if images.dtype.kind == "f":
         images = images.astype(np.float32)
     return _described(path, images, _need(path, arrays, "labels"), arrays)
 
@@ -202,7 +217,7 @@ def _jpegs(path: Path, offsets: Column, count: int, height: int, width: int) -> 
     joined = _need(path, _arrays(path, jpeg=True), "jpeg").tobytes()
     for i in range(count):
         what = f"{path}: JPEG stream {i}"
-        image = _decoded(io.BytesIO(joined[int(offsets[i]) : int(offsets[i + 1])]), what)
+        image = decoded(io.BytesIO(joined[int(offsets[i]) : int(offsets[i + 1])]), what)
         if image.shape != (3, height, width):
             raise DataError(f"{what} is {_size(image)}: allowed is {height} x {width} colour")
         yield image
@@ -270,8 +285,12 @@ def _need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
     return arrays[name]
 
 
-def _decoded(source: Path | io.BytesIO, what: str) -> Bytes:
-    """One image as (1, H, W) or (3, H, W)."""
+def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
+    """One image as (1, H, W) or (3, H, W).
+
+    Raises:
+        DataError: not an image that can be read, or not of 8 bits a channel; begins with ``what``.
+    """
     from PIL import Image
 
     try:

@@ -3,5 +3,15 @@
 from fedstill.compute import Compute, EngineConfig
 from fedstill.federation.contract import Answers, Federation
 from fedstill.federation.inprocess import InProcess, choose, partition
+from fedstill.federation.link import LinkConfig
 
-__all__ = ["Answers", "Compute", "EngineConfig", "Federation", "InProcess", "choose", "partition"]
+__all__ = [
+    "Answers",
+    "Compute",
+    "EngineConfig",
+    "Federation",
+    "InProcess",
+    "LinkConfig",
+    "choose",
+    "partition",
+]

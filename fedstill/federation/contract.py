@@ -15,8 +15,11 @@ from typing import Any
 
 import torch
 
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.federation.checks import faults, not_finite
+from fedstill.federation.link import LinkConfig
 from fedstill.node.questions import Question
+from fedstill.wire import GRADIENTS, refine
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -40,17 +43,43 @@ class Answers:
         return self.tensors[name]
 
 
+@dataclass(frozen=True)
+class Out:
+    """A node that a run goes on without.
+
+    Args:
+        since: number of the first question that it has no part in.
+        reason: why.
+        back: whether it may come back: it stayed away, and did not answer nonsense.
+    """
+
+    since: int
+    reason: str
+    back: bool
+
+
 class Federation(ABC):
     """K nodes and one way to reach them.
 
     Args:
         nodes: their names.
         questions: what they can be asked.
+        link: forms, and what is done about nodes that fail.
     """
 
-    def __init__(self, nodes: Sequence[str], questions: Mapping[str, Question]) -> None:
+    def __init__(
+        self, nodes: Sequence[str], questions: Mapping[str, Question], link: LinkConfig | None = None
+    ) -> None:
         self.nodes, self.questions = tuple(nodes), questions
+        self.link = link or LinkConfig()
         self.number = 0  # of the next question; part of a run's state
+        self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
+        self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The nodes that the run goes on with."""
+        return tuple(name for name in self.nodes if name not in self.out)
 
     def ask(
         self,
@@ -62,9 +91,11 @@ class Federation(ABC):
     ) -> Answers:
         """Ask all nodes, or a few, one question.
 
+        A node that stays away or answers nonsense is left out from then on, as long as a quorum remains.
+
         Args:
             question: its name.
-            of: names of the nodes to ask; None is all.
+            of: names of the nodes to ask; None is all. Those that are out are not asked.
             number: to ask again under a number already used; None takes the next one.
             tensors: what goes down with it. Where the question is differentiable and a tensor requires
                 gradients, the answers do too.
@@ -73,6 +104,7 @@ class Federation(ABC):
             ArgumentError: no such question or node.
             QuestionRefused: a node's gate does not answer it.
             QuestionMismatch: the number was used with other content.
+            NodeFault: a node failed, and too few are left.
         """
         if question not in self.questions:
             raise ArgumentError("question", question, f"one of {', '.join(self.questions)}")
@@ -87,13 +119,49 @@ class Federation(ABC):
         )
         if not wanted:
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            answers = self._answer(asked, question, number, sent, False)
+            answers = self._asked(asked, question, number, sent, False)
+            first = next(iter(answers.values()))
             return Answers(
-                number, asked, {name: torch.stack([each[name] for each in answers]) for name in answers[0]}
+                number,
+                tuple(answers),
+                {name: torch.stack([each[name] for each in answers.values()]) for name in first},
             )
         call = _Call(self, asked, question, number, names)
         flat = _Ask.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
-        return Answers(number, asked, dict(zip(call.answered, flat, strict=True)))
+        return Answers(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
+
+    def state(self) -> dict[str, Any]:
+        """What a run must remember of its federation."""
+        out = {node: [left.since, left.reason, left.back] for node, left in self.out.items()}
+        return {"number": self.number, "out": out, "events": self.events}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up a remembered state."""
+        self.number, self.events = state["number"], list(state["events"])
+        self.out = {node: Out(*left) for node, left in state["out"].items()}
+
+    def leave_out(self, node: str, question: str, reason: str, *, back: bool) -> None:
+        """Go on without a node.
+
+        Args:
+            node: its name.
+            question: that it failed at.
+            reason: why, for the report.
+            back: whether it may come back.
+
+        Raises:
+            NodeFault: too few nodes are left.
+        """
+        left = len(self.present) - (node not in self.out)
+        self.events.append({"node": node, "number": self.number, "event": "left out", "reason": reason})
+        self.out[node] = Out(self.number, reason, back)
+        needed = self.link.least(len(self.nodes))
+        if left < needed:
+            raise NodeFault(
+                node,
+                question,
+                f"{reason}; {left} of {len(self.nodes)} nodes are left, link.quorum wants {needed}",
+            )
 
     def require(self, names: Sequence[str]) -> None:
         """Refuse at the start what some node would refuse later.
@@ -118,6 +186,37 @@ class Federation(ABC):
             raise ArgumentError("of", unknown or list(of), f"some of {', '.join(self.nodes)}")
         return tuple(name for name in self.nodes if name in of)
 
+    def _asked(
+        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Mapping[str, Tensors]:
+        """The sound answers to one question, by node, as the nodes gave them."""
+        declared = self.questions[question]
+        sent = self.link.coarsen(tensors, declared.sends)
+        there = tuple(name for name in asked if name not in self.out)
+        answers = {
+            node: refine(answer)
+            for node, answer in self._answer(there, question, number, sent, differentiable).items()
+        }
+        for node, fault in faults(answers, declared, self.link.outlier).items():
+            self.leave_out(node, question, fault, back=False)
+            del answers[node]
+        if not answers:
+            raise NodeFault(", ".join(asked), question, "none of the nodes that were asked is left")
+        return answers
+
+    def _pulled(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        """The nodes' sound gradients; a node that fails here adds nothing to the sum."""
+        sent = {
+            node: self.link.coarsen(pull, dict.fromkeys(pull, GRADIENTS))
+            for node, pull in pulls.items()
+            if node not in self.out
+        }
+        pulled = {node: refine(each) for node, each in self._pull_back(number, sent).items()}
+        for node, fault in not_finite(pulled).items():
+            self.leave_out(node, question, fault, back=False)
+            del pulled[node]
+        return pulled
+
     @abstractmethod
     def objections(self, question: Question) -> Mapping[str, str]:
         """The rule by which each unwilling node would refuse a question, by the node's name."""
@@ -129,12 +228,17 @@ class Federation(ABC):
     @abstractmethod
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
-    ) -> Sequence[Tensors]:
-        """Each asked node's answer, in order."""
+    ) -> Mapping[str, Tensors]:
+        """Each asked node's answer, by its name, in order; those left out on the way have none."""
 
     @abstractmethod
-    def _pull_back(self, asked: tuple[str, ...], number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
-        """Each asked node's gradients with respect to the question's inputs, in order."""
+    def _pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        """Each node's gradients with respect to the question's inputs, by its name, in order.
+
+        Args:
+            number: of the question.
+            pulls: the gradients that reached each node's answer.
+        """
 
 
 @dataclass
@@ -144,7 +248,8 @@ class _Call:
     question: str
     number: int
     names: tuple[str, ...]
-    answered: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # that answered
+    answered: tuple[str, ...] = ()  # names of what they answered
 
 
 class _Ask(torch.autograd.Function):
@@ -153,31 +258,35 @@ class _Ask(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = dict(zip(call.names, tensors, strict=True))
-        answers = call.federation._answer(call.asked, call.question, call.number, sent, True)
-        call.answered = tuple(answers[0])
+        answers = call.federation._asked(call.asked, call.question, call.number, sent, True)
+        call.nodes, first = tuple(answers), next(iter(answers.values()))
+        call.answered = tuple(first)
         ctx.call = call
-        return tuple(torch.stack([answer[name] for answer in answers]) for name in call.answered)
+        ctx.save_for_backward(*tensors)
+        return tuple(torch.stack([answer[name] for answer in answers.values()]) for name in call.answered)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: _Call = ctx.call
         through = call.federation.questions[call.question].differentiable
-        pulls = [
-            {name: grad[row] for name, grad in zip(call.answered, grads, strict=True)}
-            for row in range(len(call.asked))
-        ]
-        pulled = call.federation._pull_back(call.asked, call.number, pulls)
+        pulls = {
+            node: {name: grad[row] for name, grad in zip(call.answered, grads, strict=True)}
+            for row, node in enumerate(call.nodes)
+        }
+        pulled = call.federation._pulled(call.number, call.question, pulls)
         back: list[torch.Tensor | None] = [None]
-        for name in call.names:
+        for name, tensor in zip(call.names, ctx.saved_tensors, strict=True):
             if name in through:
-                back.append(_sum([released[f"d/d{name}"] for released in pulled]))
+                back.append(_sum([released[f"d/d{name}"] for released in pulled.values()], tensor))
             else:
                 back.append(None)
         return tuple(back)
 
 
-def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """In the order of the nodes, whatever the engine, so that rounding is the same."""
+def _sum(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """In the order of the nodes, whatever the engine, so that rounding is the same; of none, zeros."""
+    if not tensors:
+        return torch.zeros_like(like)
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total += tensor

@@ -11,6 +11,7 @@ import torch
 
 from fedstill.compute import Compute
 from fedstill.federation.contract import Federation, Tensors
+from fedstill.federation.link import LinkConfig
 from fedstill.node.desk import KEPT, Desk
 from fedstill.node.group import Group, alike
 from fedstill.node.node import Node
@@ -88,17 +89,24 @@ class InProcess(Federation):
         groups: the same nodes, parted by :func:`partition` or :func:`choose`.
         side: the method's part at the nodes.
         compute: device and precision.
+        link: forms, and what is done about nodes that fail.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], groups: Sequence[Sequence[Node]], side: NodeSide, compute: Compute
+        self,
+        nodes: Sequence[Node],
+        groups: Sequence[Sequence[Node]],
+        side: NodeSide,
+        compute: Compute,
+        link: LinkConfig | None = None,
     ) -> None:
-        super().__init__([node.name for node in nodes], side.questions)
+        super().__init__([node.name for node in nodes], side.questions, link)
         self._members = {node.name: node for node in nodes}
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
         self._last = {node.name: -1 for node in nodes}  # the last number that each has served
         self._desks: OrderedDict[tuple[str, ...], Desk] = OrderedDict()
+        self._asked_of: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # number -> who was asked
 
     def objections(self, question: Question) -> Mapping[str, str]:
         """See :class:`Federation`."""
@@ -114,22 +122,25 @@ class InProcess(Federation):
 
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
-    ) -> Sequence[Tensors]:
+    ) -> Mapping[str, Tensors]:
+        self._asked_of[number] = asked
+        while len(self._asked_of) > KEPT:
+            self._asked_of.popitem(last=False)
         answers: dict[str, Tensors] = {}
         for desk in self._serving(asked):
             names = [node.name for node in desk.group.nodes]
             releases = desk.answer(question, number, tensors, differentiable)
             answers.update(zip(names, releases, strict=True))
-        return [answers[name] for name in asked]
+        return {name: answers[name] for name in asked}
 
-    def _pull_back(self, asked: tuple[str, ...], number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
-        by_name = dict(zip(asked, pulls, strict=True))
+    def _pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         gradients: dict[str, Tensors] = {}
-        for desk in self._serving(asked):
-            names = [node.name for node in desk.group.nodes]
-            released = desk.pull_back(number, [by_name[name] for name in names])
-            gradients.update(zip(names, released, strict=True))
-        return [gradients[name] for name in asked]
+        for desk in self._serving(self._asked_of.get(number, tuple(pulls))):
+            names = [node.name for node in desk.group.nodes if node.name in pulls]
+            if names:
+                released = desk.pull_back(number, {name: pulls[name] for name in names})
+                gradients.update(released)
+        return {name: gradients[name] for name in pulls}
 
     def _serving(self, asked: tuple[str, ...]) -> list[Desk]:
         """A desk for those of each group that are asked. Whoever is asked alike again meets the same desk."""
@@ -140,7 +151,7 @@ class InProcess(Federation):
                 continue
             if names not in self._desks:
                 members = Group([self._members[name] for name in names])
-                self._desks[names] = Desk(members, self._side, self._compute, self._last)
+                self._desks[names] = Desk(members, self._side, self._compute, self._last, self.link)
             self._desks.move_to_end(names)
             desks.append(self._desks[names])
         while len(self._desks) > len(self._groups) + KEPT:  # each keeps answers, in case it is asked again

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from fedstill.federation.contract import Answers, Federation
 from fedstill.node.group import Group
 from fedstill.node.questions import Question
 from fedstill.tasks import Task
@@ -38,3 +41,52 @@ def tell_size() -> Question:
         return {"sizes": sizes(group)}
 
     return Question("tell_size", handler, releases={"sizes": DATA_SIZES}, times=1)
+
+
+@dataclass(frozen=True)
+class Census:
+    """Who holds how many examples of which class, as the nodes told.
+
+    Args:
+        names: of the nodes that told.
+        counts: examples by class ``(K, C)``.
+        sizes: in all ``(K,)``.
+    """
+
+    names: tuple[str, ...]
+    counts: torch.Tensor
+    sizes: torch.Tensor
+
+    @classmethod
+    def take(cls, federation: Federation) -> Census:
+        """Ask every node."""
+        return cls.of_answers(federation.ask("count_labels"))
+
+    @classmethod
+    def of_answers(cls, told: Answers) -> Census:
+        """What the nodes answered to :func:`count_labels`."""
+        return cls(told.nodes, told["counts"], told["sizes"])
+
+    @classmethod
+    def even(cls, names: Sequence[str], classes: int, device: torch.device) -> Census:
+        """As if each node held one example of each class: for methods that weigh nodes equally."""
+        ones = torch.ones(len(names), classes, device=device)
+        return cls(tuple(names), ones, ones.sum(1))
+
+    def of(self, nodes: Sequence[str]) -> Census:
+        """The part of some nodes, in their order: of those that answered a later question."""
+        if tuple(nodes) == self.names:
+            return self
+        rows = [self.names.index(name) for name in nodes]
+        return Census(tuple(nodes), self.counts[rows], self.sizes[rows])
+
+    def state(self) -> dict[str, Any]:
+        """For a run to go on."""
+        return {"names": self.names, "counts": self.counts, "sizes": self.sizes}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any] | None, device: torch.device) -> Census | None:
+        """What :meth:`state` kept, if anything."""
+        if state is None:
+            return None
+        return cls(tuple(state["names"]), state["counts"].to(device), state["sizes"].to(device))

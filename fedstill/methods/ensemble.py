@@ -15,7 +15,7 @@ import torch
 
 from fedstill.choices import check_choices
 from fedstill.federation.contract import Answers
-from fedstill.methods.counting import count_labels
+from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -61,19 +61,20 @@ class EnsembleServer(Server):
     def __init__(self, config: EnsembleConfig, setting: ServerSetting) -> None:
         super().__init__(setting)
         self.config, self.total = config, 1
-        self.counts: torch.Tensor | None = None  # (K, classes)
+        self.census: Census | None = None
 
     def step(self) -> Mapping[str, float]:
         """Ask for the label counts."""
-        self.counts = self.federation.ask("count_labels")["counts"]
+        self.census = Census.take(self.federation)
         self.done += 1
         return {}
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """Weighed by class counts, ``(B, classes)``."""
-        if self.counts is None:
+        if self.census is None:
             return None
-        return self.task.ensemble(answers["logits"], self.task.importance(self.counts), self.config.ensemble)
+        weights = self.task.importance(self.census.of(answers.nodes).counts)
+        return self.task.ensemble(answers["logits"], weights, self.config.ensemble)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor | None:
         """Ask all nodes about inputs ``(B, ...)``: what a use of the ensemble is, and costs."""
@@ -81,12 +82,12 @@ class EnsembleServer(Server):
 
     def state(self) -> dict[str, Any]:
         """See :class:`Server`."""
-        return {**super().state(), "counts": self.counts}
+        return {**super().state(), "census": None if self.census is None else self.census.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Server`."""
         super().load(state)
-        self.counts = None if state["counts"] is None else state["counts"].to(self.compute.device)
+        self.census = Census.load(state["census"], self.compute.device)
 
 
 METHOD = Method(

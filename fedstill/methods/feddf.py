@@ -110,7 +110,7 @@ class FedDFServer(Server):
         t = self.done
         if not self.sizes:
             self._begin()
-        taking_part = drawn(self.federation.nodes, self.config.participation, self.seed, t)
+        taking_part = drawn(self.federation.present, self.config.participation, self.seed, t)
         received: list[torch.Tensor] = []  # x_k of each architecture's nodes, (K_a, P_a)
         teachers: list[str] = []  # their names
         for student, names in zip(self.students, self.names, strict=True):

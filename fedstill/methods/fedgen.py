@@ -21,7 +21,7 @@ import torch
 from fedstill.choices import check_choices
 from fedstill.compute import lay_out
 from fedstill.methods import parameters
-from fedstill.methods.counting import LABEL_COUNTS, count_labels
+from fedstill.methods.counting import LABEL_COUNTS, Census, count_labels
 from fedstill.methods.diversity import Diversity, diversity
 from fedstill.methods.generators import GeneratorConfig, Received, imagined, make_generator
 from fedstill.methods.parameters import KINDS, drawn
@@ -151,29 +151,27 @@ class FedGENServer(Server):
         self.shared = split(self.student, "the student").get_submodule(config.part)
         self.uploads = Bench([copy.deepcopy(self.shared) for _ in setting.federation.nodes])
         self.uploads.train(False)
-        self.counts: torch.Tensor | None = None  # n_i^y  (K, C)
-        self.sizes: torch.Tensor | None = None  # n_i  (K,)
+        self.census: Census | None = None  # n_i^y and n_i
 
     def step(self) -> Mapping[str, float]:
         """One round of Algorithm 1."""
         config, t = self.config, self.done
-        if self.counts is None or self.sizes is None:
+        if self.census is None:
             self.federation.ask("begin", parameters=to_vector(self.student))
-            told = self.federation.ask("count_labels")
-            self.counts, self.sizes = told["counts"], told["sizes"]
+            self.census = Census.take(self.federation)
         answers = self.federation.ask(
             "train",
-            of=drawn(self.federation.nodes, config.participation, self.seed, t),
+            of=drawn(self.federation.present, config.participation, self.seed, t),
             generator=to_vector(self.G),
             parameters=to_vector(self.shared),
-            counts=self.counts.sum(0),
+            counts=self.census.counts.sum(0),
             round=torch.tensor(t),
         )
-        here = [self.federation.nodes.index(name) for name in answers.nodes]
+        told = self.census.of(answers.nodes)
         for module, vector in zip(self.uploads.modules, answers["parameters"], strict=False):
             load_vector(module, vector)
-        load_vector(self.shared, weighted_mean(answers["parameters"], self.sizes[here]))
-        losses = self._teach(t, self.counts[here])
+        load_vector(self.shared, weighted_mean(answers["parameters"], told.sizes))
+        losses = self._teach(t, told.counts)
         self.done += 1
         return losses
 
@@ -198,7 +196,7 @@ class FedGENServer(Server):
     def state(self) -> dict[str, Any]:
         """See :class:`Server`."""
         own = {"G": dict(self.G.state_dict()), "adam": self.adam.state_dict()}
-        return {**super().state(), **own, "counts": self.counts, "sizes": self.sizes}
+        return {**super().state(), **own, "census": None if self.census is None else self.census.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Server`."""
@@ -206,9 +204,7 @@ class FedGENServer(Server):
         self.G.load_state_dict(state["G"])
         self.adam.load_state_dict(state["adam"])
         lay_out(self.adam)
-        for name in ("counts", "sizes"):
-            told = state[name]
-            setattr(self, name, None if told is None else told.to(self.compute.device))
+        self.census = Census.load(state["census"], self.compute.device)
 
     def _teach(self, t: int, n_y: torch.Tensor) -> Mapping[str, float]:
         """Steps of G, which learns in training mode: no G of the nodes' own is listened to beside it."""

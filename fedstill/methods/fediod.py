@@ -28,7 +28,7 @@ from fedstill.choices import check_choices
 from fedstill.compute import lay_out
 from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers
-from fedstill.methods.counting import count_labels
+from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.memory import AnswerMemory
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.models import Generator, PatchCritic
@@ -251,8 +251,7 @@ class FedIODServer(Server):
         # What its owner froze stays as it is.
         self.learning = [parameter for parameter in student.parameters() if parameter.requires_grad]
         self.s_optimiser = _student_optimiser(self.learning, config)
-        self.counts: torch.Tensor | None = None  # (K, classes)
-        self.sizes: torch.Tensor | None = None  # |X'_k|  (K,)
+        self.census: Census | None = None
 
     def step(self) -> Mapping[str, float]:
         """One distillation step (Algorithm 1): one question, one step of G, some of S.
@@ -262,16 +261,15 @@ class FedIODServer(Server):
         """
         config, task, t = self.config, self.task, self.done
         self._set_rates(t)
-        if self.counts is None or self.sizes is None:
-            told = self.federation.ask("count_labels")
-            self.counts, self.sizes = told["counts"], told["sizes"]
-        pi = self.sizes / self.sizes.sum()  # pi_k = |X'_k| / sum |X'_k|  (K,)
+        self.census = self.census or Census.take(self.federation)
 
         # Input distillation
         w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
         with self.compute.step(self.seed, "server", t):
             x = self.generator(w.to(self.compute.device)).float()  # (B, C, H, W)
-            answers = self.federation.ask("examine", x=x)
+            answers = self.federation.ask("examine", of=self.census.names, x=x)
+            sizes = self.census.of(answers.nodes).sizes  # |X'_k|  (K,)
+            pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
             z, d = answers["logits"], answers["critic"]  # (K, B, classes, ...), (K, B, h, w)
             weights = self.importance(answers)
             z_bar = task.ensemble(z, weights, config.ensemble)  # Eq. 9  (B, classes, ...)
@@ -311,11 +309,12 @@ class FedIODServer(Server):
 
     def importance(self, answers: Answers) -> torch.Tensor:
         """pi_k(x), Eq. 8: ``(K, B or 1, classes)``, summing to 1 over the nodes."""
-        counts, sizes = self.counts, self.sizes
-        if counts is None or sizes is None:
-            raise ArgumentError("counts", None, "known after the first step")
+        if self.census is None:
+            raise ArgumentError("census", None, "known after the first step")
+        told = self.census.of(answers.nodes)
+        counts = told.counts  # (K, classes)
         if self.config.importance == "size":
-            return self.task.importance(sizes.unsqueeze(1).expand_as(counts))
+            return self.task.importance(told.sizes.unsqueeze(1).expand_as(counts))
         if not self.config.rated:
             return self.task.importance(counts)
         fake = answers["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
@@ -341,8 +340,7 @@ class FedIODServer(Server):
         """What the server must remember to go on."""
         return {
             **super().state(),
-            "counts": self.counts,
-            "sizes": self.sizes,
+            "census": None if self.census is None else self.census.state(),
             "generator": dict(self.generator.state_dict()),
             "g_adam": self.g_adam.state_dict(),
             "s_optimiser": self.s_optimiser.state_dict(),
@@ -352,9 +350,7 @@ class FedIODServer(Server):
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a remembered state."""
         super().load(state)
-        for name in ("counts", "sizes"):
-            told = state[name]
-            setattr(self, name, None if told is None else told.to(self.compute.device))
+        self.census = Census.load(state["census"], self.compute.device)
         self.generator.load_state_dict(state["generator"])
         self.g_adam.load_state_dict(state["g_adam"])
         self.s_optimiser.load_state_dict(state["s_optimiser"])

@@ -7,13 +7,14 @@ noise Lap(1 / gamma), the student's logits z_tilde.
 
 The nodes' models are trained to completion first. Then each predicts every public example once (or a
 given number of times, under augmentation), and the student learns from what was predicted: nobody is
-asked again.
+asked again. Unless they must first agree on a bound of their logits, all questions are known beforehand and
+can be carried by hand, as files.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,9 +23,10 @@ import torch
 from fedstill.choices import check_choices
 from fedstill.compute import lay_out
 from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers
-from fedstill.methods.counting import count_labels
+from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.ensemble import look
 from fedstill.methods.parameters import finite
 from fedstill.methods.public import (
@@ -39,7 +41,7 @@ from fedstill.methods.public import (
     optimiser_of,
     passes,
 )
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Ask, Method, Needs, Server, ServerSetting
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
@@ -197,6 +199,50 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
 # --- at the server ----------------------------------------------------------------------------------
 
 
+def asks(
+    config: FedKDConfig, public: Public | None, seed: int, agree: Callable[[], torch.Tensor]
+) -> Iterator[Ask]:
+    """All that the nodes are asked, in order.
+
+    Args:
+        config: FedKD's options.
+        public: D^0.
+        seed: of the run; views are drawn from it.
+        agree: gives z_max once the label counts are told, called only where the nodes must agree on it.
+    """
+    if config.weights == "counts":
+        yield Ask("count_labels")
+    bound = {"z_max": agree()} if config.agreed else {}
+    total = len(known(public))
+    for p in range(config.predictions):
+        for first in range(0, total, CHUNK):
+            rows = torch.tensor([first, min(first + CHUNK, total)])
+            yield Ask("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p)), **bound})
+
+
+def one_round(config: FedKDConfig, public: Public | None, seed: int) -> Sequence[Ask]:
+    """All that the nodes are asked, where that is known beforehand.
+
+    Raises:
+        ArgumentError: the nodes must agree on a bound first, which takes a round of its own.
+    """
+
+    def agree() -> torch.Tensor:
+        raise ArgumentError(
+            "method.z_max",
+            config.z_max,
+            "a bound above 0 fixed beforehand, as method.z_max = 20 (or no quantiser: method.levels = 0), "
+            "where nodes are asked once and cannot first agree on one",
+        )
+
+    return list(asks(config, public, seed, agree))
+
+
+def view_seed(seed: int, p: int) -> int:
+    """Of the p-th view; the first one is the public data as they are."""
+    return derive(seed, "view", p) if p else 0
+
+
 class FedKDServer(Server):
     """Algorithm 1. The first turn asks all questions; each turn is one pass of the student over D^0.
 
@@ -212,7 +258,7 @@ class FedKDServer(Server):
         self.config, self.total = config, config.epochs
         self.views = Views(setting.public, flip=config.views == "shift-flip")
         self.optimiser = optimiser_of(self.student, config.lr, config.optimiser, config.weight_decay)
-        self.omega: torch.Tensor | None = None  # (K, 1, C)
+        self.census: Census | None = None
         self.targets: torch.Tensor | None = None  # z_hat of each prediction of each example (P, N, C)
 
     def step(self) -> Mapping[str, float]:
@@ -237,16 +283,22 @@ class FedKDServer(Server):
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """z_hat without quantiser and noise, ``(B, C)``."""
-        if self.omega is None:
+        if self.census is None:
             return None
-        return self.task.ensemble(answers["logits"], self.omega, self.config.ensemble)
+        return self.task.ensemble(answers["logits"], self.omega(answers), self.config.ensemble)
+
+    def omega(self, answers: Answers) -> torch.Tensor:
+        """Eq. 1 over the nodes that answered: ``(K, 1, C)``."""
+        if self.census is None:
+            raise ArgumentError("census", None, "known once the nodes have been asked")
+        return self.task.importance(self.census.of(answers.nodes).counts)
 
     def state(self) -> dict[str, Any]:
         """See :class:`Server`; with the targets, so that nobody is asked again."""
         return {
             **super().state(),
             "optimiser": self.optimiser.state_dict(),
-            "omega": self.omega,
+            "census": None if self.census is None else self.census.state(),
             "targets": self.targets,
         }
 
@@ -256,44 +308,42 @@ class FedKDServer(Server):
         self.optimiser.load_state_dict(state["optimiser"])
         lay_out(self.optimiser)
         device = self.compute.device
-        self.omega = None if state["omega"] is None else state["omega"].to(device)
+        self.census = Census.load(state["census"], device)
         self.targets = None if state["targets"] is None else state["targets"].to(device)
 
     def _ask(self) -> torch.Tensor:
         """Everything that the nodes are ever asked; z_hat, ``(P, N, C)``."""
-        config, federation = self.config, self.federation
-        if config.weights == "counts":
-            counts = federation.ask("count_labels")["counts"]  # N_k^c (K, C)
-        else:
-            counts = torch.ones(len(federation.nodes), self.task.classes, device=self.compute.device)
-        self.omega = self.task.importance(counts)  # Eq. 1
-        z_max = torch.tensor(config.z_max)
-        if config.agreed:
-            told = [federation.ask("tell_range", view=self._view(p)) for p in range(config.predictions)]
-            z_max = torch.stack([each["largest"].max() for each in told]).max().clamp_min(1e-6)
-        return torch.stack([self._ensembled(p, z_max) for p in range(config.predictions)])
-
-    def _ensembled(self, p: int, z_max: torch.Tensor) -> torch.Tensor:
-        """Eq. 2 for the p-th prediction of all public examples: ``(N, C)``."""
         config, parts = self.config, []
-        bound = {"z_max": z_max} if config.agreed else {}
-        total = len(known(self.views.public))
-        for first in range(0, total, CHUNK):
-            sent = {"rows": torch.tensor([first, min(first + CHUNK, total)]), "view": self._view(p), **bound}
-            z = self.federation.ask("predict", of=None, number=None, **sent)["logits"]  # (K, B, C)
+        self.census = Census.even(self.federation.nodes, self.task.classes, self.compute.device)
+        for ask in asks(config, self.views.public, self.seed, self._agree):
+            answers = self.federation.ask(ask.question, of=self.census.names, number=None, **ask.tensors)
+            if ask.question == "count_labels":
+                self.census = Census.of_answers(answers)  # N_k^c
+                continue
+            z = answers["logits"]  # (K, B, C), or of fewer nodes, whose weights then make up for the others'
             if config.levels:
-                z = dequantise(z, config.levels, float(z_max))
-            parts.append(self.task.ensemble(z, self._weights(), config.ensemble))
-        z_hat = torch.cat(parts)
+                z = dequantise(z, config.levels, float(ask.tensors.get("z_max", config.z_max)))
+            parts.append(self.task.ensemble(z, self.omega(answers), config.ensemble))  # Eq. 2
+        z_hat = torch.cat(parts).view(config.predictions, -1, self.task.classes)
         if config.noisy("server"):
-            noise = laplace(tuple(z_hat.shape), 1 / config.gamma, torch_generator(self.seed, "laplace", p))
-            z_hat = z_hat + noise.to(z_hat.device)
+            z_hat = z_hat + torch.stack([self._noise(p, z_hat[p]) for p in range(config.predictions)])
         return z_hat
+
+    def _agree(self) -> torch.Tensor:
+        """z_max: the largest logit of all nodes under all views."""
+        views = [torch.tensor(view_seed(self.seed, p)) for p in range(self.config.predictions)]
+        told = [self.federation.ask("tell_range", view=view)["largest"].max() for view in views]
+        return torch.stack(told).max().clamp_min(1e-6)
+
+    def _noise(self, p: int, like: torch.Tensor) -> torch.Tensor:
+        """Lap(1 / gamma) for the p-th prediction, ``(N, C)``."""
+        generator = torch_generator(self.seed, "laplace", p)
+        return laplace(tuple(like.shape), 1 / self.config.gamma, generator).to(like.device)
 
     def _batches(self, e: int, targets: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Shuffled D^0, under the view whose turn it is, with its z_hat."""
         config, p = self.config, e % self.config.predictions
-        x, z_hat = self.views(self._seed(p)), targets[p]
+        x, z_hat = self.views(view_seed(self.seed, p)), targets[p]
         order = passes(len(x), config.batch, torch_generator(self.seed, "public", e))
         for number, rows in enumerate(order):
             chosen = rows.to(x.device)
@@ -301,18 +351,6 @@ class FedKDServer(Server):
             if config.student_augment == "shift":
                 batch = shifted(batch, torch_generator(self.seed, "augment", e, number), flip=False)
             yield batch, z_hat[chosen]
-
-    def _weights(self) -> torch.Tensor:
-        if self.omega is None:
-            raise ArgumentError("omega", None, "known once the nodes have been asked")
-        return self.omega
-
-    def _seed(self, p: int) -> int:
-        """Of the p-th view; the first one is the public data as they are."""
-        return derive(self.seed, "view", p) if p else 0
-
-    def _view(self, p: int) -> torch.Tensor:
-        return torch.tensor(self._seed(p))
 
 
 METHOD = Method(
@@ -323,4 +361,16 @@ METHOD = Method(
     node_side=node_side,
     server=FedKDServer,
     needs=lambda config: Needs(public=True, public_labels=config.labelled),
+    one_round=one_round,
+    later=(
+        "ensemble",
+        "tau",
+        "epochs",
+        "batch",
+        "optimiser",
+        "lr",
+        "lr_end",
+        "weight_decay",
+        "student_augment",
+    ),
 )

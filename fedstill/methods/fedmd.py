@@ -25,7 +25,7 @@ from fedstill.choices import check_choices
 from fedstill.compute import lay_out
 from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers
-from fedstill.methods.counting import count_labels
+from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.ensemble import look
 from fedstill.methods.parameters import finite, train_round
 from fedstill.methods.public import (
@@ -247,23 +247,23 @@ class FedMDServer(Server):
         self.config, self.total = config, config.rounds
         self.public = known(setting.public)
         self.optimiser = optimiser_of(self.student, config.student_lr)
-        self.weights: torch.Tensor | None = None  # (K, 1, C)
-        self.scores: torch.Tensor | None = None  # f_k on this round's d_j (K, B, C)
+        self.census: Census | None = None
+        self.scores: Answers | None = None  # f_k on this round's d_j (K, B, C)
 
     def step(self) -> Mapping[str, float]:
         """One round: aggregate, distribute, and have it digested everywhere."""
         config, federation, t = self.config, self.federation, self.done
         rows = self._subset(t)
-        if self.scores is None or self.weights is None:
-            self.weights = self._begin()
-            self.scores = federation.ask("communicate", rows=rows)["logits"]
-        consensus = self.task.ensemble(self.scores, self.weights, "logits")  # f~ = sum_k w_k f_k (B, C)
-        spread = (self.scores - consensus).abs().mean().item()
+        if self.scores is None or self.census is None:
+            self.census = self._begin()
+            self.scores = federation.ask("communicate", rows=rows)
+        consensus = self._consensus(self.scores)  # f~ = sum_k w_k f_k (B, C)
+        spread = (self.scores["logits"] - consensus).abs().mean().item()
         question, sent = "digest", {"rows": rows, "consensus": consensus, "round": torch.tensor(t)}
         if t + 1 < self.total:
             question, sent["rows_next"] = "digest_and_communicate", self._subset(t + 1)
         answers = federation.ask(question, of=None, number=None, **sent)
-        self.scores = answers["logits"] if t + 1 < self.total else None
+        self.scores = answers if t + 1 < self.total else None
         set_lr(self.optimiser, cosine(t, self.total, config.student_lr, config.student_lr_end))
         self.student.train()
         mismatch = distance(config, self.task)
@@ -274,17 +274,15 @@ class FedMDServer(Server):
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """The consensus on any inputs, ``(B, C)``."""
-        if self.weights is None:
-            return None
-        return self.task.ensemble(answers["logits"], self.weights, "logits")
+        return None if self.census is None else self._consensus(answers)
 
     def state(self) -> dict[str, Any]:
         """See :class:`Server`."""
         return {
             **super().state(),
             "optimiser": self.optimiser.state_dict(),
-            "weights": self.weights,
-            "scores": self.scores,
+            "census": None if self.census is None else self.census.state(),
+            "scores": None if self.scores is None else (self.scores.nodes, self.scores["logits"]),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -293,17 +291,25 @@ class FedMDServer(Server):
         self.optimiser.load_state_dict(state["optimiser"])
         lay_out(self.optimiser)
         device = self.compute.device
-        self.weights = None if state["weights"] is None else state["weights"].to(device)
-        self.scores = None if state["scores"] is None else state["scores"].to(device)
+        self.census, self.scores = Census.load(state["census"], device), None
+        if state["scores"] is not None:
+            nodes, told = state["scores"]
+            self.scores = Answers(-1, tuple(nodes), {"logits": told.to(device)})
 
-    def _begin(self) -> torch.Tensor:
-        """Transfer learning, where wanted; the nodes' weights ``(K, 1, C)``."""
+    def _consensus(self, scores: Answers) -> torch.Tensor:
+        """The nodes' logits as one, ``(B, C)``."""
+        if self.census is None:
+            raise ArgumentError("census", None, "known once the nodes have been asked")
+        weights = self.task.importance(self.census.of(scores.nodes).counts)  # (K, 1, C)
+        return self.task.ensemble(scores["logits"], weights, "logits")
+
+    def _begin(self) -> Census:
+        """Transfer learning, where wanted; who holds what, which weighs the nodes."""
         if self.config.public_epochs:
             self.federation.ask("transfer")
         if self.config.weights == "counts":
-            return self.task.importance(self.federation.ask("count_labels")["counts"])
-        count = len(self.federation.nodes)
-        return self.task.importance(torch.ones(count, self.task.classes, device=self.compute.device))
+            return Census.take(self.federation)
+        return Census.even(self.federation.nodes, self.task.classes, self.compute.device)
 
     def _subset(self, t: int) -> torch.Tensor:
         """d_j, row numbers ``(B,)``."""

@@ -22,7 +22,7 @@ from torch import nn
 from fedstill.compute import Compute
 from fedstill.errors import ArgumentError
 from fedstill.methods import parameters
-from fedstill.methods.counting import LABEL_COUNTS
+from fedstill.methods.counting import LABEL_COUNTS, Census
 from fedstill.methods.parameters import RoundsConfig, drawn
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models.features import FeatureGenerator, condition
@@ -315,8 +315,7 @@ class GeneratorServer(Server):
             G = make_generator(config, setting.student, setting.shape, setting.task.classes)
         self.G, self.D = setting.compute.place(G).eval(), split(setting.student, "the student").head.eval()
         self.uploads = Uploads(self.G, self.D, len(setting.federation.nodes))
-        self.counts: torch.Tensor | None = None  # n_i^y  (K, C)
-        self.sizes: torch.Tensor | None = None  # n_i  (K,)
+        self.census: Census | None = None  # n_i^y and n_i
 
     def step(self) -> Mapping[str, float]:
         """One round.
@@ -326,18 +325,17 @@ class GeneratorServer(Server):
             the last distillation's losses.
         """
         config, t = self.config, self.done
-        if self.counts is None or self.sizes is None:
-            self.counts, self.sizes = self._begin()
+        self.census = self.census or self._begin()
         answers = self.federation.ask(
             "train",
-            of=drawn(self.federation.nodes, config.participation, self.seed, t),
+            of=drawn(self.federation.present, config.participation, self.seed, t),
             generator=to_vector(self.G),
             head=to_vector(self.D),
-            counts=self.counts.sum(0),
+            counts=self.census.counts.sum(0),
             round=torch.tensor(t),
         )
-        here = [self.federation.nodes.index(name) for name in answers.nodes]
-        n_y, n = self.counts[here], self.sizes[here]  # (K, C), (K,)
+        told = self.census.of(answers.nodes)
+        n_y, n = told.counts, told.sizes  # (K, C), (K,)
         self.uploads.load(answers["generator"], answers["head"])
         losses = {"consistency": self._consistency(n_y)}
         load_vector(self.G, weighted_mean(answers["generator"], n))
@@ -348,20 +346,18 @@ class GeneratorServer(Server):
 
     def state(self) -> dict[str, Any]:
         """See :class:`Server`."""
-        return {**super().state(), "G": dict(self.G.state_dict()), "counts": self.counts, "sizes": self.sizes}
+        told = None if self.census is None else self.census.state()
+        return {**super().state(), "G": dict(self.G.state_dict()), "census": told}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Server`."""
         super().load(state)
         self.G.load_state_dict(state["G"])
-        for name in ("counts", "sizes"):
-            told = state[name]
-            setattr(self, name, None if told is None else told.to(self.compute.device))
+        self.census = Census.load(state["census"], self.compute.device)
 
-    def _begin(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _begin(self) -> Census:
         self.federation.ask("begin", parameters=to_vector(self.student), generator=to_vector(self.G))
-        told = self.federation.ask("count_labels")
-        return told["counts"], told["sizes"]
+        return Census.take(self.federation)
 
     def _distil(self, t: int, n_y: torch.Tensor, n: torch.Tensor) -> Mapping[str, float]:
         """Steps on Eq. 12, or on FedCG's loss, from the averages."""

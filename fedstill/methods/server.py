@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -86,13 +86,14 @@ class Server(ABC):
         """What the server must remember to go on; methods add their own."""
         return {
             "done": self.done,
-            "number": self.federation.number,
+            "federation": self.federation.state(),
             "student": dict(self.student.state_dict()),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a remembered state."""
-        self.done, self.federation.number = state["done"], state["number"]
+        self.done = state["done"]
+        self.federation.load(state["federation"])
         self.student.load_state_dict(state["student"])
 
 
@@ -118,6 +119,14 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """One question as a server asks it: its name and the tensors that go down with it."""
+
+    question: str
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Method:
     """What the library knows of a method.
 
@@ -133,6 +142,10 @@ class Method:
             average of the nodes' models, weighed by their data, made only to evaluate and kept by
             nobody (FedMD-CG, section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the
             nodes' mean.
+        one_round: all that it asks, in order and known before the first answer, from its config, the public
+            data and the run's seed; it raises ArgumentError where an option makes a question depend on an
+            answer. None where every run does. Such questions can be carried by hand.
+        later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
     """
 
     name: str
@@ -143,3 +156,5 @@ class Method:
     server: Callable[[Any, ServerSetting], Server]
     needs: Callable[[Any], Needs]
     central: Literal["student", "virtual", "ensemble", "nodes"] = "student"
+    one_round: Callable[[Any, Public | None, int], Sequence[Ask]] | None = None
+    later: tuple[str, ...] = ()

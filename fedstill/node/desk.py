@@ -13,6 +13,7 @@ from fedstill.errors import ArgumentError, QuestionMismatch
 from fedstill.node.gate import Asked
 from fedstill.node.group import Group, stack
 from fedstill.node.questions import GRADIENTS, NodeSide, Question, digest
+from fedstill.wire import WireConfig, kind_of, refine, size
 
 Tensors = Mapping[str, torch.Tensor]
 KEPT = 4  # answers kept for a server that asks again because a reply was lost,
@@ -28,9 +29,9 @@ class _Answered:
     inputs: Tensors  # (G, ...) leaves of the graph
     outputs: Tensors  # (G, ...), with the graph until the next question
     releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
-    pulled: list[Asked] = field(default_factory=list)  # what came to be pulled back, one a node
+    pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
-    gradients: list[Tensors] = field(default_factory=list)  # one a node
+    gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
 
 
 class Desk:
@@ -46,12 +47,19 @@ class Desk:
         compute: device and precision.
         last: the last number that each node has served, by name; shared by all desks at which a node may
             sit, so that it takes none twice.
+        wire: the form in which tensors travel.
     """
 
     def __init__(
-        self, group: Group, side: NodeSide, compute: Compute, last: dict[str, int] | None = None
+        self,
+        group: Group,
+        side: NodeSide,
+        compute: Compute,
+        last: dict[str, int] | None = None,
+        wire: WireConfig | None = None,
     ) -> None:
         self.group, self.side, self.compute = group, side, compute
+        self.wire = wire or WireConfig()
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered: OrderedDict[int, _Answered] = OrderedDict()
 
@@ -70,13 +78,14 @@ class Desk:
                 limit on bytes may strike later, when the size of an answer is known.
             QuestionMismatch: the number was used for another question or other content.
         """
+        arrived, tensors = tensors, refine(tensors)
         question = self._question(name, tensors)
-        content = digest(name, tensors)
+        content = digest(name, arrived)
         kept = self._answered.get(number)
         if kept is None:
             if any(number <= self._last[node.name] for node in self.group.nodes):
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
-            asked = Asked(number, name, content, _bytes(tensors, question.sends))
+            asked = Asked(number, name, content, _bytes(arrived, question.sends))
             for node in self.group.nodes:
                 node.gate.admit(asked, question.kinds())
             kept = self._compute(question, asked, tensors, differentiable)
@@ -85,18 +94,19 @@ class Desk:
             raise QuestionMismatch(self.group.nodes[0].name, name, number)
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
-            kept.releases.append(node.gate.release(kept.asked, "answer", mine, question.kinds()))
+            kept.releases.append(node.gate.release(kept.asked, "answer", mine, question.kinds(), self.wire))
         return kept.releases
 
-    def pull_back(self, number: int, pulls: Sequence[Tensors]) -> Sequence[Tensors]:
+    def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         """Pull gradients that reached the answer back through each node's networks.
 
         Args:
             number: of the question.
-            pulls: for each node of the group, the gradients by the names of its answer.
+            pulls: by node, the gradients by the names of its answer. Nodes of the group that are missing
+                release nothing.
 
         Returns:
-            For each node, the gradients by the names of the question's inputs, ``(B, ...)``.
+            By node, the gradients by the names of the question's inputs, ``(B, ...)``.
 
         Raises:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
@@ -107,29 +117,58 @@ class Desk:
         if kept is None:
             raise QuestionMismatch(first, "unknown", number)
         name = kept.question.name
-        pulled = [
-            Asked(number, name, digest(name, pull), _bytes(pull, dict.fromkeys(pull, GRADIENTS)))
-            for pull in pulls
-        ]
+        pulled = {
+            node: Asked(
+                number, name, digest(name, pull), _bytes(pull, dict.fromkeys(refine(pull), GRADIENTS))
+            )
+            for node, pull in pulls.items()
+        }
         wanted = kept.question.differentiable
         if not kept.pulls:
+            arrived = {node: refine(pull) for node, pull in pulls.items()}
+            sample = next(iter(arrived.values()))
             # What does not depend on the inputs (a mean over the node's own examples) has no way back.
-            names = [key for key, out in kept.outputs.items() if out.requires_grad and key in pulls[0]]
+            names = [key for key, out in kept.outputs.items() if out.requires_grad and key in sample]
             if not names:  # asked without gradients, or pulled only after the next question
                 raise QuestionMismatch(first, name, number)
+            nothing = {key: torch.zeros_like(sample[key]) for key in names}
+            each = [arrived.get(node.name, nothing) for node in self.group.nodes]
             grads = torch.autograd.grad(
                 [kept.outputs[key] for key in names],
                 [kept.inputs[key] for key in wanted],
-                [stack([pull[key] for pull in pulls]) for key in names],
+                [stack([pull[key] for pull in each]) for key in names],
             )
             kept.pulls, kept.pulled = list(grads), pulled
             kept.inputs, kept.outputs = {}, {}  # the graph has done its work
         elif pulled != kept.pulled:
             raise QuestionMismatch(first, name, number)
-        for row, node in list(enumerate(self.group.nodes))[len(kept.gradients) :]:
-            mine = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
-            kept.gradients.append(node.gate.release(pulled[row], "gradient", mine, kept.question.kinds()))
-        return kept.gradients
+        for row, node in enumerate(self.group.nodes):
+            if node.name in pulls and node.name not in kept.gradients:
+                mine = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
+                kept.gradients[node.name] = node.gate.release(
+                    pulled[node.name], "gradient", mine, kept.question.kinds(), self.wire
+                )
+        return {node: kept.gradients[node] for node in pulls}
+
+    def name_of(self, number: int) -> str:
+        """The name of a question that was answered not long ago.
+
+        Raises:
+            QuestionMismatch: it is not known any more.
+        """
+        if number not in self._answered:
+            raise QuestionMismatch(self.group.nodes[0].name, "unknown", number)
+        return self._answered[number].question.name
+
+    def refined(self, name: str, tensors: Tensors) -> Tensors:
+        """A question's tensors as a handler will get them.
+
+        Raises:
+            ArgumentError: no such question, or other tensors than it declares.
+        """
+        whole = refine(tensors)
+        self._question(name, whole)
+        return whole
 
     def _compute(self, question: Question, asked: Asked, tensors: Tensors, differentiable: bool) -> _Answered:
         inputs = {
@@ -178,11 +217,11 @@ class Desk:
 def _size(kept: _Answered) -> int:
     """Bytes that an answer holds in memory."""
     released = [tensor for release in kept.releases for tensor in release.values()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in released)
+    return sum(map(size, released))
 
 
 def _bytes(tensors: Tensors, kinds: Mapping[str, str]) -> Mapping[str, int]:
     sizes: Counter[str] = Counter()
     for name, tensor in tensors.items():
-        sizes[kinds[name]] += tensor.numel() * tensor.element_size()
+        sizes[kind_of(name, kinds)] += size(tensor)
     return sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.privacy.mechanism import Mechanism, NoMechanism
 from fedstill.seeds import torch_generator
+from fedstill.wire import INPUTS, WireConfig, kind_of, size
 
 # Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
 PARAMETERS = "parameters"
@@ -37,9 +38,11 @@ class PolicyConfig:
     """Refuse after so many questions; 0 is no limit."""
     most_bytes: int = 0
     """Refuse once so many bytes have left the node; 0 is no limit."""
+    most_rows: int = 100_000
+    """Refuse a question about more inputs than this at once; 0 is no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("most_questions", "most_bytes"):
+        for name in ("most_questions", "most_bytes", "most_rows"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"policy.{name}", getattr(self, name), "0 (no limit) or more")
 
@@ -93,6 +96,36 @@ class Gate:
                 return f"outputs_only: no {' and '.join(told)}"
         return None
 
+    def inspect(
+        self,
+        question: str,
+        tensors: Mapping[str, torch.Tensor],
+        sends: Mapping[str, str],
+        shape: Sequence[int],
+    ) -> None:
+        """Refuse a question that no sound server asks, before anything is computed.
+
+        Args:
+            question: its name.
+            tensors: that came with it.
+            sends: the kind of each.
+            shape: of one of the node's own inputs.
+
+        Raises:
+            QuestionRefused: inputs of another shape, too many of them, or numbers that are not finite.
+        """
+        most = self.policy.most_rows
+        for name, tensor in tensors.items():
+            rule = None
+            if sends[name] == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
+                rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are (B, *{tuple(shape)})"
+            elif sends[name] == INPUTS and not 1 <= len(tensor) <= (most or math.inf):
+                rule = f"most_rows: {most}, and {name} has {len(tensor)}"
+            elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                rule = f"finite numbers: {name} holds NaN or infinity"
+            if rule is not None:
+                raise QuestionRefused(self.node, question, rule)
+
     def admit(self, asked: Asked, kinds: Mapping[str, str]) -> None:
         """Let a question in, or refuse it before anything is computed.
 
@@ -112,7 +145,12 @@ class Gate:
             raise QuestionRefused(self.node, asked.question, rule)
 
     def release(
-        self, asked: Asked, part: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
+        self,
+        asked: Asked,
+        part: str,
+        tensors: Mapping[str, torch.Tensor],
+        kinds: Mapping[str, str],
+        wire: WireConfig | None = None,
     ) -> Mapping[str, torch.Tensor]:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
 
@@ -121,6 +159,7 @@ class Gate:
             part: ``"answer"`` or ``"gradient"``.
             tensors: by name, what would leave.
             kinds: the kind of each, for the audit.
+            wire: the form in which they travel; None is float32.
 
         Raises:
             QuestionRefused: a tensor of undeclared kind, or more bytes than the policy allows.
@@ -133,8 +172,9 @@ class Gate:
         # With the content: equal noise on two contents would cancel in their difference.
         generator = torch_generator(self.secret, self.node, "gate", asked.number, part, asked.content)
         noised = self.mechanism.noise(bounded, generator)
-        self._charge(asked, part, noised, kinds)
-        return {name: tensor.detach() for name, tensor in noised.items()}
+        leaving = (wire or WireConfig()).coarsen(noised, kinds)
+        self._charge(asked, part, leaving, kinds)
+        return {name: tensor.detach() for name, tensor in leaving.items()}
 
     def _charge(
         self, asked: Asked, part: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
@@ -143,7 +183,7 @@ class Gate:
             return  # the same release once more, after a stop: written and paid for already
         up: Counter[str] = Counter()
         for name, tensor in tensors.items():
-            up[kinds[name]] += tensor.numel() * tensor.element_size()
+            up[kind_of(name, kinds)] += size(tensor)
         limit = self.policy.most_bytes or math.inf
         if self.ledger.up(self.node) + sum(up.values()) > limit:
             raise QuestionRefused(self.node, asked.question, f"most_bytes: {self.policy.most_bytes}")

@@ -29,6 +29,7 @@ class Ledger:
         self._up: Counter[str] = Counter()  # bytes that left each node
         self.bytes: dict[tuple[str, str, str], int] = defaultdict(int)  # node, direction, kind
         self._releases: dict[Release, str] = {}  # -> content of the question answered
+        self._privacy: dict[Release, Mapping[str, Any]] = {}
         self._answers: Counter[str] = Counter()  # questions that each node answered
         self._asked: dict[tuple[int, str], str] = {}  # number and content -> the question's name
         self._file: FileIO | None = None
@@ -58,6 +59,10 @@ class Ledger:
     def released(self, node: str, number: int, part: str) -> str | None:
         """The content of the question that this release answered, or None where there was none."""
         return self._releases.get((node, number, part))
+
+    def privacy(self, node: str, number: int, part: str) -> Mapping[str, Any]:
+        """Under which mechanism, and at which price, a release left."""
+        return self._privacy[node, number, part]
 
     def write(
         self,
@@ -90,6 +95,22 @@ class Ledger:
         if self._file is not None:
             self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
         self._count(line)
+
+    def refuse(self, *, node: str, number: int, question: str, rule: str) -> None:
+        """Write one line of a question that was refused; it counts nothing.
+
+        Raises:
+            OSError: it cannot be written whole; then nothing of it stays.
+        """
+        line = {
+            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "node": node,
+            "number": number,
+            "question": question,
+            "refused": rule,
+        }
+        if self._file is not None:
+            self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
 
     def up(self, node: str) -> int:
         """Bytes that left this node so far."""
@@ -146,7 +167,10 @@ class Ledger:
             raise
 
     def _count(self, line: Mapping[str, Any]) -> None:
-        self._releases[line["node"], line["number"], line["part"]] = line["content"]
+        if "refused" in line:
+            return
+        release = line["node"], line["number"], line["part"]
+        self._releases[release], self._privacy[release] = line["content"], line["privacy"]
         for way in ("down", "up"):
             for kind, size in line[way].items():
                 self.bytes[line["node"], way, kind] += size

@@ -211,7 +211,7 @@ def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(*_: object) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(packs, "_decoded", decoded)
+    monkeypatch.setattr(packs, "decoded", decoded)
 
 
 def test_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

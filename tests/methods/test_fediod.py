@@ -19,6 +19,7 @@ from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.federation import Answers, InProcess, partition
 from fedstill.methods import ServerSetting
+from fedstill.methods.counting import Census
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, critic_loss, node_side
 from fedstill.models import build
 from fedstill.node.gate import Gate, PolicyConfig
@@ -320,7 +321,7 @@ def test_critics_descend_to_low_on_real_and_high_on_generated_by_hand() -> None:
 )
 def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
     server = world(replace(SMALL, importance=how)).server
-    server.counts, server.sizes = torch.tensor([[3.0, 1.0], [1.0, 1.0]]), torch.tensor([4.0, 2.0])
+    server.census = Census(("a", "b"), torch.tensor([[3.0, 1.0], [1.0, 1.0]]), torch.tensor([4.0, 2.0]))
     critic = torch.tensor([0.8, 0.5]).logit().view(2, 1, 1, 1).expand(2, 1, 2, 2)
     tensors = {"critic": critic, "critic_real": torch.tensor([0.2, 0.5])}
     weights = server.importance(Answers(0, ("a", "b"), tensors))
@@ -500,7 +501,7 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
                 assert torch.equal(node.modules[role].state_dict()[name], value)
     assert one.ledger.summary() == ledger
     assert set(answer) == ({"logits"} if importance == "counts" else {"logits", "critic", "critic_real"})
-    together = one.server.ensemble(Answers(-1, tuple("abc"), answer))
+    together = one.server.ensemble(Answers(-1, one.server.federation.nodes, answer))
     assert together.shape == (7, CLASSES)
 
 

@@ -326,7 +326,7 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
         )
         assert made.server.ensemble(answers) is None
         made.server._ask()
-        expected = TASK.ensemble(answers["logits"], made.server.omega, "logits")  # type: ignore[arg-type]
+        expected = TASK.ensemble(answers["logits"], made.server.omega(answers), "logits")
         assert torch.equal(made.server.ensemble(answers), expected)  # type: ignore[arg-type]
 
 

@@ -79,7 +79,8 @@ class Office:
         return self.desk.answer(name, number, {"x": x}, grad)
 
     def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
-        return self.desk.pull_back(number, pulls)
+        names = [node.name for node in self.nodes]
+        return list(self.desk.pull_back(number, dict(zip(names, pulls, strict=True))).values())
 
     def critics(self) -> list[torch.Tensor]:
         return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
@@ -219,7 +220,7 @@ def test_gradients_of_several_inputs_are_told_apart() -> None:
     y = X.flip(0)
     office.desk.answer("two", 0, {"x": X, "y": y}, True)
     given = [{"logits": torch.ones(B, 3)}] * 3
-    released = office.desk.pull_back(0, given)
+    released = list(office.desk.pull_back(0, dict(zip("abc", given, strict=True))).values())
     model = copy.deepcopy(office.nodes[1].model)
     x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
     expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))

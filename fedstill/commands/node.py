@@ -1,0 +1,384 @@
+"""``fedstill node``: what the owner of a node does with its folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fedstill.errors import ArgumentError, DataError, FedstillError, UnknownName
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.config import RunConfig
+    from fedstill.data.public import Public
+    from fedstill.methods import Method
+    from fedstill.node.form import Form
+    from fedstill.node.owner import Examined
+
+HELP = """\
+A node is a folder that belongs to the owner of its data.
+
+usage:
+  fedstill node init DIR [--name NAME]      write DIR/node.toml, with every option explained, and DIR/secret
+  fedstill node check DIR [RUN.toml|PRESET] what the node is, what it would answer and refuse (in one run, or
+                                            by each method), and everything that is wrong; trains nothing
+  fedstill node start DIR                   join the federation that the startup kit in DIR/kit is for
+  fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
+                                            answer questions that came as a file, into a file; `fedstill
+                                            questions` explains
+"""
+
+FEW = 20  # classes that are shown one by one
+
+
+def main(words: list[str]) -> None:
+    """Do what the words after ``fedstill node`` say.
+
+    Raises:
+        FedstillError: they say nothing that can be done.
+    """
+    commands = {"init": _init, "check": _check, "start": _start, "answer": _answer}
+    if not words or any(word in ("-h", "--help") for word in words):
+        print(HELP, end="")
+    elif words[0] not in commands:
+        raise UnknownName("command", f"node {words[0]}", [f"node {name}" for name in commands])
+    else:
+        commands[words[0]](words[1:])
+
+
+def _arguments(
+    words: Sequence[str], command: str, names: str, option: str = ""
+) -> tuple[list[str], str | None]:
+    """The words that are no option, of which there are as many as names, and the value of the one option.
+
+    Names in brackets may be missing.
+    """
+    rest: list[str] = []
+    value: str | None = None
+    queue = iter(words)
+    for word in queue:
+        key, equals, after = word.partition("=")
+        if not word.startswith("--"):
+            rest.append(word)
+        elif key != option:
+            raise UnknownName(
+                "option", key, [option] if option else [], see=f"fedstill node {command} {names}"
+            )
+        else:
+            value = after if equals else next(queue, "")
+            if not value:
+                raise ArgumentError(option, "", "a value after it")
+    wanted = names.split()
+    least = sum(not name.startswith("[") for name in wanted)
+    if not least <= len(rest) <= len(wanted):
+        raise ArgumentError(f"fedstill node {command}", " ".join(rest), names)
+    return rest, value
+
+
+# --- init ---------------------------------------------------------------------------------------------
+
+
+def _init(words: list[str]) -> None:
+    (folder,), name = _arguments(words, "init", "DIR", "--name")
+
+    from fedstill.node import owner
+
+    owner.init(Path(folder), name)
+    print(
+        f"Wrote {Path(folder) / owner.FILE} and {Path(folder) / owner.SECRET} (which nobody else may read)."
+    )
+    print("Next:")
+    print("  1. say in node.toml where your data are, which model you have and what may leave")
+    print(f"  2. copy the startup kit that you were given to {Path(folder) / owner.KIT}")
+    print(f"  3. fedstill node check {folder}")
+
+
+# --- check --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """A run as far as a node's machine can know it."""
+
+    target: str
+    config: RunConfig[Any]
+    form: Form | None
+    public: Public | None
+    note: str  # why the form is not known
+
+
+def _check(words: list[str]) -> None:
+    given, _ = _arguments(words, "check", "DIR [RUN.toml|PRESET]")
+    folder = Path(given[0])
+
+    from rich.console import Console
+
+    from fedstill.node import owner
+
+    asking = _asking(given[1]) if len(given) > 1 else None
+    found = owner.examine(folder, asking.form if asking else None)
+    console = Console(highlight=False, markup=False, emoji=False)
+    _print_node(console, folder, found)
+    if asking is not None:
+        _print_questions(console, asking, found)
+    else:
+        _print_methods(console, found)
+    if found.faults:
+        _leave(folder, found.faults)
+    print("No faults.")
+
+
+def _leave(folder: Path, faults: Sequence[str]) -> NoReturn:
+    if len(faults) == 1:
+        raise FedstillError(faults[0])
+    print(f"fedstill: {len(faults)} faults in {folder}:", file=sys.stderr)
+    for fault in faults:
+        print(f"  {' '.join(fault.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _asking(target: str) -> _Asking:
+    from fedstill.config import load
+    from fedstill.data import load as load_data
+    from fedstill.data.public import load_public
+    from fedstill.node.form import Form
+
+    config = load(target)
+    try:
+        data = load_data(config.data)
+        public = load_public(config.public, data)[1]
+    except DataError as error:
+        return _Asking(target, config, None, None, str(error))
+    channels, height, width = data.train.inputs.shape[1:]
+    form = Form(config.task, data.classes, (channels, height, width), data.mean, data.std)
+    return _Asking(target, config, form, public, "")
+
+
+def _print_node(console: Console, folder: Path, found: Examined) -> None:
+    from rich.table import Table
+
+    if found.file is None:
+        return
+    console.print(f"node {found.file.name}, in {folder.resolve()}", soft_wrap=True)
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, min_width=9)
+    table.add_column()
+    for head, lines in _facts(folder, found).items():
+        for number, line in enumerate(lines):
+            table.add_row(f"  {head}" if number == 0 else "", line)
+    console.print(table)
+    console.print()
+
+
+def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
+    """What a node is, in lines by what they are about."""
+    from fedstill.data.private import SOURCES, times
+    from fedstill.node import owner
+
+    file = found.file
+    facts: dict[str, list[str]] = {}
+    if file is None:
+        return facts
+    if found.data is not None and found.form is not None:
+        source = file.data.path if file.data.source in SOURCES else file.data.source
+        facts["data"] = [f"{len(found.data)} examples, {times(found.form.shape)}, from {source}"]
+        facts["data"].append(_counts(found.form.classes, found.data.targets.tolist()))
+    if found.model is not None:
+        facts["model"] = [f"{file.model.name}, {_about_model(found)}"]
+    if found.compute is not None:
+        facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
+    policy = file.policy
+    limits = {
+        "questions": policy.most_questions,
+        "bytes": policy.most_bytes,
+        "inputs a question": policy.most_rows,
+    }
+    facts["policy"] = [
+        f"questions {', '.join(policy.questions) or 'none'}; "
+        + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
+        + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
+    ]
+    if not file.online:
+        facts["link"] = ["none: it answers files of questions"]
+    elif not owner.kit_faults(folder, None):
+        until = owner.valid_until(folder)
+        facts["link"] = [
+            f"dials out to {owner.read_kit(folder)[1]}; its certificate is valid until {until:%Y-%m-%d}"
+        ]
+    return facts
+
+
+def _counts(classes: Sequence[str], targets: Sequence[int]) -> str:
+    """How many examples there are of each class, if that can be shown."""
+    counts = [targets.count(number) for number in range(len(classes))]
+    if len(classes) > FEW:
+        there = [count for count in counts if count]
+        return f"{len(there)} of {len(classes)} classes, {min(there)} to {max(there)} of each"
+    return ", ".join(f"{name}: {count}" for name, count in zip(classes, counts, strict=True))
+
+
+def _about_model(found: Examined) -> str:
+    from fedstill.models.foreign import Predictor
+
+    model = found.model
+    if model is None or isinstance(model, Predictor):
+        return f"{model}: it only predicts, and nothing of it is trained"
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    share = "all" if trained == sum(sizes) else f"{trained:,}" if trained else "none"
+    weights = (
+        "" if found.file is None or not found.file.model.weights else f", from {found.file.model.weights}"
+    )
+    return f"{sum(sizes):,} parameters{weights}, {share} trained here"
+
+
+def _questions(method: Method, config: Any, found: Examined, public: Public | None) -> dict[str, Any]:
+    """What a method asks this node."""
+    import torch
+
+    from fedstill.compute import Compute
+    from fedstill.data.public import Public
+    from fedstill.node.questions import NodeSetting
+    from fedstill.tasks import make_task
+
+    shape = found.form.shape if found.form else (1, 8, 8)
+    task = make_task("classification", len(found.form.classes) if found.form else 2)
+    stand_in = Public("none", torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long))
+    local = found.file.local if found.file else None
+    setting = NodeSetting(task, local, found.compute or Compute(), public or stand_in)  # type: ignore[arg-type]
+    return dict(method.node_side(config, setting).questions)
+
+
+def _print_questions(console: Console, asking: _Asking, found: Examined) -> None:
+    """What one run asks, and what this node would say."""
+    from rich.table import Table
+
+    from fedstill.methods import method_of
+
+    config = asking.config
+    method = method_of(config.method)
+    if asking.note:
+        console.print(
+            f"The run's own data are not here, so shape and classes are those of yours ({asking.note})."
+        )
+        console.print()
+    questions = _questions(method, config.method, found, asking.public)
+    rules, against = _rules(method, config, found, questions, _student(asking, found))
+    console.print(f"In {asking.target} ({method.title}) it would be asked:")
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for name, question in questions.items():
+        kinds = ", ".join(dict.fromkeys(question.kinds().values()))
+        often = f"x{question.times}" if question.times > 1 else ""
+        says = f"refuses ({rules[name]})" if name in rules else f"answers with {kinds}"
+        table.add_row(f"  {name}", often, says)
+    console.print(table)
+    if against is None:
+        console.print("It can take part.")
+    else:
+        console.print(f"It cannot take part: {against}.", soft_wrap=True)
+    console.print()
+
+
+def _print_methods(console: Console, found: Examined) -> None:
+    """What each method asks, and what this node would say."""
+    from rich.table import Table
+
+    from fedstill.methods import METHODS
+
+    if found.file is None:
+        return
+    console.print("In a run of each method, with its default options:")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for head in ("  method", "can take part", "what the node does"):
+        table.add_column(head, header_style="bold")
+    for name, method in METHODS.items():
+        questions = _questions(method, method.config(), found, None)
+        rules, against = _rules(method, None, found, questions, None)
+        told = [question for question in questions if question not in rules]
+        parts = [f"answers {', '.join(told)}"] if told else [] if rules else ["is asked nothing"]
+        parts += [f"refuses {', '.join(asked)} ({rule})" for rule, asked in _by_rule(rules).items()]
+        parts += [against] if against and not rules else []
+        table.add_row(f"  {name}", "no" if against else "yes", "; ".join(parts))
+    console.print(table)
+    console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
+    console.print()
+
+
+def _by_rule(rules: dict[str, str]) -> dict[str, list[str]]:
+    sorted_out: dict[str, list[str]] = {}
+    for question, rule in rules.items():
+        sorted_out.setdefault(rule, []).append(question)
+    return sorted_out
+
+
+def _rules(
+    method: Method, config: RunConfig[Any] | None, found: Examined, questions: dict[str, Any], student: Any
+) -> tuple[dict[str, str], str | None]:
+    """The rule by which each question is refused, if any, and why this node cannot take part, if so."""
+    from torch import nn
+
+    from fedstill.node import owner
+    from fedstill.node.fit import architecture
+
+    if found.file is None:
+        return {}, None
+    model = found.model or nn.Identity()
+    rules = owner.objections(found.file, model, questions)
+    needs = method.needs(config.method if config is not None else method.config())
+    limit, total = found.file.policy.most_questions, sum(question.times for question in questions.values())
+    against = None
+    if rules:
+        name, rule = next(iter(rules.items()))
+        against = f"it refuses {name} ({rule}), and the run needs it"
+    elif limit and total > limit:
+        against = f"it answers at most {limit} questions, and the run asks {total}"
+    elif found.model is not None and found.form is not None and found.compute is not None:
+        against = owner.unfit(found.model, needs, found.form, found.compute)
+        if against is None and needs.same_architecture and student is not None:
+            same = architecture(student) == architecture(found.model)
+            against = None if same else "its model is not of the student's architecture"
+    return rules, against
+
+
+def _student(asking: _Asking, found: Examined) -> Any:
+    """The run's central model, to compare architectures; None where it cannot be made here."""
+    from fedstill import models
+
+    if found.form is None:
+        return None
+    try:
+        return models.build(asking.config.student.model, found.form.shape, len(found.form.classes), 0)
+    except FedstillError:  # a factory of the server's own
+        return None
+
+
+# --- start, answer ------------------------------------------------------------------------------------
+
+
+def _start(words: list[str]) -> None:
+    (folder,), _ = _arguments(words, "start", "DIR")
+
+    from fedstill.federation import site
+    from fedstill.node import owner
+
+    found = owner.examine(Path(folder), quick=True)
+    if found.file is None or found.faults:
+        _leave(Path(folder), found.faults)
+    if not found.file.online:
+        allowed = "true to join a federation; `fedstill node answer` answers files"
+        raise ArgumentError("online", False, allowed)
+    here = site.node(Path(folder))
+    if site.running(here) is None:
+        name, address = owner.read_kit(Path(folder))
+        print(f"node {name} joins {address}; Ctrl+C ends it. Its log: {here.log}", flush=True)
+    sys.exit(site.run(here))
+
+
+def _answer(words: list[str]) -> None:
+    from fedstill.commands import bundles
+
+    bundles.answer(words)

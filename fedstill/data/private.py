@@ -1,0 +1,345 @@
+"""The data of one owner, from where they are kept to tensors in the form that a server declares.
+
+Labels given as names count by name, so that a node may lack classes. What is marked as test data
+in the source is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.data.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.data.loaders import MEAN, STD
+from fedstill.data.packs import MOST_CLASSES, Images, Raw, decoded, from_arrays, read_folder, read_npz
+from fedstill.data.public import in_form
+from fedstill.errors import ArgumentError, DataError
+from fedstill.imports import OWN, find, first_line, is_path
+from fedstill.node.form import Form
+from fedstill.tasks import make_task
+
+SOURCES = ("npz", "folder", "csv")
+
+
+@dataclass(frozen=True)
+class PrivateConfig:
+    """Where a node's own examples are, and in what form."""
+
+    source: str = "npz"
+    """npz: a file with arrays images and labels; folder: images by class, one folder a class; csv: a table;
+    or package.module:function, your own, called with the path below, which gives images and labels."""
+
+    path: str = "data.npz"
+    """The file or folder, from the folder of this file."""
+
+    normalised: bool = False
+    """Inputs are floats, normalised as the server declares, and taken as they are; else they are pixels:
+    bytes, or floats from 0 to 1."""
+
+    fit: bool = False
+    """Bring images of another size or number of channels into the server's form; else they are refused."""
+
+    label: str = "label"
+    """csv: the column of labels, which are names of classes or their numbers from 0."""
+
+    image: str = ""
+    """csv: the column of image files, from the folder of the csv; if empty, all other columns are pixels."""
+
+    shape: tuple[int, ...] = ()
+    """csv of pixels: channels, height and width; if empty, as the server declares, else one grey square."""
+
+    white: float = 255.0
+    """csv of pixels: the value of white; black is 0."""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES and not is_path(self.source):
+            raise ArgumentError(
+                "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
+            )
+        if self.shape and (len(self.shape) != 3 or min(self.shape) < 1):
+            raise ArgumentError("data.shape", list(self.shape), "channels, height and width, each 1 or more")
+        if not 0 < self.white < float("inf"):
+            raise ArgumentError("data.white", self.white, "a number above 0")
+
+
+def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple[TensorData, Form]:
+    """An owner's examples, in the form that a server declares.
+
+    Args:
+        config: where they are.
+        folder: from which paths count.
+        form: what the server declares; None takes shape and classes from the data themselves, and the usual
+            normalisation.
+
+    Returns:
+        Inputs ``(N, C, H, W)`` float32 and targets ``(N,)`` int64, and their form.
+
+    Raises:
+        ArgumentError: an option that cannot be followed.
+        DataError: data that cannot be read or are of another form.
+    """
+    what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
+    raw, named = _read(config, folder, form)
+    if raw.test is not None:
+        rows = np.flatnonzero(~raw.test)
+        raw = Raw(raw.images[rows], raw.labels[rows], raw.classes)
+    if form is None:
+        form = _own_form(raw, config.source, what)
+    targets = torch.from_numpy(_class_numbers(raw, named, form, what))
+    data = TensorData(_inputs(raw.images, config, form, what), targets)
+    make_task(form.task, len(form.classes)).check(data, what)
+    return data, form
+
+
+def _own_form(raw: Raw, source: str, what: str) -> Form:
+    """What data say of their own form."""
+    channels, height, width = raw.images.shape[1:]
+    classes = raw.classes
+    if source == "csv" and _whole(classes) and int(classes[-1]) < MOST_CLASSES:
+        classes = tuple(map(str, range(int(classes[-1]) + 1)))  # numbers from 0, some of which do not occur
+    if len(classes) < 2:
+        raise DataError(f"{what}: one class does not tell which others there are: name the run, which does")
+    return Form("classification", classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+
+
+# --- classes ------------------------------------------------------------------------------------------
+
+
+def _class_numbers(raw: Raw, named: bool, form: Form, what: str) -> npt.NDArray[np.int64]:
+    """Labels as the form numbers its classes: ``(N,)``."""
+    used = [raw.classes[label] for label in np.unique(raw.labels)]
+    if not named:
+        numbers = list(range(len(raw.classes)))
+    elif set(used) <= set(form.classes):
+        numbers = [form.classes.index(name) if name in form.classes else -1 for name in raw.classes]
+    elif _whole(used) and not any(map(str.isdecimal, form.classes)):
+        numbers = [min(int(name), MOST_CLASSES) if name.isdecimal() else -1 for name in raw.classes]
+    else:
+        unknown = next(name for name in used if name not in form.classes)
+        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(form.classes)}")
+    labels = np.array(numbers, dtype=np.int64)[raw.labels]
+    check_labels(torch.from_numpy(labels), len(form.classes), what)
+    return labels
+
+
+def _whole(names: Sequence[str]) -> bool:
+    return all(name.isdecimal() and str(int(name)) == name for name in names)
+
+
+def _by_name(names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Labels given as texts: their numbers, and the classes in order, numbers as numbers."""
+    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    place = {name: number for number, name in enumerate(classes)}
+    return np.array([place[name] for name in names], dtype=np.int64), tuple(classes)
+
+
+# --- inputs -------------------------------------------------------------------------------------------
+
+
+def _inputs(images: Images, config: PrivateConfig, form: Form, what: str) -> torch.Tensor:
+    """Images normalised as the form declares, ``(N, C, H, W)`` float32."""
+    found = tuple(images.shape[1:])
+    if config.normalised:
+        if images.dtype == np.uint8:
+            raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
+        _refuse_shape(found, form, what, "")
+        inputs = torch.from_numpy(np.ascontiguousarray(images))
+        _check_range(inputs, form, what)
+        return inputs
+    if found == form.shape:
+        return normalised(images, form.mean, form.std)
+    if not config.fit:
+        _refuse_shape(found, form, what, "; data.fit = true brings images into it")
+    as_pixels = TensorData(normalised(images, (0.0,) * found[0], (1.0,) * found[0]), torch.zeros(len(images)))
+    like = TensorData(torch.zeros(1, *form.shape), torch.zeros(1))
+    source = DataSet(what, as_pixels, as_pixels, form.classes, (0.0,) * found[0], (1.0,) * found[0])
+    target = DataSet("the server", like, like, form.classes, form.mean, form.std)
+    return in_form(as_pixels.inputs, source, target)
+
+
+def _refuse_shape(found: tuple[int, ...], form: Form, what: str, way_out: str) -> None:
+    if found != form.shape:
+        shapes = f"{times(found)} (channels, height, width): allowed is {times(form.shape)}"
+        raise DataError(f"{what}: images are {shapes}{way_out}")
+
+
+def times(shape: Sequence[int]) -> str:
+    """A shape in words.
+
+    >>> times((3, 32, 32))
+    '3 x 32 x 32'
+    """
+    return " x ".join(map(str, shape))
+
+
+def _check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
+    """Refuse inputs that are no pixels from 0 to 1 under the form's normalisation."""
+    for channel, (mean, std) in enumerate(zip(form.mean, form.std, strict=True)):
+        low, high = (0 - mean) / std, (1 - mean) / std
+        least, most = inputs[:, channel].min().item(), inputs[:, channel].max().item()
+        if least < low - 1e-3 or most > high + 1e-3:
+            raise DataError(
+                f"{what}: has values from {least:.4g} to {most:.4g} in channel {channel}: allowed by mean "
+                f"{mean:.4g} and std {std:.4g} are {low:.4g} to {high:.4g}"
+            )
+
+
+# --- sources ------------------------------------------------------------------------------------------
+
+
+def _read(config: PrivateConfig, folder: Path, form: Form | None) -> tuple[Raw, bool]:
+    """What a source holds, and whether its labels are names."""
+    path = locate(config, folder)
+    if config.source not in SOURCES:
+        return _called(config, path, folder)
+    if config.source == "folder":
+        return read_folder(path), True
+    if config.source == "csv":
+        return _read_csv(config, path, form), True
+    return _numbered(read_npz(path, pixels=not config.normalised))
+
+
+def locate(config: PrivateConfig, folder: Path) -> Path:
+    """The file or folder that a configuration means.
+
+    Raises:
+        ArgumentError: the owner's own function cannot be imported.
+        DataError: there is no such file or folder.
+    """
+    path = folder / Path(config.path).expanduser()
+    if config.source not in SOURCES:  # what the path means is the function's own business
+        find(config.source, folder, "data.source")
+    elif config.source == "folder" and not path.is_dir():
+        raise DataError(f"data.path {config.path!r}: there is no folder {path}")
+    elif config.source != "folder" and not path.is_file():
+        raise DataError(f"data.path {config.path!r}: there is no file {path}")
+    return path
+
+
+def _numbered(raw: Raw) -> tuple[Raw, bool]:
+    """Classes that are called as they are numbered have no names of their own."""
+    return raw, raw.classes != tuple(map(str, range(len(raw.classes))))
+
+
+def _called(config: PrivateConfig, path: Path, folder: Path) -> tuple[Raw, bool]:
+    """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
+    function = find(config.source, folder, "data.source")
+    try:
+        given = function(path)
+        if isinstance(given, Mapping):
+            arrays = {str(name): np.asarray(array) for name, array in given.items()}
+        else:
+            images, labels = given if isinstance(given, tuple) else _pairs(given)
+            arrays = {"images": np.asarray(images), "labels": np.asarray(labels)}
+    except OWN as error:
+        told = f"the function fails, or gives no (images, labels): {first_line(error)}"
+        raise DataError(f"data.source {config.source!r}: {told}") from error
+    if arrays.get("labels", np.zeros(0)).dtype.kind == "U":
+        labels, classes = _by_name([str(name) for name in arrays["labels"]])
+        arrays |= {"labels": labels, "classes": np.array(classes)}
+        return from_arrays(Path(config.source), arrays, pixels=not config.normalised), True
+    return _numbered(from_arrays(Path(config.source), arrays, pixels=not config.normalised))
+
+
+def _pairs(data: Any) -> tuple[Any, Any]:
+    """A torch data set of (input, label), or :class:`TensorData`, as arrays."""
+    if isinstance(data, TensorData):
+        return data.inputs.numpy(), data.targets.numpy()
+    examples = [data[index] for index in range(len(data))]
+    images = np.stack([np.asarray(image) for image, _ in examples])
+    return images, np.asarray([label if isinstance(label, str) else int(label) for _, label in examples])
+
+
+def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
+    """A table with a header: a column of labels, and either a column of image files or pixels."""
+    labels: list[str] = []
+    files: list[str] = []
+    pixels: list[npt.NDArray[np.float32]] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            lines = csv.reader(stream)
+            header = [name.strip() for name in next(lines, [])]
+            label = _column(header, config.label, "data.label", path)
+            image = _column(header, config.image, "data.image", path) if config.image else None
+            rest = [column for column in range(len(header)) if column != label]
+            for line in lines:
+                if not line:
+                    continue  # an empty line, as at the end
+                if len(line) != len(header):
+                    raise DataError(
+                        f"{path}: line {lines.line_num} has {len(line)} cells: allowed are {len(header)}"
+                    )
+                labels.append(line[label].strip())
+                if image is not None:
+                    files.append(line[image].strip())
+                else:
+                    pixels.append(_numbers([line[column] for column in rest], path, lines.line_num))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as a csv ({first_line(error)})") from error
+    if not labels:
+        raise DataError(f"{path}: there are no examples: allowed is one line or more below the header")
+    numbers, classes = _by_name(labels)
+    images = _files(path, files) if config.image else _pixels(np.stack(pixels), config, path, form)
+    return Raw(images, numbers, classes)
+
+
+def _column(header: list[str], name: str, option: str, path: Path) -> int:
+    if header.count(name) != 1:
+        shown = ", ".join(header[:8]) + ", ..." * (len(header) > 8)
+        raise ArgumentError(option, name, f"one column of {path}, which has {shown or 'none'}")
+    return header.index(name)
+
+
+def _numbers(row: list[str], path: Path, line: int) -> npt.NDArray[np.float32]:
+    try:
+        return np.array(row, dtype=np.float32)
+    except ValueError as error:
+        raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
+
+
+def _pixels(table: npt.NDArray[np.float32], config: PrivateConfig, path: Path, form: Form | None) -> Images:
+    """Rows of pixels as images from 0 to 1, unless normalised: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
+    count = table.shape[1]
+    shape = config.shape or (form.shape if form is not None else ())
+    side = round(count**0.5)
+    if not shape or (not config.shape and np.prod(shape) != count):
+        shape = (1, side, side)
+    if np.prod(shape) != count or count == 0:
+        shown = list(config.shape) if config.shape else []
+        raise ArgumentError(
+            "data.shape", shown, f"channels, height and width of the {count} pixels in {path}"
+        )
+    if not config.normalised:
+        bad = np.flatnonzero(~((table >= 0) & (table <= config.white)).all(axis=1))
+        if len(bad):
+            raise DataError(
+                f"{path}: {len(bad)} examples hold NaN or values outside 0..{config.white:g} (data.white), "
+                f"the first is example {bad[0]}"
+            )
+        if config.white == 255 and 0 < table.max() <= 1:
+            raise DataError(
+                f"{path}: no value is above 1, and data.white is 255: allowed is data.white = 1.0"
+            )
+        table = table / np.float32(config.white)
+    return table.reshape(-1, *shape)
+
+
+def _files(path: Path, names: list[str]) -> Images:
+    """The image files that a csv names, of one size: ``(N, C, H, W)``."""
+    images: list[Images] = []
+    for name in names:
+        image = decoded(path.parent / name, f"{path}: image {name!r}")
+        if images and image.shape != images[0].shape:
+            raise DataError(
+                f"{path}: image {name!r} is {times(image.shape)}, but {names[0]!r} is "
+                f"{times(images[0].shape)}: allowed is one size for all"
+            )
+        images.append(image)
+    return np.stack(images)

@@ -1,0 +1,132 @@
+"""Nodes on NVIDIA FLARE, through its Collab API: what runs in FLARE's processes at the server and at a node.
+
+A job names these two programs and carries the server's configuration; it carries no code, and nothing about
+a node. The server's program asks; a node's program is its owner's folder with a way in for messages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+
+from fedstill.errors import DeployError, FedstillError
+from fedstill.federation.remote import LinkError
+
+logger = logging.getLogger("fedstill.server")
+
+RUNS, NODE, NODES = "FEDSTILL_RUNS", "FEDSTILL_NODE", "FEDSTILL_NODES"  # environment variables
+STOPPED = "stopped.json"  # in a run's folder: why it stopped
+
+
+class ServerProgram:
+    """The server's half of one run, as FLARE's job runs it.
+
+    Args:
+        config: the run's configuration, as TOML.
+        run: its name; a run of this name that was stopped goes on.
+    """
+
+    def __init__(self, config: str, run: str) -> None:
+        self.config, self.run_name = config, run
+
+    @collab.main  # type: ignore[untyped-decorator,unused-ignore]
+    def main(self) -> None:
+        """Run, and leave the results in the job's workspace, from where they are fetched."""
+        folder = Path(_environment(RUNS)) / self.run_name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STOPPED).unlink(missing_ok=True)
+        try:
+            self._run(folder)
+        except (FedstillError, OSError) as error:
+            logger.error("run %s stopped: %s", self.run_name, error)
+            told = {"error": type(error).__name__, "text": " ".join(str(error).split())}
+            (folder / STOPPED).write_text(json.dumps(told) + "\n", encoding="utf-8")
+        finally:
+            job = collab.fl_ctx.get_job_id()
+            kept = Path(collab.workspace.get_run_dir(job)) / "fedstill"
+            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("state.safetensors*"))
+
+    def _run(self, folder: Path) -> None:
+        from fedstill.config import read_toml
+        from fedstill.live import Live
+
+        config = read_toml(self.config)
+        live = Live(config, FlareLink(collab.clients), self.run_name, folder)
+        logger.info("run %s begins", self.run_name)
+        figures = live.run()
+        result = {**live.about(), **figures}
+        live.records.finish(result, live.trained(), keep_state=True)
+        logger.info("run %s is done", self.run_name)
+
+
+class NodeProgram:
+    """One node, as FLARE's job runs it: its folder is where its owner started it, whatever a job says."""
+
+    def __init__(self) -> None:
+        self._host: Any = None
+
+    @collab.init  # type: ignore[untyped-decorator,unused-ignore]
+    def begin(self) -> None:
+        """Read the owner's folder."""
+        from fedstill.node.host import Host
+
+        folder = os.environ.get(NODE)
+        if folder is None:  # all nodes of a simulation have the same environment
+            folder = str(Path(_environment(NODES)) / str(collab.site_name))
+        self._host = Host(Path(folder))
+        if self._host.name != collab.site_name:
+            raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
+
+    @collab.publish  # type: ignore[untyped-decorator,unused-ignore]
+    def serve(self, message: bytes) -> bytes:
+        """Answer one message of the server; nodes do not talk to each other."""
+        if collab.caller != "server":
+            raise DeployError(f"a message from {collab.caller!r}: allowed is the server")
+        reply: bytes = self._host.serve(message)
+        return reply
+
+
+class FlareLink:
+    """Carries messages through FLARE.
+
+    Args:
+        clients: FLARE's proxies of the nodes.
+    """
+
+    def __init__(self, clients: Sequence[Any]) -> None:
+        self._clients = {str(client.name): client for client in clients}
+        self.nodes: Sequence[str] = sorted(self._clients, key=natural)
+
+    def call(self, node: str, message: bytes, seconds: float) -> bytes:
+        """See :class:`fedstill.federation.remote.Link`."""
+        try:
+            reply: bytes = self._clients[node](timeout=seconds).serve(message)
+        except CollabCallError as error:
+            raise LinkError(" ".join(str(error.cause).split())) from error
+        except RunAborted as error:
+            raise DeployError("FLARE ended the job") from error
+        return reply
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Orders node-2 before node-10, as a simulation has them.
+
+    >>> sorted(["node-10", "node-2", "clinic"], key=natural)
+    ['clinic', 'node-2', 'node-10']
+    """
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or -1)
+
+
+def _environment(name: str) -> str:
+    if name not in os.environ:
+        raise DeployError(f"{name} is not set: `fedstill server start` and `fedstill node start` set it")
+    return os.environ[name]

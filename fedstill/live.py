@@ -1,0 +1,316 @@
+"""The server's half of a run whose nodes are elsewhere: it has a method, a student and test data of its own.
+
+It knows no node's data, model or policy, and cannot name them. Its folder is a run's folder like any other;
+a run that was stopped in it goes on from it, and its nodes go back to the mark that it had reached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fedstill
+from fedstill import models
+from fedstill.compute import Compute
+from fedstill.config import RunConfig, to_dict
+from fedstill.data.loaders import load
+from fedstill.data.public import Public, load_public
+from fedstill.errors import MethodRefused
+from fedstill.federation.remote import Link, Meter, Remote
+from fedstill.methods import Server, ServerSetting, method_of
+from fedstill.methods.counting import Census
+from fedstill.node.fit import architecture, fitted
+from fedstill.node.form import Form
+from fedstill.node.ledger import Ledger
+from fedstill.node.plan import Plan, fingerprint
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig, predict
+from fedstill.progress import Bars
+from fedstill.records import Records
+from fedstill.tasks import make_task
+from fedstill.turns import drive
+from fedstill.wire import WireConfig
+
+
+class Live:
+    """A run at the server, ready to begin.
+
+    Args:
+        config: the run. Its tables ``nodes`` and ``split`` are not read.
+        link: to the nodes.
+        run: its name, by which the nodes know it again.
+        folder: where its files are written.
+        progress: show bars on a terminal.
+
+    Raises:
+        FedstillError: data, student and method do not fit together.
+    """
+
+    def __init__(
+        self, config: RunConfig[Any], link: Link, run: str, folder: Path, *, progress: bool = False
+    ) -> None:
+        self.config, self.link, self.run_name, self.folder = config, link, run, folder
+        self.progress = progress
+        self.method = method_of(config.method)
+        self.needs = self.method.needs(config.method)
+        self.data = load(config.data)
+        self.task = make_task(config.task, len(self.data.classes))
+        self.task.check(self.data.test, "test data")
+        self.compute = Compute(dataclasses.replace(config.engine, name="one-by-one", startup_kit=""))
+        shape: tuple[int, int, int] = tuple(self.data.test.inputs.shape[1:])  # type: ignore[assignment]
+        self.shape = shape
+        made = models.build(config.student.model, shape, len(self.data.classes), config.seed, "student")
+        parted = self.needs.split
+        self.whole = made
+        self.student = fitted(made, self.compute, shape, config.seed, "student", parted=parted)
+        self.test = self.data.test.to(self.compute.device)
+        _, public = load_public(config.public, self.data)
+        if (self.needs.public or self.needs.public_labels) and public is None:
+            raise MethodRefused(self.method.title, "every node", "there is no public data: set public.name")
+        self.public: Public | None = None if public is None else public.to(self.compute.device)
+        self.plan = Plan(
+            run,
+            to_dict(config)["method"],
+            Form(config.task, self.data.classes, shape, self.data.mean, self.data.std),
+            WireConfig(config.link.inputs, config.link.gradients),
+            fingerprint(public),
+            ("", "") if public is None else (public.name, public.note),
+        )
+        # What the nodes are asked is the method's declaration; what they have is not known here.
+        at_nodes = NodeSetting(self.task, LocalConfig(), self.compute, self.public)
+        side = self.method.node_side(config.method, at_nodes)
+        self.leaves = list(side.leaves())
+        self.ledger = Ledger()
+        self.federation = Remote(
+            link, self.plan, side.questions, config.link, self.ledger, self.compute, public
+        )
+        self.seconds = {"local_training": 0.0, "distillation": 0.0}
+        self.records, self.server = Records(None), None
+        self._earlier, self._start = 0.0, time.monotonic()
+        self._since: tuple[str, float] | None = None  # the phase at work, and when it began
+
+    server: Server | None
+
+    def run(self) -> dict[str, Any]:
+        """The whole run, from its beginning or from where it stopped in this folder.
+
+        Returns:
+            Its figures: accuracies in percent, bytes, questions, seconds, what the link cost.
+
+        Raises:
+            FedstillError: a node cannot take part, refuses or fails; the run can go on from its last mark.
+        """
+        self._start = time.monotonic()
+        self.records = Records(self.folder)
+        try:
+            self.ledger.open(self.folder / "ledger.jsonl")
+            with Bars(self.progress) as bars:
+                return self._run(self.records.load(), bars)
+        finally:
+            self.federation.leave()
+            self.ledger.close()
+
+    def _run(self, saved: Mapping[str, Any], bars: Bars) -> dict[str, Any]:
+        if saved:
+            self.seconds, self._earlier = dict(saved["seconds"]), saved["total"]
+            self.federation.meter = Meter(**saved["meter"])
+        self.federation.join()
+        self._check_nodes()
+        server = self._make_server()
+        self._begin("local_training")
+        self.federation.learn(lambda steps: bars.show("local training", steps, steps))
+        self._end()
+        # Also without a saved state: nodes may have answered before the server was stopped.
+        self.federation.recall(saved["mark"] if saved else 0)
+        if saved:
+            server.load(saved["server"])
+        self.server = server
+        self._begin("distillation")
+        drive(
+            server,
+            self.records,
+            bars,
+            metric=self.task.metric,
+            every=self.config.evaluation.every,
+            samples=self.config.evaluation.samples,
+            pixels=self._pixels,
+            before=self.seconds["distillation"],
+            look=self._look,
+            save=self._save,
+        )
+        self._end()
+        self._save()
+        return self._figures(server)
+
+    # --- the parts ------------------------------------------------------------------------------------
+
+    def _check_nodes(self) -> None:
+        """Refuse nodes with which the method cannot work, before anything is trained."""
+        title, about = self.method.title, self.federation.about
+        kind = architecture(self.student)
+        equal = [node for node, told in about.items() if told["architecture"] == kind]
+        for node, told in about.items():
+            if self.needs.trainable and told["frozen"]:
+                raise MethodRefused(title, node, "its model is frozen, and every round trains it")
+            if (self.needs.same_architecture or self.needs.student_kind) and node not in equal:
+                raise MethodRefused(title, node, "its model is not of the student's architecture")
+
+    def _make_server(self) -> Server:
+        """The method's program; refuses what a node would refuse later."""
+        mean, std = self.data.mean, self.data.std
+        setting = ServerSetting(
+            federation=self.federation,
+            student=self.student,
+            task=self.task,
+            shape=self.shape,
+            mean=tuple(mean),
+            std=tuple(std),
+            compute=self.compute,
+            seed=self.config.seed,
+            local=LocalConfig(),
+            public=self.public,
+            kinds=((self.federation.nodes, self.student),),
+        )
+        return self.method.server(self.config.method, setting)
+
+    def _look(self) -> Mapping[str, float]:
+        """What the server can measure by itself: its student on its own test data."""
+        if not self.has_student:
+            return {}
+        outputs = predict(self.student, self.test.inputs, self.compute)
+        return {self.task.metric: self.task.metrics(outputs, self.test.targets)[self.task.metric]}
+
+    @property
+    def has_student(self) -> bool:
+        """Whether the method ends with a model at the server."""
+        return self.method.central == "student"
+
+    def _figures(self, server: Server) -> dict[str, Any]:
+        metric, told = self.task.metric, self._look()
+        ledger = self.ledger.summary()
+        by_node = ledger.pop("by_node")
+        census = getattr(server, "census", None)
+        total = self._total()
+        nodes = []
+        for name in self.federation.nodes:
+            about = self.federation.about.get(name, {})
+            told_of = isinstance(census, Census) and "label counts" in self.leaves and name in census.names
+            row = census.of([name]) if isinstance(census, Census) and told_of else None
+            nodes.append(
+                {
+                    "name": name,
+                    "model": about.get("model"),
+                    "parameters": about.get("parameters"),
+                    "examples": None if row is None else int(row.sizes[0]),
+                    "label_counts": None if row is None else [int(count) for count in row.counts[0]],
+                    "bytes": by_node.get(name, {"up": 0, "down": 0}),
+                    "versions": about.get("versions"),
+                }
+            )
+        parameters = sum(parameter.numel() for parameter in self.student.parameters())
+        return {
+            "method": self.method.name,
+            "title": self.method.title,
+            "task": self.task.name,
+            "seed": self.config.seed,
+            "central": self.method.central,
+            metric: told.get(metric),
+            "needs": dataclasses.asdict(self.needs),
+            "leaves": self.leaves,
+            "turn": server.turn,
+            "turns": server.total,
+            "nodes": nodes,
+            "student": (
+                {"model": self.config.student.model, "parameters": parameters, **told}
+                if self.has_student
+                else None
+            ),
+            "local": None,  # the nodes' own to know
+            "standalone": None,
+            "ensemble": None,
+            "centralised": {metric: None},
+            "public": (
+                None
+                if self.public is None
+                else {"name": self.public.name, "examples": len(self.public), "note": self.public.note}
+            ),
+            "bytes": {key: ledger[key] for key in ("up", "down", "by_kind")},
+            "questions": ledger["questions"],
+            "questions_by_name": ledger["questions_by_name"],
+            "seconds": {"total": total, "centralised": 0.0, **self.seconds},
+            "link": self.federation.meter.figures(total),
+            "events": self.federation.events,
+            "engine": {
+                "name": self.config.engine.name,
+                "device": str(self.compute.device),
+                "precision": self.compute.precision,
+                "threads": torch.get_num_threads(),
+                "stacked_over_one_by_one": {},
+                "groups": {},
+            },
+            "privacy": {"guarantee": None, "text": "no guarantee"},
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What the result says beside the figures."""
+        return {
+            "fedstill": fedstill.__version__,
+            "name": self.config.name,
+            "command": "",
+            "data": {
+                "name": self.data.name,
+                "classes": list(self.data.classes),
+                "train": None,
+                "test": len(self.data.test),
+                "shape": list(self.shape),
+                "note": self.data.note,
+            },
+            "split": {"how": "as it is", "alpha": None, "nodes": len(self.federation.nodes)},
+        }
+
+    def trained(self) -> nn.Module | None:
+        """The student, if there is one."""
+        return self.whole if self.has_student else None
+
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.data.mean, self.data.std))
+        return (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
+
+    def _begin(self, phase: str) -> None:
+        self._since = phase, time.monotonic()
+
+    def _end(self) -> None:
+        if self._since is not None:
+            phase, since = self._since
+            self.seconds[phase] += time.monotonic() - since
+            self._since = None
+
+    def _total(self) -> float:
+        return self._earlier + time.monotonic() - self._start
+
+    def _save(self) -> None:
+        """Remember where the run stands, first at the nodes: the server's mark is always one of theirs."""
+        if self.server is None:
+            return
+        start, mark = time.monotonic(), self.federation.number
+        self.federation.remember(mark)
+        seconds = dict(self.seconds)
+        if self._since is not None:
+            phase, since = self._since
+            seconds[phase] += time.monotonic() - since
+        self.records.save(
+            {
+                "mark": mark,
+                "seconds": seconds,
+                "total": self._total(),
+                "meter": dataclasses.asdict(self.federation.meter),
+                "server": self.server.state(),
+            },
+            since=start,
+        )

@@ -1,0 +1,395 @@
+"""A node as its owner started it: data, model and policy from its own folder, and what a server may ask.
+
+Every wire (FLARE, files, loopback) ends here. What a run needs to go on lies in the node's own folder,
+``runs/RUN/``: its ledger, how far its local training has come, and its state at each mark that the server
+asked it to remember. A server that was stopped goes back to its last mark, and every node with it: so
+nothing is trained twice, and what was released already is neither charged nor counted again.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedstill
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.public import Public
+from fedstill.errors import (
+    ArgumentError,
+    DataError,
+    FedstillError,
+    NodeFault,
+    QuestionMismatch,
+    QuestionRefused,
+)
+from fedstill.methods import METHODS
+from fedstill.node import owner, training
+from fedstill.node.desk import Desk
+from fedstill.node.fit import architecture, fitted
+from fedstill.node.gate import Gate
+from fedstill.node.group import Group
+from fedstill.node.ledger import ANSWER, Ledger
+from fedstill.node.node import Node
+from fedstill.node.plan import PROTOCOL, Plan, fingerprint, public_tensors
+from fedstill.node.questions import NodeSetting, Question
+from fedstill.state import load_state, save_state
+from fedstill.tasks import make_task
+from fedstill.wire import Tensors, pack, unpack
+
+logger = logging.getLogger("fedstill.node")
+
+CHUNK = 20  # local steps between two looks at the clock
+LEARNING = "learning.safetensors"
+MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
+SECONDS_BETWEEN = 5.0  # between two saved states of local training
+
+
+class Host:
+    """One node, ready to be asked.
+
+    Args:
+        folder: its owner's, with ``node.toml`` and ``secret``.
+
+    Raises:
+        FedstillError: the folder does not describe a node.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, owner.read(folder)
+        compute = self.file.compute
+        self.compute = Compute(
+            EngineConfig(
+                "one-by-one", compute.device, compute.precision, compute.channels_last, compute.threads
+            )
+        )
+        self.session: Session | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.file.name
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    def serve(self, message: bytes) -> bytes:
+        """Answer one message, with an error if need be: what a wire carries in and out.
+
+        One at a time: a server that asks again while an answer is still computed waits for that one.
+        """
+        with self._lock:
+            start = time.perf_counter()
+            header: dict[str, Any] = {}
+            try:
+                header, tensors = unpack(message)
+                told, released = self._serve(header, tensors)
+            except (FedstillError, OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
+                return pack({"error": self._refused(header, error)})
+            return pack({"told": told, "seconds": time.perf_counter() - start}, released)
+
+    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+        what = header.get("do")
+        if what == "hello":
+            return self.hello(), {}
+        if what == "join":
+            return self.join(Plan.from_dict(header["plan"]), tensors), {}
+        if self.session is None or self.session.plan.run != header.get("run"):
+            raise ArgumentError("run", header.get("run"), "a run that this node has joined")
+        if what == "learn":
+            return self.session.learn(float(header["seconds"])), {}
+        if what == "answer":
+            through = bool(header["differentiable"])
+            released = self.session.answer(str(header["question"]), int(header["number"]), tensors, through)
+            return {"privacy": self.session.privacy(int(header["number"]))}, released
+        if what == "pull back":
+            number = int(header["number"])
+            released = self.session.pull_back(number, tensors)
+            question = self.session.desk.name_of(number)
+            return {"privacy": self.session.privacy(number, "gradient"), "question": question}, released
+        if what == "remember":
+            self.session.remember(int(header["mark"]))
+            return {}, {}
+        if what == "recall":
+            self.session.recall(int(header["mark"]))
+            return {}, {}
+        if what == "leave":
+            self.leave()
+            return {}, {}
+        raise ArgumentError("do", what, "hello, join, learn, answer, pull back, remember, recall or leave")
+
+    def _refused(self, header: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+        """An error as a message carries it; in the owner's log and ledger it stands too."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        question, number = str(header.get("question") or header.get("do")), header.get("number", -1)
+        logger.warning("refused %s (number %s): %s", question, number, text)
+        if isinstance(error, QuestionRefused | QuestionMismatch) and self.session is not None:
+            rule = error.rule if isinstance(error, QuestionRefused) else text
+            try:
+                self.session.ledger.refuse(node=self.name, number=int(number), question=question, rule=rule)
+            except OSError as full:  # the refusal stands all the same
+                logger.error("the ledger cannot be written: %s", full)
+        told: dict[str, Any] = {"kind": type(error).__name__, "text": text, "question": question}
+        for name in ("rule", "number"):
+            if hasattr(error, name):
+                told[name] = getattr(error, name)
+        return told
+
+    # --- the same from Python ------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is."""
+        return {
+            "name": self.name,
+            "protocol": PROTOCOL,
+            "versions": {
+                "fedstill": fedstill.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def join(self, plan: Plan, public: Tensors | None = None) -> dict[str, Any]:
+        """Make ready for a run, or for its going on; nothing is trained, asked or released.
+
+        Args:
+            plan: the run.
+            public: the public data as named tensors; without them, where the plan needs some that are not
+                in this node's folder, nothing is made ready and ``wants_public`` is true.
+
+        Returns:
+            What the server may know: the kind of model, and which questions will be refused by which rule.
+
+        Raises:
+            FedstillError: this node's data or model do not have the plan's form.
+        """
+        kept = self._public(plan, public or {})
+        if kept is None and plan.public:
+            return {"wants_public": True}
+        fresh = self.session is None or self.session.plan != plan
+        if fresh:
+            self.leave()
+            self.session = Session(self, plan, kept)
+            logger.info("joined run %s: %s", plan.run, plan.method["name"])
+        return {**self.session.about(), "fresh": fresh}  # type: ignore[union-attr]
+
+    def leave(self) -> None:
+        """End with a run; its files stay."""
+        if self.session is not None:
+            logger.info("left run %s", self.session.plan.run)
+            self.session.ledger.close()
+            self.session = None
+
+    def _public(self, plan: Plan, given: Tensors) -> Public | None:
+        """A plan's public data: given, or kept from an earlier time."""
+        if not plan.public:
+            return None
+        path = self.folder / "public" / f"{plan.public}.safetensors"
+        if given:
+            public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
+            if fingerprint(public) != plan.public:
+                raise DataError("the public data that came are not those of the plan")
+            path.parent.mkdir(exist_ok=True)
+            save_state(path, public_tensors(public))
+        elif not path.exists():
+            return None
+        kept = load_state(path)
+        return Public(plan.public_note[0], kept["inputs"], kept.get("labels"), plan.public_note[1])
+
+
+class Session:
+    """One run at a node.
+
+    Args:
+        host: the node's folder, file and device.
+        plan: the run.
+        public: its public data.
+
+    Raises:
+        FedstillError: data or model do not have the plan's form, or another process is at work on the run.
+    """
+
+    def __init__(self, host: Host, plan: Plan, public: Public | None) -> None:
+        file, form, compute = host.file, plan.form, host.compute
+        self.plan, self.compute, self.local = plan, compute, file.local
+        self.folder = host.folder / "runs" / plan.run
+        method, config = METHODS[plan.method["name"]], plan.config()
+        self.task = make_task(form.task, len(form.classes))
+        self.needs = method.needs(config)
+        data = owner.load_data(file, host.folder, form)
+        self.task.check(data, f"data of {file.name}")
+        model = owner.make_model(file, host.folder, form)
+        self.ledger = Ledger()
+        gate = Gate(file.name, file.policy, self.ledger, secret=owner.secret(host.folder))
+        parted = self.needs.split
+        whose = f"model of {file.name}"
+        network = fitted(model, compute, form.shape, file.seed, whose, parted=parted)
+        self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
+        placed = None if public is None else public.to(compute.device)
+        self.side = method.node_side(config, NodeSetting(self.task, file.local, compute, placed))
+        self.side.prepare([self.node])
+        for module in self.node.modules.values():
+            compute.place(module)
+        self.first = self.side.first
+        if self.first is not None:
+            training.prepare([self.node], file.local)
+            if "model" not in self.node.optimisers:  # used as it is: its owner lets nothing of it be trained
+                self.first = None
+        self._last = {file.name: -1}
+        self.desk = self._new_desk()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.ledger.open(self.folder / "ledger.jsonl")
+        self.steps = 0  # of local training
+        self.learned = self.first is None
+        self._saved = time.monotonic()
+        self._take_up()
+
+    def about(self) -> dict[str, Any]:
+        """What a server may know beforehand."""
+        gate = self.node.gate
+        found = {name: self._objection(question) for name, question in self.side.questions.items()}
+        return {
+            "name": self.node.name,
+            "model": type(self.node.model).__name__,
+            "parameters": sum(parameter.numel() for parameter in self.node.model.parameters()),
+            "architecture": architecture(self.node.model),
+            "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
+            "objections": {name: rule for name, rule in found.items() if rule is not None},
+            "most_questions": gate.policy.most_questions,
+            "learned": self.learned,
+            "marks": self._marks(),
+        }
+
+    def learn(self, seconds: float) -> dict[str, Any]:
+        """Go on with the local training that the method wants first, for some seconds.
+
+        How well it goes is nobody's to know: only how far it has come is told.
+        """
+        if self.first is not None and not self.learned:
+            until = time.monotonic() + seconds
+            total = len(self.first.steps(self.local.steps(len(self.node.data))))
+            while self.steps < total and time.monotonic() < until:
+                self.steps = training.train(
+                    [self.node],
+                    self.task,
+                    self.local,
+                    self.compute,
+                    span=self.first,
+                    start=self.steps,
+                    steps=CHUNK,
+                )
+                if time.monotonic() - self._saved > SECONDS_BETWEEN:
+                    self._save(LEARNING)
+            if self.steps >= total:
+                self.node.optimisers.pop("model", None)
+                self.learned = True
+                self._save(LEARNING)
+                logger.info("local training is done: %d steps", self.steps)
+        return {"done": self.steps, "learned": self.learned}
+
+    def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
+        """What the gate lets out in answer to a question: named tensors.
+
+        Raises:
+            QuestionRefused: by the owner's policy, or because no sound server asks this.
+            QuestionMismatch: the number was used with other content.
+            NodeFault: the node's own training is not done yet.
+        """
+        question = self.side.questions.get(name)
+        if question is None:
+            raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
+        if not self.learned:
+            raise NodeFault(self.node.name, name, "its local training is not done yet")
+        objection = self._objection(question)
+        if objection is not None:
+            raise QuestionRefused(self.node.name, name, objection)
+        shape = self.node.data.inputs.shape[1:]
+        self.node.gate.inspect(name, self.desk.refined(name, tensors), question.sends, shape)
+        start = time.perf_counter()
+        (release,) = self.desk.answer(name, number, self.compute.here(tensors), differentiable)
+        self._log(name, number, release, start)
+        return release
+
+    def pull_back(self, number: int, tensors: Tensors) -> Tensors:
+        """The gradients that the gate lets out, by the names of the question's inputs.
+
+        Raises:
+            QuestionMismatch: the question was pulled with other gradients, or is not known any more.
+        """
+        start, name = time.perf_counter(), self.node.name
+        release = self.desk.pull_back(number, {name: self.compute.here(tensors)})[name]
+        self._log("gradient", number, release, start)
+        return release
+
+    def privacy(self, number: int, part: str = ANSWER) -> dict[str, Any]:
+        """Under which mechanism a release left, and at which price: as the ledger has it."""
+        return dict(self.ledger.privacy(self.node.name, number, part))
+
+    def remember(self, mark: int) -> None:
+        """Keep the state as it is before question ``mark``, on disk."""
+        self._save(f"mark-{mark}.safetensors")
+        for old in self._marks()[:-MARKS]:
+            (self.folder / f"mark-{old}.safetensors").unlink()
+
+    def recall(self, mark: int) -> None:
+        """Go back to the state before question ``mark``; 0 is before the first one.
+
+        Raises:
+            NodeFault: that state is not kept.
+        """
+        path = self.folder / (f"mark-{mark}.safetensors" if mark else LEARNING)
+        if not path.exists():
+            kept = f"has {', '.join(map(str, self._marks())) or 'none'}"
+            raise NodeFault(self.node.name, "recall", f"mark {mark} is not kept here: {kept}")
+        self._load(path)
+        for later in self._marks():
+            if later > mark:  # of a time that is undone
+                (self.folder / f"mark-{later}.safetensors").unlink()
+        self._last[self.node.name] = mark - 1
+        self.desk = self._new_desk()
+        logger.info("back at question %d", mark)
+
+    # --- the rest -----------------------------------------------------------------------------------
+
+    def _objection(self, question: Question) -> str | None:
+        """The rule by which a question will never be answered here."""
+        if question.differentiable and not getattr(self.node.model, "differentiable", True):
+            return "model: it predicts, and has no gradients"
+        return self.node.gate.objection(question.name, question.kinds())
+
+    def _new_desk(self) -> Desk:
+        return Desk(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
+
+    def _log(self, name: str, number: int, release: Tensors, start: float) -> None:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in release.values())
+        seconds = time.perf_counter() - start
+        logger.info("number %d, %s: %d bytes left, %.3f s", number, name, size, seconds)
+
+    def _marks(self) -> list[int]:
+        paths = self.folder.glob("mark-*.safetensors")
+        return sorted(int(path.stem.removeprefix("mark-")) for path in paths)
+
+    def _save(self, name: str) -> None:
+        state = {"steps": self.steps, "learned": self.learned, "node": self.node.state()}
+        save_state(self.folder / name, state)
+        self._saved = time.monotonic()
+
+    def _load(self, path: Path) -> None:
+        state = load_state(path)
+        self.steps, self.learned = state["steps"], state["learned"]
+        if self.learned:
+            self.node.optimisers.pop("model", None)
+        self.node.load(state["node"])
+
+    def _take_up(self) -> None:
+        """Where an earlier process stopped: in local training or behind it. Marks are the server's to name."""
+        if (self.folder / LEARNING).exists():
+            self._load(self.folder / LEARNING)
+        elif self.learned:  # to go back to: nothing is trained before the first question
+            self._save(LEARNING)

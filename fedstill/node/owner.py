@@ -1,0 +1,515 @@
+"""The folder of a node's owner: ``node.toml``, the data, the model and the secret that it names.
+
+No server can set anything that is read here.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstill import models, presets
+from fedstill.choices import check_choices
+from fedstill.commented import commented
+from fedstill.compute import Compute, EngineConfig
+from fedstill.config import read_table
+from fedstill.data import private
+from fedstill.data.dataset import TensorData
+from fedstill.data.private import PrivateConfig
+from fedstill.errors import ArgumentError, FedstillError, ModelError, UnknownName
+from fedstill.imports import OWN, find, first_line, is_path
+from fedstill.methods import Needs
+from fedstill.models.foreign import Gives, Predictor
+from fedstill.node.fit import fitted
+from fedstill.node.form import Form
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.questions import Question
+from fedstill.node.training import LocalConfig
+from fedstill.seeds import seeded
+
+T = TypeVar("T")
+
+FILE, SECRET, KIT = "node.toml", "secret", "kit"
+NAME = "1 to 64 letters, digits, '-' and '_'"
+
+
+@dataclass(frozen=True)
+class OwnModelConfig:
+    """Which model a node has."""
+
+    name: str = "small-cnn"
+    """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
+    own, called with the shape (channels, height, width) and the number of classes, which gives a torch
+    module, an estimator with predict_proba, an ONNX session or a function."""
+
+    weights: str = ""
+    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
+    drawn."""
+
+    train: bool = True
+    """Let the model learn from the data; false: it is used as it is."""
+
+    gives: Gives = "auto"
+    """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "model")
+        if not self.name:
+            raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """What a node computes on."""
+
+    device: str = "cpu"
+    """A torch device, for example cpu or cuda."""
+
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16 is faster where the processor computes in it (auto finds out), with other last digits."""
+
+    channels_last: bool = True
+    """Keep images with channels last in memory, which is faster for convolutions."""
+
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "compute")
+        if self.threads < 0:
+            raise ArgumentError("compute.threads", self.threads, "0 (torch's own choice) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFile:
+    """What an owner says of a node: ``node.toml``."""
+
+    name: str
+    """The node's name, as it was given with the startup kit."""
+
+    seed: int = 0
+    """Of first weights and of the order of training examples."""
+
+    online: bool = True
+    """This node joins a live federation; false: it only answers files of questions, which are carried to it
+    (`fedstill node answer`)."""
+
+    data: PrivateConfig = field(default_factory=PrivateConfig)
+    """Your data. They never leave this machine."""
+
+    model: OwnModelConfig = field(default_factory=OwnModelConfig)
+    """Your model. It never leaves this machine, unless the policy below allows parameters."""
+
+    local: LocalConfig = field(default_factory=LocalConfig)
+    """How your model learns from your data."""
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """What may leave this machine. Nothing else does, whatever a server asks."""
+
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    """What this machine computes on."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            raise ArgumentError("name", self.name, NAME)
+        if self.seed < 0:
+            raise ArgumentError("seed", self.seed, "a whole number from 0 up")
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> NodeFile:
+    """The ``node.toml`` of a folder.
+
+    Raises:
+        FedstillError: there is none, or it says something that is not known or not allowed.
+    """
+    return read_table(NodeFile, _table(folder))
+
+
+def _table(folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    if not path.is_file():
+        raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FedstillError(f"{path} is no UTF-8 text") from error
+    return presets.parse(text, source=str(path))
+
+
+def secret(folder: Path) -> int:
+    """The number that seeds the noise at this node's gate.
+
+    Raises:
+        FedstillError: there is none, it is no number, or others of this machine may read it.
+    """
+    path = folder / SECRET
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:
+        raise FedstillError(f"{path} is missing: `fedstill node init` makes it") from error
+    except ValueError:
+        text = ""
+    if not text.isdecimal():
+        raise FedstillError(f"{path} holds no whole number from 0 up")
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise FedstillError(f"{path} can be read by others, who could take noise away: chmod 600 {path}")
+    return int(text)
+
+
+def load_data(file: NodeFile, folder: Path, form: Form) -> TensorData:
+    """The node's examples, in the form that a server declares.
+
+    Raises:
+        FedstillError: they cannot be read, or are of another form.
+    """
+    return private.load(file.data, folder, form)[0]
+
+
+def make_model(file: NodeFile, folder: Path, form: Form) -> nn.Module:
+    """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
+
+    Raises:
+        FedstillError: it cannot be made, does not fit the form, or its weights are another model's.
+    """
+    config, classes = file.model, len(form.classes)
+    if is_path(config.name):
+        factory = find(config.name, folder, "model.name")
+        try:
+            with seeded(file.seed, "model", file.name):
+                made = factory(form.shape, classes)
+        except OWN as error:
+            if isinstance(error, FedstillError):
+                raise
+            raise ModelError(f"model.name {config.name!r}: the factory fails: {first_line(error)}") from error
+        model = (
+            made if isinstance(made, nn.Module) else Predictor(made, form.shape, form.classes, config.gives)
+        )
+    else:
+        model = _ours(config.name, form.shape, classes, file)
+    if config.weights:
+        _load_weights(model, folder / Path(config.weights).expanduser())
+    if not config.train:
+        model.requires_grad_(False)
+    models.check(model, form.shape, classes, f"model.name {config.name!r}")
+    return model
+
+
+def _ours(name: str, shape: tuple[int, int, int], classes: int, file: NodeFile) -> nn.Module:
+    try:
+        return models.build(name, shape, classes, file.seed, "model", file.name)
+    except ArgumentError as error:
+        raise ArgumentError("model.name", name, error.allowed) from error
+    except models.FORWARD as error:
+        if isinstance(error, FedstillError):
+            raise
+        raise ModelError(
+            f"model.name {name!r} cannot take inputs of shape {shape}: {first_line(error)}"
+        ) from error
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """Put a file's tensors into a model, exactly: the same names, shapes and types.
+
+    Raises:
+        ModelError: the file cannot be read, or its tensors are not those of the model.
+    """
+    weights, wanted = _weights(path), model.state_dict()
+    faults = [f"{name} is missing" for name in wanted if name not in weights]
+    faults += [f"{name} is not of this model" for name in weights if name not in wanted]
+    for name in (name for name in wanted if name in weights):
+        mine, given = wanted[name], weights[name]
+        if mine.shape != given.shape or mine.dtype != given.dtype:
+            faults.append(f"{name} is {_described(given)}, and in this model {_described(mine)}")
+    if faults:
+        more = f", and {len(faults) - 1} more such tensors" if len(faults) > 1 else ""
+        raise ModelError(f"model.weights {path.name!r} are of another model: {faults[0]}{more}")
+    model.load_state_dict(weights)
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise ModelError(f"model.weights {path.name!r}: there is no file {path}")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"model.weights {path.name!r} is no safetensors file: {first_line(error)}"
+        ) from error
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def make_compute(file: NodeFile) -> Compute:
+    """The node's device and precision.
+
+    Raises:
+        ArgumentError: no such device on this machine.
+    """
+    own = file.compute
+    engine = EngineConfig("one-by-one", own.device, own.precision, own.channels_last, own.threads)
+    try:
+        return Compute(engine)
+    except ArgumentError as error:
+        raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.allowed) from error
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+HEAD = """\
+# What this node is. It belongs to you: no server can read it or change it.
+# Paths count from the folder of this file. `fedstill node check` on this folder says what the node
+# is, what it would answer and refuse, and everything that is wrong.
+
+"""
+
+
+def init(folder: Path, name: str | None = None) -> None:
+    """Write a ``node.toml`` with every option at its default, and a secret.
+
+    Args:
+        folder: made here if it does not exist.
+        name: of the node; None is the folder's name.
+
+    Raises:
+        FedstillError: the folder has a ``node.toml`` already.
+        ArgumentError: the name cannot be one.
+    """
+    if (folder / FILE).exists():
+        raise FedstillError(f"{folder / FILE} is there already: change it, or choose another folder")
+    file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SECRET).exists():
+        descriptor = os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            stream.write(f"{secrets.randbits(128)}\n")
+    (folder / FILE).write_text(HEAD + commented(file), encoding="utf-8")
+
+
+# --- checking -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What can be made of a folder, and all that is wrong with it. What a fault spoils is None.
+
+    Args:
+        file: the folder's ``node.toml``; what is wrong in it has its default.
+        form: the server's, or that of the node's own data where none was given.
+        data: the node's examples.
+        model: its model.
+        compute: device and precision.
+        faults: one line each.
+    """
+
+    file: NodeFile | None
+    form: Form | None = None
+    data: TensorData | None = None
+    model: nn.Module | None = None
+    compute: Compute | None = None
+    faults: tuple[str, ...] = ()
+
+
+def faults(folder: Path, form: Form | None = None, *, quick: bool = False) -> list[str]:
+    """Every fault of a folder at once, each one line; see :func:`examine`."""
+    return list(examine(folder, form, quick=quick).faults)
+
+
+def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> Examined:
+    """Load all that a folder names, and train nothing.
+
+    Args:
+        folder: the owner's.
+        form: what a server declares; without it shape and classes are taken from the data.
+        quick: load neither data nor model, only see that they are there.
+    """
+    try:
+        table = _table(folder)
+    except FedstillError as error:
+        return Examined(None, faults=(str(error),))
+    file, found, spoilt = _forgiving(table)
+
+    def attempt(section: str, make: Callable[[], T]) -> T | None:
+        if section in spoilt:
+            return None
+        try:
+            return make()
+        except FedstillError as error:
+            found.append(str(error))
+        except OSError as error:
+            found.append(f"{section}: {error.filename or folder}: {error.strerror or error}")
+        return None
+
+    attempt("secret", lambda: secret(folder))
+    if quick:
+        attempt("data", lambda: private.locate(file.data, folder))
+        data, known = None, None
+    else:
+        loaded = attempt("data", lambda: private.load(file.data, folder, form))
+        data, known = loaded if loaded is not None else (None, form)
+    if known is not None:
+        model = attempt("model", lambda: make_model(file, folder, known))
+    else:
+        model = attempt("model", lambda: _name_only(file, folder))
+    compute = attempt("compute", lambda: make_compute(file))
+    if file.online:
+        found += kit_faults(folder, None if "name" in spoilt else file.name)
+    return Examined(file, known, data, model, compute, tuple(found))
+
+
+def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
+    """What a table says, its faults, and the sections with wrong values, which say nothing any more."""
+    found: list[str] = []
+    spoilt: set[str] = set()
+    while True:
+        try:
+            return read_table(NodeFile, table), found, spoilt
+        except ArgumentError as error:
+            found.append(str(error))
+            if isinstance(error, UnknownName):
+                path = str(error.value)
+            else:
+                path = error.name.partition("[")[0]
+                spoilt.add(path.partition(".")[0])
+            if not _forget(table, path.split(".")) and path != "name":
+                table = {}  # it would be found for ever
+            table.setdefault("name", "unnamed")
+
+
+def _forget(table: dict[str, Any], path: list[str]) -> bool:
+    """Take one value out of a table; whether it was there."""
+    for section in path[:-1]:
+        inner = table.get(section)
+        if not isinstance(inner, dict):
+            return False
+        table = inner
+    return table.pop(path[-1], None) is not None
+
+
+def _name_only(file: NodeFile, folder: Path) -> None:
+    """What can be said of a model as long as shape and classes are not known."""
+    if is_path(file.model.name):
+        find(file.model.name, folder, "model.name")
+    else:
+        _ours(file.model.name, (1, 32, 32), 2, file)
+    if file.model.weights:
+        _weights(folder / Path(file.model.weights).expanduser())
+
+
+def kit_faults(folder: Path, name: str | None) -> list[str]:
+    """What is wrong with the startup kit, by which a node joins a live federation.
+
+    Args:
+        folder: the owner's.
+        name: of the node, which the kit must have too; None if it is not known.
+    """
+    if importlib.util.find_spec("nvflare") is None:
+        return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
+    try:
+        named, _ = read_kit(folder)
+    except FedstillError as error:
+        return [str(error)]
+    startup = folder / KIT / "startup"
+    found = [
+        f"{startup / file} is missing: copy the startup kit there again"
+        for file in ("client.crt", "client.key", "rootCA.pem")
+        if not (startup / file).is_file()
+    ]
+    try:
+        if not found and valid_until(folder) < datetime.now(timezone.utc):
+            found.append(f"{startup / 'client.crt'} has run out: ask those who run the server for a new kit")
+    except FedstillError as error:
+        found.append(str(error))
+    if name not in (None, named):
+        found.append(str(ArgumentError("name", name, f"{named!r}, as the startup kit has it")))
+    return found
+
+
+def valid_until(folder: Path) -> datetime:
+    """When the certificate in the startup kit runs out.
+
+    Raises:
+        FedstillError: it is no certificate.
+    """
+    from fedstill.federation import provision
+
+    try:
+        return provision.valid_until(folder / KIT)
+    except ValueError as error:
+        raise FedstillError(f"{folder / KIT / 'startup' / 'client.crt'} is no certificate") from error
+
+
+def read_kit(folder: Path) -> tuple[str, str]:
+    """The node's name and the server's address in the startup kit.
+
+    Raises:
+        FedstillError: there is no kit in ``kit/``, or it is none of a node.
+    """
+    path = folder / KIT / "startup" / "fed_client.json"
+    if not path.is_file():
+        raise FedstillError(
+            f"{folder / KIT} holds no startup kit: copy the one that you were given to there, or set "
+            "online = false"
+        )
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return str(table["client"]["fqsn"]), str(table["servers"][0]["service"]["target"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise FedstillError(f"{path} is no startup kit of a node") from error
+
+
+def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Question]) -> dict[str, str]:
+    """The rule by which this node would refuse each of some questions that it does not answer.
+
+    Args:
+        file: with the owner's policy.
+        model: the node's; one that only predicts answers nothing that is to be pulled back.
+        questions: by name.
+    """
+    gate, predicts = Gate(file.name, file.policy, Ledger()), not getattr(model, "differentiable", True)
+    rules = {}
+    for name, question in questions.items():
+        rule = gate.objection(name, question.kinds())
+        if rule is None and question.differentiable and predicts:
+            rule = "model: it predicts, and has no gradients"
+        if rule is not None:
+            rules[name] = rule
+    return rules
+
+
+def unfit(model: nn.Module, needs: Needs, form: Form, compute: Compute) -> str | None:
+    """Why a method cannot work with this node's model, or None.
+
+    Args:
+        model: the node's.
+        needs: the method's.
+        form: of inputs and classes.
+        compute: device and precision.
+    """
+    if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
+        return "nothing of its model is trained here, and every round trains it"
+    if needs.split:
+        try:
+            fitted(copy.deepcopy(model), compute, form.shape, 0, "its model", parted=True)
+        except ModelError as error:
+            return str(error)
+    return None

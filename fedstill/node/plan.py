@@ -1,0 +1,107 @@
+"""What a server declares to its nodes before it asks anything: the run, the method, the form of inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fedstill.config import read_table
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError
+from fedstill.methods import METHODS
+from fedstill.node.form import Form
+from fedstill.node.questions import digest
+from fedstill.wire import WireConfig
+
+PROTOCOL = 1  # of the messages between a server and a node
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as its nodes get to know it. It names no data, no model and no policy: those are the nodes'.
+
+    Args:
+        run: names the run; the same again is the same run, which goes on.
+        method: its ``name`` and options.
+        form: of inputs and classes.
+        wire: in which form tensors travel.
+        public: fingerprint of the public data, ``""`` without any.
+        public_note: the public data's name and what else is known of them.
+
+    Raises:
+        ArgumentError: the run's name is no name, the method is not known or has other options.
+    """
+
+    run: str
+    method: Mapping[str, Any]
+    form: Form
+    wire: WireConfig = field(default_factory=WireConfig)
+    public: str = ""
+    public_note: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        # It names a folder at every node.
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
+            raise ArgumentError("run", self.run, "up to 100 letters, digits, '.', '_' and '-'")
+        if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
+            raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
+        self.config()
+
+    def config(self) -> Any:
+        """The method's config, read and checked."""
+        name = str(self.method.get("name"))
+        if name not in METHODS:
+            raise ArgumentError("method.name", name, f"one of {', '.join(METHODS)}")
+        options = {key: value for key, value in self.method.items() if key != "name"}
+        return read_table(METHODS[name].config, options, "method.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives the same plan back."""
+        return {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "method": dict(self.method),
+            "form": self.form.to_dict(),
+            "wire": {"inputs": self.wire.inputs, "gradients": self.wire.gradients},
+            "public": self.public,
+            "public_note": list(self.public_note),
+        }
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Plan:
+        """The plan that JSON values describe.
+
+        Raises:
+            ArgumentError: they do not describe one, or are of another version of the protocol.
+        """
+        if table.get("protocol") != PROTOCOL:
+            raise ArgumentError(
+                "protocol", table.get("protocol"), f"{PROTOCOL}: a server of the same version"
+            )
+        known = {"protocol", *(part.name for part in fields(cls))}
+        if set(table) != known or not isinstance(table["method"], Mapping):
+            raise ArgumentError("plan", sorted(table), f"exactly {sorted(known)}")
+        name, note = (str(text) for text in table["public_note"])
+        return cls(
+            str(table["run"]),
+            table["method"],
+            Form.from_dict(table["form"]),
+            read_table(WireConfig, table["wire"], "wire."),
+            str(table["public"]),
+            (name, note),
+        )
+
+
+def fingerprint(public: Public | None) -> str:
+    """What public data are told apart by; ``""`` is none."""
+    if public is None:
+        return ""
+    return digest("public", public_tensors(public))
+
+
+def public_tensors(public: Public) -> dict[str, Any]:
+    """Public data as named tensors: ``inputs``, and ``labels`` where there are some."""
+    labels = {} if public.labels is None else {"labels": public.labels}
+    return {"inputs": public.inputs, **labels}

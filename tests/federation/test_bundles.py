@@ -1,0 +1,428 @@
+"""Bundles: files say who wrote them and what they answer, and give the figures of the live run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill import offline
+from fedstill.compute import Compute
+from fedstill.config import read_toml
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, BundleError, MethodRefused, NodeFault, QuestionMismatch
+from fedstill.federation import InProcess, LinkConfig, bundles, partition, signed
+from fedstill.federation.bundles import (
+    AnswersHeader,
+    Files,
+    Model,
+    NodeAnswers,
+    Questions,
+    Release,
+    Versions,
+    read_answers,
+    read_questions,
+    write_answers,
+    write_questions,
+)
+from fedstill.federation.remote import Remote
+from fedstill.methods import METHODS, ServerSetting, fedkd
+from fedstill.methods.fedkd import FedKDConfig, FedKDServer, node_side, one_round
+from fedstill.models import build
+from fedstill.node.form import Form
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.plan import Plan, fingerprint
+from fedstill.node.questions import NodeSetting, digest
+from fedstill.node.training import LocalConfig
+from fedstill.seeds import derive
+from fedstill.tasks import Classification
+from fedstill.wire import pack, unpack
+
+pytest.importorskip("cryptography")
+
+SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
+TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
+CONFIG = FedKDConfig(epochs=3, batch=6, predictions=2, z_max=4.0)
+FORM = Form("classification", ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+NAMES = ("node-0", "node-1", "node-2")
+
+
+def public_data() -> Public:
+    return Public("made", torch.randn(N, *SHAPE, generator=torch.Generator().manual_seed(99)), note="by hand")
+
+
+def live() -> InProcess:
+    nodes = []
+    for index, name in enumerate(NAMES):
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.randn(6 + index, *SHAPE, generator=generator)
+        targets = torch.randint(CLASSES, (6 + index,), generator=generator)
+        gate = Gate(name, PolicyConfig(), Ledger(), secret=derive(SEED, index))
+        model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
+        nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
+    side = node_side(CONFIG, NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
+    return InProcess(nodes, partition(nodes, False), side, COMPUTE)
+
+
+def asked() -> Questions:
+    table = {"name": "fedkd", **vars(CONFIG)}
+    plan = Plan("questions", table, FORM, public=fingerprint(public_data()), public_note=("made", "by hand"))
+    return Questions(plan, public_data(), tuple(one_round(CONFIG, public_data(), SEED)))
+
+
+def with_levels(levels: int) -> Questions:
+    mine = asked()
+    return replace(mine, plan=replace(mine.plan, method={**mine.plan.method, "levels": levels}))
+
+
+@dataclass
+class World:
+    """A folder with questions and each node's answers, and the keys of all."""
+
+    folder: Path
+    questions: Questions
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def key(self, name: str) -> Any:
+        return signed.own_key(self.folder / f"{name}.key")
+
+    def print(self, name: str) -> str:
+        return signed.fingerprint(signed.public_of(self.key(name)))
+
+    def keys(self) -> dict[str, str]:
+        return {name: self.print(name) for name in NAMES}
+
+    def read(self, name: str = "node-0", keys: Mapping[str, str] | None = None) -> NodeAnswers:
+        return read_answers(self.path(name), self.questions, keys)
+
+    def files(self) -> Files:
+        return Files(self.questions, [self.read(name) for name in NAMES])
+
+    def federation(self) -> Remote:
+        plan, device = self.questions.plan, torch.device("cpu")
+        remote = Remote(self.files(), plan, self.questions.declared(), LinkConfig(), Ledger(), device)
+        remote.join()
+        return remote
+
+    def forge(
+        self, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None], name: str = "node-0"
+    ) -> None:
+        """What a node with a good key but no good will could hand in."""
+        header, tensors = unpack(self.path(name).read_bytes())
+        change(header, tensors)
+        signed.write(self.path(name), pack(header, tensors), self.key(name))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles")
+    world = World(folder, asked())
+    write_questions(world.path("questions"), world.questions, world.key("server"))
+    world.questions = read_questions(world.path("questions"))
+    federation, given = live(), world.questions
+    answers = {
+        number: federation._answer(NAMES, ask.question, number, ask.tensors, False)
+        for number, ask in enumerate(given.asks)
+    }
+    for name in NAMES:
+        write_answers(world.path(name), header(given, name), *held(given, answers, name), world.key(name))
+    return folder
+
+
+@pytest.fixture
+def world(first: Path, tmp_path: Path) -> World:
+    for path in first.iterdir():
+        copied = tmp_path / path.name
+        copied.write_bytes(path.read_bytes())
+        copied.chmod(path.stat().st_mode)
+    return World(tmp_path, read_questions(tmp_path / "questions.safetensors"))
+
+
+def header(given: Questions, name: str) -> AnswersHeader:
+    releases = tuple(Release(each.number, each.question, each.content, "none", None) for each in given.asked)
+    model, versions = Model("SmallCNN", 99), Versions("0", "2", "3")
+    return AnswersHeader(
+        FORM, given.sha256, given.signer, False, name, model, versions, PolicyConfig(), releases
+    )
+
+
+def held(given: Questions, answers: Any, name: str) -> tuple[Any, Any]:
+    mine = {number: answer[name] for number, answer in answers.items()}
+    down = {"indices": 16 * 2, "schedule": 8 * 2}
+    return mine, {"up": {"label counts": 4 * (CLASSES + 1), "logits": 2 * N * CLASSES}, "down": down}
+
+
+# --- what a method asks all at once --------------------------------------------------------------
+
+
+def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedkd, "CHUNK", 10)
+    federation, seen = live(), []
+    ask = federation.ask
+    monkeypatch.setattr(
+        federation, "ask", lambda name, **sent: (seen.append((name, sent)), ask(name, **sent))[1]
+    )
+    step(federation)
+    expected = one_round(CONFIG, public_data(), SEED)
+    assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
+    assert len(seen) == len(expected)
+    for (name, sent), planned in zip(seen, expected, strict=True):
+        tensors = {key: value for key, value in sent.items() if isinstance(value, torch.Tensor)}
+        assert digest(name, tensors) == digest(planned.question, planned.tensors)
+
+
+def test_a_bound_that_nodes_must_agree_on_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.z_max is 0.*method\.z_max = 20.*method\.levels = 0"):
+        one_round(replace(CONFIG, z_max=0.0), public_data(), SEED)
+    assert one_round(replace(CONFIG, z_max=0.0, levels=0), public_data(), SEED)
+
+
+def test_methods_that_ask_again_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"fediod.*asks all at once.*fedkd"):
+        offline.make(read_toml('[method]\nname = "fediod"'))
+    with pytest.raises(MethodRefused, match=r"no public data: set public\.name"):
+        offline.make(read_toml('[method]\nname = "fedkd"\nlevels = 0\n'))
+    assert {name for name, method in METHODS.items() if method.one_round is not None} == {"fedkd"}
+
+
+# --- the same figures ----------------------------------------------------------------------------
+
+
+def step(federation: Any) -> FedKDServer:
+    student = build("mlp:8", SHAPE, CLASSES, 0, "student")
+    setting = ServerSetting(
+        federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data()
+    )
+    server = FedKDServer(CONFIG, setting)
+    for _ in range(server.total):
+        server.step()
+    return server
+
+
+def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> None:
+    by_file, by_wire = step(world.federation()), step(live())
+    assert torch.equal(by_file.targets, by_wire.targets)  # type: ignore[arg-type]
+    for name, value in by_wire.student.state_dict().items():
+        assert torch.equal(by_file.student.state_dict()[name], value), name
+
+
+def test_the_order_of_files_does_not_matter(world: World) -> None:
+    answers = [world.read(name) for name in reversed(NAMES)]
+    assert tuple(Files(world.questions, answers).nodes) == NAMES
+
+
+def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
+    federation = world.federation()
+    federation.ask("count_labels")
+    with pytest.raises(QuestionMismatch):
+        federation.ask("predict", rows=torch.tensor([0, 5]), view=torch.tensor(0))
+    with pytest.raises(QuestionMismatch):
+        federation.ask("count_labels", number=99)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_questions_come_back_as_they_were(world: World) -> None:
+    mine, again = asked(), world.questions
+    assert (again.plan, again.asked) == (mine.plan, mine.asked)
+    assert again.public is not None
+    assert torch.equal(again.public.inputs, public_data().inputs)
+    assert (again.public.name, again.public.note) == ("made", "by hand")
+    for one, other in zip(again.asks, mine.asks, strict=True):
+        assert digest(one.question, one.tensors) == digest(other.question, other.tensors)
+    assert again.signer == world.print("server")
+    assert not again.trusted
+    assert read_questions(world.path("questions"), [world.print("server")]).trusted
+
+
+def test_the_same_questions_give_the_same_file_and_others_do_not_replace_it(world: World) -> None:
+    path, key = world.path("questions"), world.key("server")
+    before = path.read_bytes(), signed.signature_of(path).read_bytes()
+    assert write_questions(path, asked(), key) == world.questions.sha256
+    assert (path.read_bytes(), signed.signature_of(path).read_bytes()) == before
+    with pytest.raises(BundleError, match="holds something else already"):
+        write_questions(path, with_levels(100), key)
+    assert path.read_bytes() == before[0]
+
+
+@pytest.mark.parametrize("which", ["questions", "node-1"])
+@pytest.mark.parametrize("where", [0.001, 0.2, 0.5, 0.999])
+def test_a_changed_byte_is_refused_before_anything_is_parsed(
+    world: World, which: str, where: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "unpack", lambda blob: pytest.fail("parsed"))
+    path = world.path(which)
+    blob = bytearray(path.read_bytes())
+    blob[int(where * len(blob))] ^= 1
+    path.write_bytes(blob)
+    with pytest.raises(BundleError, match="does not fit its signature"):
+        read_questions(path) if which == "questions" else world.read(which)
+    signed.signature_of(path).unlink()
+    with pytest.raises(BundleError, match=r"\.sig is missing"):
+        read_questions(path) if which == "questions" else world.read(which)
+
+
+def test_answers_are_no_questions_and_the_other_way_round(world: World) -> None:
+    with pytest.raises(BundleError, match=r"node-0\.safetensors holds answers: allowed are questions"):
+        read_questions(world.path("node-0"))
+    with pytest.raises(BundleError, match=r"holds questions: allowed are answers"):
+        world.read("questions")
+    signed.write(world.path("x"), b"nothing of the kind", world.key("server"))
+    with pytest.raises(BundleError, match="holds no questions"):
+        read_questions(world.path("x"))
+
+
+def test_questions_with_an_option_that_is_not_known_are_of_another_version(world: World) -> None:
+    for change, said in (
+        ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
+        ({"name": "magic"}, "method.name is 'magic'"),
+        ({"levels": -1}, "method.levels is -1"),
+    ):
+        header, tensors = unpack(world.path("questions").read_bytes())
+        header["plan"]["method"] |= change
+        signed.write(world.path("x"), pack(header, tensors), world.key("server"))
+        with pytest.raises(BundleError, match=re.escape(said)):
+            read_questions(world.path("x"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h, t: h.update(format=2), "is of format 2: this version of fedstill reads 1"),
+        (lambda h, t: h.pop("questions"), "questions is ''"),
+        (lambda h, t: h.update(surprise=1), "unknown key 'surprise'"),
+        (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),
+        (lambda h, t: h["questions"].reverse(), "does not list the questions that it holds"),
+        (
+            lambda h, t: t.update({"1.rows": torch.tensor([0, 7])}),
+            "does not list the questions that it holds",
+        ),
+        (
+            lambda h, t: t.update({"9.rows": torch.tensor([0, 7])}),
+            "does not list the questions that it holds",
+        ),
+        (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no question"),
+        (lambda h, t: t["public.inputs"].fill_(float("nan")), "public inputs with NaN or infinity"),
+        (lambda h, t: t.update({"public.inputs": torch.zeros(N, 3, 8, 8)}), r"allowed are float32 of shape"),
+        (lambda h, t: t.update({"public.labels": torch.full((N,), 3)}), "none of its 3 classes"),
+        (lambda h, t: h["plan"]["form"].update(std=[0.0]), "form.std is"),
+        (
+            lambda h, t: h["plan"].update(public_note=3),
+            "has no plan that this version of fedstill can follow",
+        ),
+        (lambda h, t: h["plan"].update(method=3), "has no plan that this version of fedstill can follow"),
+        (lambda h, t: h["plan"].update(run="../.."), "run is '../..'"),
+        (lambda h, t: h["plan"].update(public="0" * 32), "its public data are not those of its plan"),
+        (lambda h, t: h.update(plan=None), "has no plan"),
+    ],
+)
+def test_questions_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+    header, tensors = unpack(world.path("questions").read_bytes())
+    change(header, tensors)
+    signed.write(world.path("x"), pack(header, tensors), world.key("server"))
+    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+        read_questions(world.path("x"))
+    assert "\n" not in str(caught.value)
+
+
+# --- answers that are not believed ---------------------------------------------------------------
+
+
+def test_answers_are_trusted_only_with_the_nodes_own_key(world: World) -> None:
+    assert not world.read().trusted
+    assert world.read(keys=world.keys()).trusted
+    with pytest.raises(BundleError, match="signed by a key that is not expected here"):
+        world.read(keys={name: key for name, key in world.keys().items() if name != "node-0"})
+    swapped = world.keys() | {"node-0": world.keys()["node-1"], "node-1": world.keys()["node-0"]}
+    with pytest.raises(BundleError, match="of node 'node-0', and is signed by a key that is not that node's"):
+        world.read(keys=swapped)
+
+
+def test_answers_to_another_file_of_questions_are_refused(world: World) -> None:
+    write_questions(world.path("other"), with_levels(100), world.key("server"))
+    world.questions = read_questions(world.path("other"))
+    with pytest.raises(BundleError, match="answers another file of questions"):
+        world.read()
+
+
+def test_two_files_of_one_node_are_refused(world: World) -> None:
+    for name in (world.path("node-0"), signed.signature_of(world.path("node-0"))):
+        copy = name.with_name(name.name.replace("node-0", "again"))
+        copy.write_bytes(name.read_bytes())
+    with pytest.raises(BundleError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"):
+        Files(world.questions, [world.read(), world.read("again")])
+    with pytest.raises(BundleError, match="there are no answers"):
+        Files(world.questions, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h, t: h["form"]["classes"].append("d"), "is about data of 4 classes: allowed is 3"),
+        (lambda h, t: h["form"].update(classes=["a", "c", "b"]), "is about data of 3 classes"),
+        (lambda h, t: h["form"].update(mean=[0.4]), "is about data of mean (0.4,): allowed is (0.5,)"),
+        (lambda h, t: t.pop("1.logits"), "has no answer to question 1 (predict)"),
+        (
+            lambda h, t: t.update({"0.weights": torch.zeros(2)}),
+            "question 0 (count_labels) with counts, sizes, we",
+        ),
+        (lambda h, t: t.update({"1.logits": t["1.logits"][:, :2]}), "(23, 2): allowed are 3 classes"),
+        (
+            lambda h, t: t.update({"7.logits": t["1.logits"].clone()}),
+            "does not hold the bytes that its ledger",
+        ),
+        (
+            lambda h, t: t.update({"1.logits": t["1.logits"].float()}),
+            "does not hold the bytes that its ledger",
+        ),
+        (lambda h, t: h["bytes"]["up"].update(logits=1), "does not hold the bytes that its ledger lists"),
+        (lambda h, t: h.pop("bytes"), "does not hold the bytes that its ledger lists"),
+        (lambda h, t: h["releases"].pop(), "does not list one release for each question"),
+        (lambda h, t: h["releases"][1].update(content="0"), "does not list one release for each question"),
+        (lambda h, t: h["policy"].update(questions=3), "policy.questions is 3"),
+        (lambda h, t: h.pop("node"), "node is ''"),
+    ],
+)
+def test_answers_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+    world.forge(change)
+    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+        world.read()
+    assert str(world.path("node-0")) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_counts_that_are_no_numbers_stop_the_run_and_name_the_node(world: World) -> None:
+    world.forge(lambda header, tensors: tensors["0.counts"].fill_(float("nan")), "node-1")
+    with pytest.raises(NodeFault, match="node 'node-1', question 'count_labels': counts hold NaN"):
+        step(world.federation())
+
+
+def test_rows_that_are_missing_stop_the_run_and_name_the_node(world: World) -> None:
+    def shorten(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors["1.logits"] = tensors["1.logits"][:-1]
+        header["bytes"]["up"]["logits"] -= CLASSES
+
+    world.forge(shorten, "node-2")
+    with pytest.raises(
+        NodeFault, match=r"node 'node-2', question 'predict': logits are .* of shape \(22, 3\)"
+    ):
+        step(world.federation())
+
+
+def test_the_signature_is_small_json_that_others_can_read(world: World) -> None:
+    table = json.loads(signed.signature_of(world.path("node-0")).read_text())
+    assert table["algorithm"] == "Ed25519"
+    assert copy.copy(table).keys() == {"algorithm", "key", "signature"}

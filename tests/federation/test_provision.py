@@ -1,0 +1,436 @@
+"""Provisioned federations: who is let in, what a site lets a job do, and processes that end.
+
+All processes are real and speak TLS over loopback. The server of the federation that they share is a
+bad one: it lets jobs bring any code and name any class. Whatever is refused, the nodes refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from fedstill.commands import server as command
+from fedstill.errors import ArgumentError, DeployError, UnknownName
+from fedstill.federation import provision, site
+from fedstill.federation.admin import Admin
+
+NODES = ("east", "north")
+
+PROGRAMS = '''
+"""Stands for fedstill.federation.flare: what a job names."""
+import os
+from pathlib import Path
+from nvflare.collab import collab
+
+class ServerProgram:
+    def __init__(self, run):
+        self.run = run
+    @collab.main
+    def main(self):
+        answers = sorted(collab.clients.hello(20))
+        Path(os.environ["FEDSTILL_RUNS"], self.run).write_text(repr(answers))
+
+class NodeProgram:
+    @collab.publish
+    def hello(self, x):
+        return [os.environ["FEDSTILL_NODE"], x + 1]
+
+class Stranger:
+    def __init__(self):
+        Path(os.environ.get("FEDSTILL_NODE") or os.environ["FEDSTILL_RUNS"], "stranger").write_text("was here")
+    @collab.publish
+    def hello(self, x):
+        return x
+'''
+
+
+@dataclass
+class Federation:
+    folder: Path
+    programs: Path
+    port: int
+
+    def node(self, name: str) -> Path:
+        return self.folder / "owners" / name
+
+    def job(self, name: str, run: str = "run") -> Path:
+        """A job like those of fedstill, but with the programs above."""
+        job = provision.write_job(self.folder / "jobs" / name, NODES, {"run": run})
+        for path in (job / "app" / "config").iterdir():
+            path.write_text(path.read_text().replace("fedstill.federation.flare.", "programs."))
+        return job
+
+    def admin(self) -> Admin:
+        return Admin(self.folder / "admin", 20)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("federation")
+    port = provision.provision(folder, "localhost", NODES, heartbeat=2, dead_after=8)
+    here = Federation(folder, folder / "programs", port)
+    here.programs.mkdir()
+    (here.programs / "programs.py").write_text(PROGRAMS)
+    for name in NODES:
+        here.node(name).mkdir(parents=True)
+        shutil.move(folder / "nodes" / name, here.node(name) / "kit")
+        _edit(here.node(name) / "kit/local/resources.json", "fedstill.federation.flare.", "programs.")
+    _edit(folder / "server/local/authorization.json", '"byoc": "none"', '"byoc": "any"')
+    resources = folder / "server/local/resources.json"
+    resources.write_text(json.dumps(json.loads(resources.read_text()) | {"class_allow_list": ["*"]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(here.programs))
+        processes = [site.start_server(folder, stdout=subprocess.DEVNULL)]
+        processes += [site.start_node(here.node(name), stdout=subprocess.DEVNULL) for name in NODES]
+    try:
+        with here.admin() as admin:
+            admin.wait_for(NODES, 20)
+        yield here
+    finally:
+        for name in NODES:
+            site.stop(site.node(here.node(name)))
+        site.stop(site.server(folder))
+        for process in processes:
+            process.wait(10)
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _processes(folder: Path) -> list[list[str]]:
+    """Command lines of processes that have to do with this folder."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(str(folder) in word for word in words):
+            found.append(words)
+    return found
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation that nobody starts."""
+    folder = tmp_path_factory.mktemp("kits") / "federation"
+    provision.provision(folder, "localhost", NODES)
+    return folder
+
+
+def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
+    assert provision.SERVER_CLASSES == (
+        "nvflare.collab.runtime.controller.CollabController",
+        "fedstill.federation.flare.ServerProgram",
+    )
+    assert provision.NODE_CLASSES == (
+        "nvflare.collab.runtime.executor.CollabExecutor",
+        "fedstill.federation.flare.NodeProgram",
+    )
+    for kit in (kits / "server", *(kits / "nodes" / name for name in NODES)):
+        resources = json.loads((kit / "local/resources.json").read_text())
+        classes = provision.SERVER_CLASSES if kit.name == "server" else provision.NODE_CLASSES
+        assert resources["class_allow_list"] == list(classes)
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        rules = json.loads((kit / "local/authorization.json").read_text())["permissions"]
+        assert list(rules) == ["project_admin"]  # no other role may do anything
+        assert rules["project_admin"]["byoc"] == rules["project_admin"]["shell_commands"] == "none"
+        assert not list((kit / "startup").glob("*.sh"))
+    node = json.loads((kits / "nodes/east/local/resources.json").read_text())
+    assert node["allow_log_streaming"] is False
+    rules = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
+    assert rules["project_admin"]["operate"] == "none"  # only its owner shuts a node down
+
+
+def test_private_keys_are_where_they_belong(kits: Path) -> None:
+    assert stat.S_IMODE(kits.stat().st_mode) == 0o700
+    for key in kits.rglob("*.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
+    state = kits / "provision/fedstill/state/cert.json"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+    assert not set(NODES) & set(json.loads(state.read_text()))  # the nodes' keys are in their kits only
+
+
+def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> None:
+    from cryptography import x509
+
+    def certificate(kit: Path) -> x509.Certificate:
+        name = "server.crt" if kit.name == "server" else "client.crt"
+        return x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
+
+    authority = x509.load_pem_x509_certificate((kits / "server/startup/rootCA.pem").read_bytes())
+    assert (authority.not_valid_after_utc - authority.not_valid_before_utc).days == 3650
+    first = [certificate(kits / kit) for kit in ("server", "admin", "nodes/east")]
+    assert {(item.not_valid_after_utc - item.not_valid_before_utc).days for item in first} == {360}
+
+    provision.add(kits, ["west"])
+    with pytest.raises(DeployError, match="nodes/east is there already"):
+        provision.add(kits, ["east"])
+    shutil.rmtree(kits / "nodes/east")
+    provision.add(kits, ["east"])
+    provision.renew(kits)
+    second = [certificate(kits / kit) for kit in ("server", "admin", "nodes/east")]
+    for old, new in zip(first, second, strict=True):
+        assert new.serial_number != old.serial_number
+        assert new.subject == old.subject
+        new.verify_directly_issued_by(authority)
+    for kit in ("server", "admin", "nodes/east", "nodes/west"):
+        provision.check_kit(kits / kit)
+
+
+def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: Path) -> None:
+    provision.provision(tmp_path / "other", "localhost", ["north"])
+    kit = tmp_path / "owner/kit"
+    shutil.copytree(tmp_path / "other/nodes/north", kit)
+    shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
+    with pytest.raises(DeployError, match=r"not from the authority in rootCA\.pem"):
+        site.start_node(kit.parent)
+
+
+@pytest.mark.parametrize(
+    ("host", "nodes", "changes", "message"),
+    [
+        ("a:1", ["x"], {}, "host is 'a:1'"),
+        ("localhost", [], {}, "nodes is ''"),
+        ("localhost", ["x", "x"], {}, "each name once"),
+        ("localhost", ["../x"], {}, r"node is '\.\./x'"),
+        ("localhost", ["server"], {}, "not 'server'"),
+        ("localhost", ["localhost"], {}, "another name than the server's host"),
+        ("localhost", ["x"], {"port": 0}, "port is 0"),
+        ("localhost", ["x"], {"name": "a-b"}, "name is 'a-b'"),
+        ("localhost", ["x"], {"heartbeat": 1}, "heartbeat is 1"),
+    ],
+)
+def test_bad_names_are_refused(
+    tmp_path: Path, host: str, nodes: list[str], changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        provision.provision(tmp_path / "new", host, nodes, **changes)  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_refused(kits: Path) -> None:
+    with pytest.raises(DeployError, match="is not empty"):
+        provision.provision(kits, "localhost", NODES)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["ini"], UnknownName, "did you mean 'server init'"),
+        (["init"], ArgumentError, "allowed is DIR"),
+        (["init", "DIR", "--nodes", "a"], ArgumentError, "--host is ''"),
+        (["init", "DIR", "--host", "x"], ArgumentError, "--nodes is ''"),
+        (["init", "DIR", "--host", "x", "y", "--nodes", "a"], ArgumentError, "--host is 'x y'"),
+        (["init", "DIR", "--host", "x", "--nodes", "a", "--port", "no"], ArgumentError, "--port is 'no'"),
+        (["init", "DIR", "--host", "x", "--nods", "a"], UnknownName, "did you mean '--nodes'"),
+        (["start", "DIR"], DeployError, "holds no federation"),
+        (["status", "DIR"], DeployError, "holds no federation"),
+        (["stop", "DIR"], DeployError, "make one with `fedstill server init`"),
+        (["add", "DIR"], ArgumentError, "--nodes is ''"),
+        (["revoke", "DIR"], ArgumentError, "allowed is DIR NODE"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, words: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        command.main([str(tmp_path / "nothing") if word == "DIR" else word for word in words])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new"
+    command.main(["init", str(folder), "--host", "localhost", "--nodes", *NODES, "--port", "8123"])
+    said = capsys.readouterr().out
+    for expected in ("port 8123 of localhost", "nodes/east  to the owner of east", str(folder / "admin"), "secret"):
+        assert expected in said
+    command.main(["status", str(folder)])
+    assert "does not run" in capsys.readouterr().out
+    command.main(["stop", str(folder)])
+    assert "did not run" in capsys.readouterr().out
+    with pytest.raises(DeployError, match="does not run on this machine"):
+        command.main(["revoke", str(folder), "east"])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 8123))
+        other.listen()
+        with pytest.raises(DeployError, match="port 8123 of this machine cannot be opened"):
+            command.main(["start", str(folder)])
+
+
+def test_without_flare_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvflare", None)
+    with pytest.raises(DeployError, match=r"pip install 'fedstill\[flare\]'"):
+        provision.provision(tmp_path / "new", "localhost", NODES)
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line(kits: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="no answer from the server at localhost"):
+        Admin(kits / "admin", 0.2)
+    with pytest.raises(DeployError, match="is no admin's startup kit"):
+        Admin(tmp_path)
+    kit = tmp_path / "kit"
+    shutil.copytree(kits / "admin", kit)
+    _edit(kit / "startup/fed_admin.json", '"host": "localhost"', '"host": "nowhere.invalid"')
+    with pytest.raises(DeployError, match=r"no machine has the name 'nowhere\.invalid'"):
+        Admin(kit, 0.2)
+
+
+@pytest.mark.timeout(60)
+def test_a_job_without_code_runs_through(federation: Federation) -> None:
+    with federation.admin() as admin:
+        job = admin.submit(federation.job("sound", run="sound"))
+        assert admin.wait(job, 45) == "FINISHED:COMPLETED"
+    answers = (federation.folder / "runs/sound").read_text()
+    assert answers.count("21") == len(NODES)  # each node was asked, in its own folder
+    for name in NODES:
+        assert str(federation.node(name)) in answers
+
+
+@pytest.mark.timeout(60)
+def test_custom_code_is_refused_by_the_nodes_and_nothing_of_it_runs(federation: Federation) -> None:
+    job = federation.job("code")
+    marker = federation.folder / "custom-code-ran"
+    (job / "app/custom").mkdir()
+    (job / "app/custom/programs.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n" + PROGRAMS)
+    with federation.admin() as admin:
+        number = admin.submit(job)
+        assert admin.wait(number, 45) == "FINISHED:FAILED_TO_RUN"
+        why = next(item["job_deploy_detail"] for item in admin.jobs() if item["job_id"] == number)
+    assert [line for line in why if line.startswith(NODES)] == [f"{name}: NVFLARE_ERROR: BYOC not permitted" for name in NODES]
+    assert not marker.exists()
+    for name in NODES:
+        assert not list(federation.node(name).rglob("custom"))
+
+
+@pytest.mark.timeout(60)
+def test_a_class_that_is_not_on_the_list_is_refused_by_the_nodes(federation: Federation) -> None:
+    job = federation.job("stranger")
+    _edit(job / "app/config/config_fed_client.json", "programs.NodeProgram", "programs.Stranger")
+    with federation.admin() as admin:
+        assert admin.wait(admin.submit(job), 45) != "FINISHED:COMPLETED"
+    for name in NODES:
+        assert not (federation.node(name) / "stranger").exists()
+        assert "'programs.Stranger'" in (federation.node(name) / "node.log").read_text()
+
+
+@pytest.mark.timeout(60)
+def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation, tmp_path: Path) -> None:
+    # One more node of the same name as far as its certificate says, but signed by somebody else.
+    provision.provision(tmp_path / "other", "localhost", ["west"], port=federation.port, heartbeat=2, dead_after=8)
+    foreign, ours = tmp_path / "other/nodes/west", federation.node("east") / "kit"
+    root = ours / "startup/rootCA.pem"
+    assert _handshake(federation.port, root, ours) == "let in"
+    assert _handshake(federation.port, root, foreign) == "refused"
+    assert _handshake(federation.port, root, None) == "refused"
+
+    owner = tmp_path / "west"
+    owner.mkdir()
+    shutil.move(foreign, owner / "kit")
+    process = site.start_node(owner, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with federation.admin() as admin:
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                assert set(admin.nodes()) == set(NODES)
+                time.sleep(0.5)
+        assert "Retrying" in (owner / "node.log").read_text()
+    finally:
+        assert site.stop(site.node(owner))
+        process.wait(10)
+
+
+def _handshake(port: int, root: Path, kit: Path | None) -> str:
+    """Whether the server speaks to somebody with this kit's certificate."""
+    context = ssl.create_default_context(cafile=root)
+    context.set_alpn_protocols(["h2"])
+    if kit is not None:
+        context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+    try:
+        with (
+            socket.create_connection(("localhost", port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as secure,
+        ):
+            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            return "let in" if secure.recv(1) else "refused"
+    except (ssl.SSLError, ConnectionError):
+        return "refused"
+
+
+def test_a_second_start_is_refused(federation: Federation) -> None:
+    number = site.running(site.node(federation.node("east")))
+    assert number is not None
+    with pytest.raises(DeployError, match=f"runs already, as process {number}"):
+        site.start_node(federation.node("east"))
+    # Also where two are started at once, when only the lock decides.
+    words = [sys.executable, "-m", "fedstill.federation.site", "client", str(federation.node("east"))]
+    second = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    assert second.returncode == 1
+    assert f"runs already, as process {number}" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
+
+
+@pytest.mark.timeout(60)
+def test_revoked_is_out_and_readmitted_is_in(federation: Federation) -> None:
+    with federation.admin() as admin:
+        command.main(["revoke", str(federation.folder), "north"])
+        assert set(admin.nodes()) == {"east"}
+        time.sleep(5)  # it sends signs of life all the while
+        assert set(admin.nodes()) == {"east"}
+        command.main(["readmit", str(federation.folder), "north"])
+        admin.wait_for(NODES, 30)
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
+    import psutil
+
+    owner = federation.node("north")
+    number = site.running(site.node(owner))
+    assert number is not None
+    psutil.Process(number).kill()
+    with federation.admin() as admin:
+        end = time.monotonic() + 20
+        while "north" in admin.nodes():
+            assert time.monotonic() < end
+            time.sleep(0.5)
+        assert site.running(site.node(owner)) is None  # though its file of the process number is there
+        process = site.start_node(owner, stdout=subprocess.DEVNULL)
+        admin.wait_for(NODES, 20)
+    assert process.poll() is None
+
+
+@pytest.mark.timeout(60)
+def test_stop_ends_all_that_was_started(federation: Federation) -> None:
+    """The last of this federation: in the middle of a job, so that its processes are there too."""
+    _edit(federation.programs / "programs.py", "return [os", "import time; time.sleep(60); return [os")
+    with federation.admin() as admin:
+        job = admin.submit(federation.job("long"))
+        end = time.monotonic() + 30
+        while len(_processes(federation.folder)) < 6:  # server and nodes, and of each one for the job
+            assert time.monotonic() < end, admin.status(job)
+            time.sleep(0.2)
+    begin = time.monotonic()
+    for name in NODES:
+        assert site.stop(site.node(federation.node(name)))
+    command.main(["stop", str(federation.folder)])
+    assert time.monotonic() - begin < 15
+    assert _processes(federation.folder) == []
+    assert not list(federation.folder.rglob("*.pid"))
+    assert "ended" in (federation.node("east") / "node.log").read_text()

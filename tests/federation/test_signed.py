@@ -1,0 +1,153 @@
+"""Signed files: a changed byte, a missing signature or a foreign key is one line, and nothing is parsed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fedstill.errors import BundleError
+from fedstill.federation import signed
+
+pytest.importorskip("cryptography")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    signed.write(tmp_path / "file", b"what was said", signed.own_key(tmp_path / "a.key"))
+    return tmp_path / "file"
+
+
+def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tmp_path: Path) -> None:
+    key = signed.public_of(signed.own_key(tmp_path / "a.key"))
+    assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
+    assert signed.public_of(signed.own_key(tmp_path / "a.key")) == key
+    assert signed.read_public(tmp_path / "a.pub") == key
+    assert signed.public_of(signed.own_key(tmp_path / "b.key")) != key
+    assert len(signed.fingerprint(key).replace(" ", "")) == 32
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    signed.own_key(tmp_path / "a.key")
+    (tmp_path / "a.key").chmod(0o644)
+    with pytest.raises(BundleError, match="can be read by others: chmod 600"):
+        signed.own_key(tmp_path / "a.key")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"nothing", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None:
+    for name in ("a.key", "a.pub"):
+        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).chmod(0o600)
+    with pytest.raises(BundleError, match="holds no private key"):
+        signed.own_key(tmp_path / "a.key")
+    with pytest.raises(BundleError, match="holds no public key"):
+        signed.read_public(tmp_path / "a.pub")
+
+
+def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "a.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    (tmp_path / "a.key").chmod(0o600)
+    (tmp_path / "b.pub").write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    with pytest.raises(BundleError, match="another kind: allowed is Ed25519"):
+        signed.own_key(tmp_path / "a.key")
+    with pytest.raises(BundleError, match="another kind: allowed is Ed25519"):
+        signed.read_public(tmp_path / "b.pub")
+
+
+def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file: Path) -> None:
+    mine = signed.expected(str(file.with_name("a.pub")))
+    assert signed.read(file) == signed.Signed(b"what was said", mine, False)
+    assert signed.read(file, [mine]) == signed.Signed(b"what was said", mine, True)
+    other = signed.fingerprint(signed.public_of(signed.own_key(file.with_name("b.key"))))
+    with pytest.raises(BundleError, match=r"signed by a key that is not expected here: .{39}$"):
+        signed.read(file, [other])
+    with pytest.raises(BundleError, match="not expected"):
+        signed.read(file, [])
+
+
+def test_a_key_is_named_by_its_file_or_by_what_was_read_out(file: Path) -> None:
+    mine = signed.fingerprint(signed.read_public(file.with_name("a.pub")))
+    for spoken in (mine, mine.upper(), mine.replace(" ", ""), mine.replace(" ", "-")):
+        assert signed.expected(spoken) == mine
+    for wrong in (mine[:-1], "g" + mine[1:], "", str(file.with_name("c.pub"))):
+        with pytest.raises(BundleError, match="is no public key: allowed are"):
+            signed.expected(wrong)
+
+
+def test_the_same_file_and_key_give_the_same_signature(file: Path) -> None:
+    before = signed.signature_of(file).read_bytes()
+    signed.write(file, b"what was said", signed.own_key(file.with_name("a.key")))
+    assert signed.signature_of(file).read_bytes() == before
+
+
+@pytest.mark.parametrize("place", range(13))
+def test_one_changed_bit_is_refused(file: Path, place: int) -> None:
+    blob = bytearray(file.read_bytes())
+    blob[place] ^= 1
+    file.write_bytes(blob)
+    with pytest.raises(BundleError, match="does not fit its signature"):
+        signed.read(file)
+
+
+@pytest.mark.parametrize("part", ["key", "signature"])
+def test_one_changed_digit_of_the_signature_file_is_refused(file: Path, part: str) -> None:
+    table = json.loads(signed.signature_of(file).read_text())
+    digits = table[part]
+    table[part] = ("1" if digits[0] == "0" else "0") + digits[1:]
+    signed.signature_of(file).write_text(json.dumps(table))
+    with pytest.raises(BundleError, match="does not fit its signature"):
+        signed.read(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "null", "[" * 4000, '{"algorithm": "none", "key": "", "signature": ""}',
+     '{"algorithm": "Ed25519", "key": 3, "signature": "zz"}', "x" * 10_000],
+)  # fmt: skip
+def test_what_is_no_signature_is_said_in_one_line(file: Path, text: str) -> None:
+    signed.signature_of(file).write_text(text)
+    with pytest.raises(BundleError, match="is no signature that fedstill has written"):
+        signed.read(file)
+
+
+def test_what_is_missing_is_said(file: Path) -> None:
+    signed.signature_of(file).unlink()
+    with pytest.raises(BundleError, match=r"file\.sig is missing"):
+        signed.read(file)
+    file.unlink()
+    with pytest.raises(BundleError, match="there is no such file"):
+        signed.read(file)
+
+
+def test_openssl_finds_the_signature_good_too(file: Path, tmp_path: Path) -> None:
+    """So that nobody needs to believe fedstill alone."""
+    table = json.loads(signed.signature_of(file).read_text())
+    (tmp_path / "raw").write_bytes(bytes.fromhex(table["signature"]))
+    try:
+        done = subprocess.run(
+            ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "a.pub",
+             "-rawin", "-in", "file", "-sigfile", "raw"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        pytest.skip("no openssl here")
+    if "rawin" in done.stderr:
+        pytest.skip("this openssl is too old")
+    assert "Verified Successfully" in done.stdout, done.stderr

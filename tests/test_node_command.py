@@ -1,0 +1,217 @@
+"""``fedstill node`` as an owner meets it: a process, what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedstill import cli
+
+Capture = pytest.CaptureFixture[str]
+
+FOREST = """
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+
+def forest(shape, classes):
+    x, y = load_digits(return_X_y=True)
+    return RandomForestClassifier(5, random_state=0).fit(x[:200] / 8 - 1, y[:200])
+"""
+
+
+def fedstill(*words: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of ``fedstill node``."""
+    command = [sys.executable, "-m", "fedstill", "node", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return done.returncode, done.stdout, done.stderr
+
+
+def say(folder: Path, *changes: tuple[str, str]) -> None:
+    """Change lines of a node.toml."""
+    path = folder / "node.toml"
+    text = path.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert text.count(f"\n{old}\n") == 1, old
+        text = text.replace(f"\n{old}\n", f"\n{new}\n")
+    path.write_text(text, encoding="utf-8")
+
+
+def here(capsys: Capture, *words: object) -> tuple[int, str, str]:
+    """The same in this process, which is quicker."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(["node", *map(str, words)])
+    said = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A node with 100 digits that answers files, as `node init` and an editor leave it."""
+    folder = tmp_path_factory.mktemp("nodes") / "clinic"
+    code, out, err = fedstill("init", folder)
+    assert (code, err) == (0, "")
+    assert "fedstill node check" in out
+    digits = load_digits()
+    np.savez(
+        folder / "data.npz",
+        images=(digits.images * 255 / 16).astype(np.uint8)[:100],
+        labels=digits.target[:100],
+    )
+    (folder / "my_forest.py").write_text(FOREST, encoding="utf-8")
+    say(folder, ("online = true", "online = false"))
+    return folder
+
+
+def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Path) -> None:
+    code, out, err = fedstill("check", clinic)
+    assert (code, err) == (0, "")
+    counts = np.bincount(load_digits().target[:100])
+    for line in (
+        f"node clinic, in {clinic}",
+        "100 examples, 1 x 8 x 8, from data.npz",
+        ", ".join(f"{label}: {count}" for label, count in enumerate(counts)),
+        "small-cnn, 58,634 parameters, all trained here",
+        "cpu, float32",
+        "questions *; outputs only;",
+        "none: it answers files of questions",
+        "No faults.",
+    ):
+        assert line in out
+    said = {
+        line.split()[0]: line.split()[1]
+        for line in out.splitlines()
+        if line[2:3].strip() and len(line.split()) > 2
+    }
+    assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralised"]) == ("yes", "yes", "no", "no")
+    assert "refuses train (outputs_only: no" in out
+    assert not (clinic / "runs").exists()
+
+
+def test_check_of_a_run_says_each_question(clinic: Path, capsys: Capture) -> None:
+    code, out, err = here(capsys, "check", clinic, "digits-fediod")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "count_labels answers with label counts" in lines
+    assert "examine x400 answers with logits, critic, gradients" in lines
+    assert "It can take part." in lines
+    code, out, _ = here(capsys, "check", clinic, "digits-fedavg")
+    assert code == 0  # to refuse is no fault
+    assert "train x20 refuses (outputs_only: no parameters)" in " ".join(out.split())
+    assert "It cannot take part: it refuses train (outputs_only: no parameters), and the run needs it." in out
+
+
+def test_a_forest_answers_predictions_and_refuses_gradients(
+    clinic: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "forest"
+    folder.mkdir()
+    for file in clinic.iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "secret").chmod(0o600)
+    say(
+        folder,
+        ('name = "small-cnn"', 'name = "my_forest:forest"'),
+        ("most_questions = 0", "most_questions = 300"),
+    )
+    code, out, err = here(capsys, "check", folder, "digits-fediod")
+    assert (code, err) == (0, "")
+    assert "Predictor(RandomForestClassifier, probabilities): it only predicts" in " ".join(out.split())
+    assert "at most 300 questions" in " ".join(out.split())
+    assert "It cannot take part: it refuses examine (model: it predicts, and has no gradients)" in out
+    code, out, err = here(capsys, "check", folder, "digits-fedkd")
+    assert (code, err) == (0, "")
+    assert "It can take part." in out
+    say(folder, ("most_questions = 300", "most_questions = 1"))
+    assert (
+        "It cannot take part: it answers at most 1 questions, and the run asks "
+        in here(capsys, "check", folder, "digits-fedkd")[1]
+    )
+
+
+def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "faulty"
+    here(capsys, "init", folder, "--name", "faulty")
+    say(
+        folder,
+        ('path = "data.npz"', 'path = "scans.npz"\nflavour = 1'),
+        ('name = "small-cnn"', 'name = "small-cn"'),
+        ("epochs = 30.0", "epochs = -3"),
+        ('device = "cpu"', 'device = "abacus"'),
+    )
+    # In a process, and in this one.
+    for code, out, err in (fedstill("check", folder), here(capsys, "check", folder, "digits-fediod")):
+        assert code == 2
+        assert "No faults" not in out
+        first, *faults = err.splitlines()
+        assert first == f"fedstill: 6 faults in {folder}:"
+        assert len(faults) == 6
+        for wanted in (
+            "unknown key 'data.flavour'",
+            "local.epochs is -3.0: allowed is 0 or more",
+            f"data.path 'scans.npz': there is no file {folder / 'scans.npz'}",
+            "model.name is 'small-cn'",
+            "compute.device is 'abacus'",
+        ):
+            assert sum(wanted in fault for fault in faults) == 1
+        assert ("holds no startup kit" in faults[-1]) or ("FLARE is not installed" in faults[-1])
+    code, out, err = here(capsys, "start", folder)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0] == f"fedstill: 6 faults in {folder}:"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["chek"], "unknown command 'node chek': did you mean 'node check'?"),
+        (["check"], "fedstill node check is '': allowed is DIR [RUN.toml|PRESET]"),
+        (["check", "a", "b", "c"], "fedstill node check is 'a b c'"),
+        (["check", "a", "--quick"], "unknown option '--quick'"),
+        (
+            ["check", "no-such-folder", "digit-fediod"],
+            "unknown preset 'digit-fediod': did you mean 'digits-fediod'?",
+        ),
+        (
+            ["check", "no-such-folder"],
+            "no-such-folder has no node.toml: `fedstill node init no-such-folder` writes",
+        ),
+        (["start", "no-such-folder"], "no-such-folder has no node.toml"),
+        (["init", "no-such-folder", "--name", "a b"], "name is 'a b': allowed is 1 to 64 letters"),
+        (["init", "no-such-folder", "--name"], "--name is '': allowed is a value after it"),
+    ],
+)
+def test_what_an_owner_gets_wrong_is_one_line(
+    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = here(capsys, *words)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert err.startswith("fedstill: ")
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_without_a_link_does_not_start(clinic: Path, capsys: Capture) -> None:
+    code, out, err = here(capsys, "start", clinic)
+    assert (code, out) == (2, "")
+    assert err.startswith("fedstill: online is False: allowed is true to join a federation; `fedstill node")
+
+
+def test_init_writes_nothing_over(clinic: Path, capsys: Capture) -> None:
+    code, out, err = here(capsys, "init", clinic)
+    assert (code, out) == (2, "")
+    assert "node.toml is there already" in err
+
+
+def test_help_names_all(capsys: Capture) -> None:
+    said = here(capsys, "--help")[1]
+    assert said == here(capsys)[1] == here(capsys, "check", "--help")[1]
+    for command in ("init", "check", "start", "answer"):
+        assert f"fedstill node {command} DIR" in said
