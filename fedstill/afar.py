@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,17 @@ import numpy as np
 import tomli_w
 from safetensors.torch import save_file
 
-from fedstill.config import RunConfig, to_toml
+from fedstill.config import NodesConfig, RunConfig, to_dict
 from fedstill.data.private import PrivateConfig
+from fedstill.data.splits import SplitConfig
 from fedstill.errors import DeployError, FedstillError
 from fedstill.experiment import Experiment
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
-from fedstill.federation.flare import NODES, RUNS, STOPPED, natural
+from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED, natural
 from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.node.owner import ComputeConfig, NodeFile, OwnModelConfig
+from fedstill.progress import following
 from fedstill.records import write_text
 from fedstill.state import load_state
 
@@ -69,7 +71,7 @@ def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress
     started = time.monotonic()
     served = home / "runs" / run
     if not (served / "result.json").exists():
-        with _watched(served, experiment, progress):
+        with following(served / PROGRESS, progress):
             if config.engine.name == "flare":
                 _simulate(config, run, names, home)
             else:
@@ -94,6 +96,8 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
         FedstillError: the server cannot be reached, refuses or stopped; the run can go on.
     """
     run, kit = run_name(config, out), Path(config.engine.startup_kit)
+    if config.nodes != NodesConfig() or config.split != SplitConfig():
+        print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
     with Admin(kit) as admin:
         names = sorted(admin.nodes(), key=natural)
         if not names:
@@ -101,8 +105,7 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
         least = config.link.least(len(names))
         job_folder = out / "job"
         shutil.rmtree(job_folder, ignore_errors=True)
-        sent = dataclasses.replace(config, engine=dataclasses.replace(config.engine, startup_kit=""))
-        told = {"config": to_toml(sent), "run": run}
+        told = {"config": servers_part(config), "run": run}
         write_job(job_folder, names, told, name=config.name, fewest=least)
         job = admin.submit(job_folder)
         print(f"Job {job} with {', '.join(names)}.", file=sys.stderr)
@@ -121,6 +124,19 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     (out / "result.json").unlink()  # until the report's caller writes it, whole
     return result
+
+
+def servers_part(config: RunConfig[Any]) -> str:
+    """What of a run its server has to know, as TOML: nothing about nodes, and whole paths."""
+    table = to_dict(config)
+    for theirs in ("nodes", "split", "paper"):
+        table.pop(theirs, None)
+    table["engine"]["startup_kit"] = ""
+    for part, key in (("data", "name"), ("data", "root"), ("public", "name"), ("public", "root")):
+        given = table[part][key]
+        if given and Path(given).exists():
+            table[part][key] = str(Path(given).resolve())
+    return tomli_w.dumps(table)
 
 
 def run_name(config: RunConfig[Any], out: Path) -> str:
@@ -157,6 +173,8 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
         save_file(weights, own / "model.safetensors")
         names = config.nodes.models
         engine = config.engine
+        # Nodes of one machine share its cores: more threads would only wait for each other.
+        threads = engine.threads or max((os.cpu_count() or 1) // len(experiment.nodes), 1)
         file = NodeFile(
             name=node.name,
             seed=config.seed,
@@ -164,7 +182,7 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
             model=OwnModelConfig(names[index % len(names)], weights="model.safetensors"),
             local=config.nodes.local,
             policy=config.nodes.policy,
-            compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, engine.threads),
+            compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
         )
         table = _table(file)
         (own / "node.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
@@ -199,7 +217,10 @@ def _looked_into(
     figures = experiment.adopt(out, saved, states)
     figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
     figures["seconds"]["total"] = seconds + figures["seconds"]["centralised"]
-    figures |= {"link": live["link"], "events": live["events"]}
+    starting = max(seconds - live["seconds"]["total"], 0.0)
+    link = {**live["link"], "starting": starting}
+    link["share"] = link["link"] / max(starting + live["seconds"]["total"], 1e-9)
+    figures |= {"link": link, "events": live["events"]}
     figures["engine"]["name"] = live["engine"]["name"]
     return figures
 
@@ -211,9 +232,10 @@ def _simulate(config: RunConfig[Any], run: str, names: Sequence[str], home: Path
     """FLARE's simulator: a process for the server and one for each node, without certificates."""
     work = home / "simulator"
     shutil.rmtree(work, ignore_errors=True)
-    job = write_job(work / "job", names, {"config": to_toml(config), "run": run}, name="fedstill")
+    told = {"config": servers_part(config), "run": run}
+    job = write_job(work / "job", names, told, name="fedstill")
     environment = {
-        **os.environ,
+        **_patient(),
         RUNS: str((home / "runs").resolve()),
         NODES: str((home / "nodes").resolve()),
         "PYTHONPATH": site._python_path(os.environ.get("PYTHONPATH", "")),
@@ -241,6 +263,7 @@ def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: P
         runs.symlink_to((home / "runs").resolve(), target_is_directory=True)
     with contextlib.ExitStack() as stack:
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        silent["env"] = _patient()
         stack.callback(site.stop, site.server(deployed))
         site.start_server(deployed, **silent)
         for name in names:
@@ -250,7 +273,7 @@ def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: P
         admin.wait_for(names, UP)
         job_folder = home / "job"
         shutil.rmtree(job_folder, ignore_errors=True)
-        told = {"config": to_toml(config), "run": run}
+        told = {"config": servers_part(config), "run": run}
         least = config.link.least(len(names))
         write_job(job_folder, names, told, name=config.name, fewest=0 if least == len(names) else least)
         job = admin.submit(job_folder)
@@ -260,18 +283,17 @@ def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: P
         raise DeployError(f"the job ended as {status} and left no result: see {deployed / 'server.log'}")
 
 
+def _patient() -> dict[str, str]:
+    """An environment in which threads that wait leave the processor to other processes."""
+    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ}
+
+
 def _raise_if_stopped(served: Path) -> None:
     """Pass on why a run stopped at the server."""
     path = served / STOPPED
     if path.exists():
         told = json.loads(path.read_text(encoding="utf-8"))
         raise FedstillError(f"the run stopped, and can go on: {told['text']}")
-
-
-@contextlib.contextmanager
-def _watched(served: Path, experiment: Experiment, progress: bool) -> Iterator[None]:
-    """Progress of a run in other processes, from the lines that it writes."""
-    yield
 
 
 __all__ = ["ENGINES", "rehearse", "run_name", "submit", "write_nodes"]

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from fedstill.compare import Comparison
     from fedstill.config import RunConfig
 
+# Options of `run` that people type often, and what they stand for.
+SHORT = {
+    "--engine": "--engine.name",
+    "--startup-kit": "--engine.startup_kit",
+    "--nodes": "--split.nodes",
+    "--data": "--data.name",
+}
+
 HELP = """\
 fedstill trains one central model from private data that stays in many places.
 
@@ -37,12 +45,19 @@ usage:
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
   fedstill run PRESET --help                every option, with its meaning and default
+  fedstill node init|check|start|answer DIR     a node of a real federation, for whoever owns its data
+  fedstill server init|start|status|stop DIR    the server that they join
+  fedstill questions make ...                   questions in a file, for nodes without a live link
+  fedstill distil ANSWERS ...                   a student from the files of answers that came back
   fedstill --version
 
 options of `run` beside those of the preset:
   --out DIR       the run's folder (default: runs/NAME-seedSEED)
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
+  --nodes N, --data NAME    short for --split.nodes, --data.name
+  --engine flare-poc        nodes as processes of their own, deployed on this machine with NVIDIA FLARE
+  --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models
 
 options of `compare`; all others are run options, and hold for every method:
   --seeds N       each method runs with seeds 0 to N-1 (default: 1)
@@ -314,6 +329,12 @@ def _nothing_more(words: list[str]) -> None:
         raise ArgumentError("fedstill list", " ".join(words), "no argument")
 
 
+def _in_full(word: str) -> str:
+    """An option that has a short name, by its whole one."""
+    name, equals, value = word.partition("=")
+    return f"{SHORT.get(name, name)}{equals}{value}"
+
+
 def _take(option: str, words: list[str]) -> tuple[str | None, list[str]]:
     """The value of one option (the last, if it is there more than once), and the other words."""
     value: str | None = None
@@ -337,6 +358,7 @@ def _configure(words: list[str], command: str) -> RunConfig[Any]:
         given = words[0] if words else ""
         raise ArgumentError(f"fedstill {command}", given, "a preset or a .toml file, then its options")
     target, *rest = words
+    rest = [_in_full(word) for word in rest]
     method, rest = _take("--method.name", rest)
     table = presets.read(target)
     if method is not None and method != presets.method_of(table):

@@ -430,6 +430,7 @@ class Experiment:
             "bytes": {key: ledger[key] for key in ("up", "down", "by_kind")},
             "questions": ledger["questions"],
             "questions_by_name": ledger["questions_by_name"],
+            "events": self.server.federation.events,
             "seconds": {"total": self._total(), **self.seconds},
             "engine": {
                 "name": self.compute.config.name,

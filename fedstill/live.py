@@ -46,20 +46,20 @@ class Live:
         link: to the nodes.
         run: its name, by which the nodes know it again.
         folder: where its files are written.
-        progress: show bars on a terminal.
+        bars: show progress; None shows none.
 
     Raises:
         FedstillError: data, student and method do not fit together.
     """
 
     def __init__(
-        self, config: RunConfig[Any], link: Link, run: str, folder: Path, *, progress: bool = False
+        self, config: RunConfig[Any], link: Link, run: str, folder: Path, bars: Bars | None = None
     ) -> None:
         self.config, self.link, self.run_name, self.folder = config, link, run, folder
-        self.progress = progress
+        self.bars = bars or Bars(False)
         self.method = method_of(config.method)
         self.needs = self.method.needs(config.method)
-        self.data = load(config.data)
+        self.data = load(config.data, train_needed=False)
         self.task = make_task(config.task, len(self.data.classes))
         self.task.check(self.data.test, "test data")
         self.compute = Compute(dataclasses.replace(config.engine, name="one-by-one", startup_kit=""))
@@ -110,7 +110,7 @@ class Live:
         self.records = Records(self.folder)
         try:
             self.ledger.open(self.folder / "ledger.jsonl")
-            with Bars(self.progress) as bars:
+            with self.bars as bars:
                 return self._run(self.records.load(), bars)
         finally:
             self.federation.leave()
@@ -124,7 +124,7 @@ class Live:
         self._check_nodes()
         server = self._make_server()
         self._begin("local_training")
-        self.federation.learn(lambda steps: bars.show("local training", steps, steps))
+        self.federation.learn(lambda percent: bars.show("local training", percent, 100))
         self._end()
         # Also without a saved state: nodes may have answered before the server was stopped.
         self.federation.recall(saved["mark"] if saved else 0)
@@ -244,7 +244,7 @@ class Live:
             "questions": ledger["questions"],
             "questions_by_name": ledger["questions_by_name"],
             "seconds": {"total": total, "centralised": 0.0, **self.seconds},
-            "link": self.federation.meter.figures(total),
+            "link": self.federation.meter.figures(total, self.seconds["local_training"]),
             "events": self.federation.events,
             "engine": {
                 "name": self.config.engine.name,

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -44,3 +50,51 @@ class Bars:
         if note:
             self._progress.update(self._bars[phase], note=note)
         self._progress.update(self._bars[phase], completed=done)
+
+
+class Noted(Bars):
+    """Progress written into a file, for whoever started this process and watches it.
+
+    Args:
+        path: of the file.
+    """
+
+    EVERY = 0.5  # seconds
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(False)
+        self._path, self._written = path, -self.EVERY
+
+    def show(self, phase: str, done: int, total: int, note: str = "") -> None:
+        """See :class:`Bars`."""
+        now = time.monotonic()
+        if now - self._written >= self.EVERY or done == total or note:
+            part = self._path.with_name(self._path.name + ".part")
+            part.write_text(json.dumps([phase, done, total, note]), encoding="utf-8")
+            part.replace(self._path)
+            self._written = now
+
+
+@contextlib.contextmanager
+def following(path: Path, wanted: bool) -> Iterator[None]:
+    """Show what another process notes in a file, as long as the block lasts.
+
+    Args:
+        path: of the file; it need not exist yet.
+        wanted: show it at all.
+    """
+    over = threading.Event()
+
+    def follow() -> None:
+        with Bars(wanted) as bars:
+            while not over.wait(Noted.EVERY):
+                if path.exists():
+                    bars.show(*json.loads(path.read_text(encoding="utf-8")))
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

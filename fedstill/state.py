@@ -5,6 +5,7 @@ The file is replaced in one move, so whoever is killed while writing leaves the 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 State = Any  # dict | list | tuple | str | int | float | bool | None | Tensor, nested
@@ -22,14 +23,21 @@ def save_state(path: Path, state: State) -> None:
     """Write a nested state; the file at ``path`` is either the old one or the new one, never half.
 
     Raises:
+        OSError: it cannot be written; the old file stays.
         TypeError: the state holds something else than dicts, lists, tuples, tensors and JSON values.
     """
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
     part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"tree": tree})
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
+    try:
+        save_file(tensors, part, metadata={"tree": tree})
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)  # on a full disk its place is needed
+        if isinstance(error, SafetensorError):
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        raise
     os.replace(part, path)
 
 

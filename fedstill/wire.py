@@ -57,7 +57,7 @@ class WireConfig:
         sent: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             form = self.form(kinds.get(name, ""))
-            if form == "float32" or not tensor.is_floating_point():
+            if form == "float32" or not tensor.is_floating_point() or not tensor.numel():
                 sent[name] = tensor
             else:
                 rows = tensor.reshape(len(tensor), -1) if tensor.ndim else tensor.reshape(1, 1)
@@ -87,7 +87,7 @@ def refine(tensors: Tensors) -> dict[str, torch.Tensor]:
             continue
         scale = tensors.get(name + SCALE)
         if scale is not None:
-            if scale.shape != (tensor.shape[:1] or (1,)):
+            if scale.shape != (tensor.shape[:1] or (1,)) or not tensor.numel():
                 raise DataError(
                     f"tensor {name} of shape {tuple(tensor.shape)} came with {tuple(scale.shape)} scales"
                 )
@@ -115,7 +115,7 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
     """
     plain = {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()}
     # How a tensor lies in memory decides which kernel computes it, and so its last digits.
-    strides = {name: tensor.stride() for name, tensor in plain.items() if tensor.ndim == 4}
+    strides = {name: tensor.stride() for name, tensor in sorted(plain.items()) if tensor.ndim == 4}
     # Under one key: safetensors writes several in any order, and equal messages are to be equal bytes.
     metadata = {HEADER: json.dumps({HEADER: header, STRIDES: strides})}
     return save({name: tensor.contiguous() for name, tensor in plain.items()}, metadata=metadata)
@@ -134,7 +134,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         told = json.loads(json.loads(message[8 : 8 + length])["__metadata__"][HEADER])
         header, strides = told[HEADER], told[STRIDES]
         tensors = {name: _laid_out(tensor, strides.get(name)) for name, tensor in load(message).items()}
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
     if not isinstance(header, dict):
         raise DataError("a message's header is no table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,7 +123,9 @@ def test_a_forest_answers_predictions_and_refuses_gradients(
     )
     code, out, err = here(capsys, "check", folder, "digits-fediod")
     assert (code, err) == (0, "")
-    assert "Predictor(RandomForestClassifier, probabilities): it only predicts" in " ".join(out.split())
+    assert "my_forest:forest, RandomForestClassifier, probabilities: it only predicts" in " ".join(
+        out.split()
+    )
     assert "at most 300 questions" in " ".join(out.split())
     assert "It cannot take part: it refuses examine (model: it predicts, and has no gradients)" in out
     code, out, err = here(capsys, "check", folder, "digits-fedkd")
@@ -181,6 +184,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsy
             ["check", "no-such-folder"],
             "no-such-folder has no node.toml: `fedstill node init no-such-folder` writes",
         ),
+        (["check", "no-such-folder", "digits-fediod"], "no-such-folder has no node.toml"),
         (["start", "no-such-folder"], "no-such-folder has no node.toml"),
         (["init", "no-such-folder", "--name", "a b"], "name is 'a b': allowed is 1 to 64 letters"),
         (["init", "no-such-folder", "--name"], "--name is '': allowed is a value after it"),
@@ -202,6 +206,31 @@ def test_a_node_without_a_link_does_not_start(clinic: Path, capsys: Capture) -> 
     code, out, err = here(capsys, "start", clinic)
     assert (code, out) == (2, "")
     assert err.startswith("fedstill: online is False: allowed is true to join a federation; `fedstill node")
+
+
+def test_start_says_whom_it_joins_and_is_the_node_then(
+    clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pytest.importorskip("nvflare")
+    from fedstill.federation import provision, site
+
+    provision.provision(tmp_path / "federation", "localhost", ["clinic", "other"], port=8123)
+    folder = tmp_path / "clinic"
+    shutil.copytree(clinic, folder)
+    shutil.copytree(tmp_path / "federation" / "nodes" / "clinic", folder / "kit")
+    say(folder, ("online = false", "online = true"))
+    was = []
+    monkeypatch.setattr(site, "run", lambda this: was.append((this.role, this.folder)) or 3)
+    code, out, err = here(capsys, "start", folder)
+    assert (code, err) == (3, "")  # FLARE's own code
+    assert was == [("client", folder)]
+    assert out == f"node clinic joins localhost:8123; Ctrl+C ends it. Its log: {folder / 'node.log'}\n"
+    assert "dials out to localhost:8123; its certificate is valid until" in here(capsys, "check", folder)[1]
+    shutil.rmtree(folder / "kit")
+    shutil.copytree(tmp_path / "federation" / "nodes" / "other", folder / "kit")
+    code, out, err = here(capsys, "start", folder)
+    assert (code, out) == (2, "")
+    assert err == "fedstill: name is 'clinic': allowed is 'other', as the startup kit has it\n"
 
 
 def test_init_writes_nothing_over(clinic: Path, capsys: Capture) -> None:

@@ -16,6 +16,7 @@ from fedstill.report.table import human_bytes
 if TYPE_CHECKING:
     from fedstill.federation.bundles import Questions
 
+HELPS = ("-h", "--help")
 HELP = """\
 A federation by files, where no live link is allowed; for methods that ask all at once, as FedKD.
 
@@ -26,14 +27,16 @@ usage:
                             what a file of questions asks, and whose key signed it
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                             at the node whose folder is DIR: train, and answer through its gate
-  fedstill distil ANSWERS ... --questions FILE [--node-keys DIR] [--out DIR]
-                            student and report from the nodes' answers
+  fedstill distil ANSWERS ... --questions FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR]
+                            student and report from the nodes' answers; if stopped, once more goes on
 
   --out FILE         questions.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
   --key FILE         the server's private key (default: server.key), made at first use; server.pub beside it
   --server-key       the server's public key, or its fingerprint as it was read out over the phone
   --node-keys DIR    the nodes' public keys, DIR/NAME.pub: whoever has none there is refused
-  --out DIR          the run's folder (default: runs/NAME-seedSEED)
+  --out DIR          the run's folder (default: runs/NAME-seedSEED); --quiet hides progress bars
+  --OPTION VALUE     as of `fedstill run`; of `distil` only what changes nothing at the nodes: the student,
+                     how it learns, what is measured
 
 Every file is signed. A fingerprint says whose key it was: compare it once, by another way than the file's.
 """
@@ -42,7 +45,7 @@ Every file is signed. A fingerprint says whose key it was: compare it once, by a
 def main(words: list[str]) -> None:
     """``fedstill questions ...``."""
     commands = {"make": _make, "show": _show}
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in HELPS or (len(words) == 2 and words[1] in HELPS):
         print(HELP, end="")
     elif words[0] in commands:
         commands[words[0]](words[1:])
@@ -82,7 +85,7 @@ def _make(words: list[str]) -> None:
 
 def distil(words: list[str]) -> None:
     """``fedstill distil ANSWERS ... --questions FILE ...``."""
-    if not words or any(word in ("-h", "--help") for word in words):
+    if not words or any(word in HELPS for word in words):
         print(HELP, end="")
         return
     command = shlex.join(["fedstill", "distil", *words])
@@ -158,7 +161,7 @@ def answer(words: list[str]) -> None:
             Path(rest[1]),
             None if out is None else Path(out),
             server_key=None if key is None else signed.expected(key),
-            report=lambda done, total: bars.show("local training", done, total),
+            report=lambda percent: bars.show("local training", percent, 100),
         )
     left = reply.bytes["up"]
     mechanisms = sorted({release.mechanism for release in reply.header.releases})
@@ -196,7 +199,7 @@ def _described(path: Path) -> str:
 
 def _recipe(questions: Path) -> Path:
     """Where the run is kept whose questions these are."""
-    return questions.with_suffix(".toml")
+    return questions.with_name(questions.name + ".toml")
 
 
 def _print_questions(questions: Questions) -> None:

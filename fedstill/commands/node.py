@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,8 @@ def _check(words: list[str]) -> None:
 
     asking = _asking(given[1]) if len(given) > 1 else None
     found = owner.examine(folder, asking.form if asking else None)
+    if found.file is None:
+        _leave(folder, found.faults)
     console = Console(highlight=False, markup=False, emoji=False)
     _print_node(console, folder, found)
     if asking is not None:
@@ -214,9 +217,10 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
 
 def _counts(classes: Sequence[str], targets: Sequence[int]) -> str:
     """How many examples there are of each class, if that can be shown."""
-    counts = [targets.count(number) for number in range(len(classes))]
+    counted = Counter(targets)
+    counts = [counted[number] for number in range(len(classes))]
     if len(classes) > FEW:
-        there = [count for count in counts if count]
+        there = counted.values()
         return f"{len(there)} of {len(classes)} classes, {min(there)} to {max(there)} of each"
     return ", ".join(f"{name}: {count}" for name, count in zip(classes, counts, strict=True))
 
@@ -226,7 +230,8 @@ def _about_model(found: Examined) -> str:
 
     model = found.model
     if model is None or isinstance(model, Predictor):
-        return f"{model}: it only predicts, and nothing of it is trained"
+        told = "" if model is None else model.extra_repr()
+        return f"{told}: it only predicts, and nothing of it is trained"
     sizes = [parameter.numel() for parameter in model.parameters()]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     share = "all" if trained == sum(sizes) else f"{trained:,}" if trained else "none"
@@ -273,7 +278,7 @@ def _print_questions(console: Console, asking: _Asking, found: Examined) -> None
     for name, question in questions.items():
         kinds = ", ".join(dict.fromkeys(question.kinds().values()))
         often = f"x{question.times}" if question.times > 1 else ""
-        says = f"refuses ({rules[name]})" if name in rules else f"answers with {kinds}"
+        says = f"refuses ({rules[name]})" if name in rules else f"answers with {kinds or 'nothing'}"
         table.add_row(f"  {name}", often, says)
     console.print(table)
     if against is None:
@@ -299,10 +304,12 @@ def _print_methods(console: Console, found: Examined) -> None:
         questions = _questions(method, method.config(), found, None)
         rules, against = _rules(method, None, found, questions, None)
         told = [question for question in questions if question not in rules]
-        parts = [f"answers {', '.join(told)}"] if told else [] if rules else ["is asked nothing"]
+        parts = [f"answers {', '.join(told)}"] if told else []
         parts += [f"refuses {', '.join(asked)} ({rule})" for rule, asked in _by_rule(rules).items()]
-        parts += [against] if against and not rules else []
-        table.add_row(f"  {name}", "no" if against else "yes", "; ".join(parts))
+        if against and not rules:
+            parts = [against]
+        says = "; ".join(parts) or "is asked nothing"
+        table.add_row(f"  {name}", "no" if against else "yes", says)
     console.print(table)
     console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
     console.print()

@@ -71,9 +71,8 @@ def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
 
     port = provision.read_federation(folder)["port"]
     until = provision.valid_until(folder / "admin")
-    print(
-        f"A federation of {len(nodes)} nodes, in {folder}. The server opens port {port} of {host}; nodes open none."
-    )
+    print(f"A federation of {len(nodes)} nodes, in {folder}.")
+    print(f"The server opens port {port} of {host}; the nodes open none.")
     print()
     print("Give each node its startup kit, over a channel that you trust: it holds the node's private key.")
     for node in nodes:
@@ -142,9 +141,8 @@ def _add(words: list[str]) -> None:
     provision.add(folder, given["nodes"])
     for node in given["nodes"]:
         until = provision.valid_until(folder / "nodes" / node)
-        print(
-            f"{folder / 'nodes' / node}: for the owner of {node}; valid until {until:%Y-%m-%d}. Then delete it here."
-        )
+        print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
+    print(f"Then delete {folder / 'nodes'} here.")
 
 
 def _renew(words: list[str]) -> None:
@@ -152,9 +150,8 @@ def _renew(words: list[str]) -> None:
 
     folder, _ = _read("renew", words)
     provision.renew(folder)
-    print(
-        f"The server and the admin have certificates until {provision.valid_until(folder / 'server'):%Y-%m-%d}."
-    )
+    until = provision.valid_until(folder / "server")
+    print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
 
 
@@ -167,9 +164,8 @@ def _readmit(words: list[str]) -> None:
 
 
 def _admit(command: str, words: list[str], said: str) -> None:
-    from fedstill.federation.admin import Admin
-
     from fedstill.federation import site
+    from fedstill.federation.admin import Admin
 
     folder, given = _read(command, words, node=0)
     if site.running(site.server(folder)) is None:

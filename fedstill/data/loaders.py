@@ -87,7 +87,7 @@ def available() -> tuple[str, ...]:
     return ("digits", *_KNOWN)
 
 
-def load(config: DataConfig) -> DataSet:
+def load(config: DataConfig, *, train_needed: bool = True) -> DataSet:
     """Load a data set, decoded and normalised, with its test part apart.
 
     Where the source has no split of its own, a seeded draw with the classes' shares kept is the
@@ -96,6 +96,7 @@ def load(config: DataConfig) -> DataSet:
 
     Args:
         config: name or path, and how much of it.
+        train_needed: refuse data without a training part; a server needs none, as its nodes have theirs.
 
     Returns:
         Inputs (N, C, H, W) float32 in [-1, 1], targets (N,) int64 class indices.
@@ -138,7 +139,8 @@ def load(config: DataConfig) -> DataSet:
         note="; ".join(notes),
         columns={key: column[train] for key, column in raw.columns.items()},
     )
-    check_classification(data.train, len(data.classes), f"train part of {name}")
+    if train_needed or len(data.train):
+        check_classification(data.train, len(data.classes), f"train part of {name}")
     check_classification(data.test, len(data.classes), f"test part of {name}")
     return data
 

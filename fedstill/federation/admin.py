@@ -53,7 +53,8 @@ class Admin:
                 left = max(3.0, end - time.monotonic())
                 self._session = new_secure_session(user, str(kit.resolve()), timeout=left)
         except NoConnection as error:
-            raise DeployError(f"the server at {self.server} does not let this kit in, or is no server") from error
+            way_out = "is the kit from this federation, and still valid?"
+            raise DeployError(f"the server at {self.server} does not let {kit} in: {way_out}") from error
 
     def __enter__(self) -> Admin:
         return self

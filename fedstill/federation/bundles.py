@@ -395,7 +395,7 @@ class Files:
         if header["do"] == "hello":
             told = {"name": node, "protocol": PROTOCOL, "versions": asdict(mine.versions)}
         elif header["do"] == "join":
-            ready = {"learned": True, "fresh": False, "marks": [], "objections": {}, "most_questions": 0}
+            ready = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
             told = {"name": node, "architecture": "", "frozen": True, **asdict(mine.model), **ready}
         elif header["do"] in ("answer", "pull back"):
             number, question = header["number"], header["question"]

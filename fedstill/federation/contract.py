@@ -140,7 +140,9 @@ class Federation(ABC):
         self.number, self.events = state["number"], list(state["events"])
         self.out = {node: Out(*left) for node, left in state["out"].items()}
 
-    def leave_out(self, node: str, question: str, reason: str, *, back: bool) -> None:
+    def leave_out(
+        self, node: str, question: str, reason: str, *, back: bool, since: int | None = None
+    ) -> None:
         """Go on without a node.
 
         Args:
@@ -148,13 +150,15 @@ class Federation(ABC):
             question: that it failed at.
             reason: why, for the report.
             back: whether it may come back.
+            since: number of the first question that it has no part in; None is the next one.
 
         Raises:
             NodeFault: too few nodes are left.
         """
         left = len(self.present) - (node not in self.out)
-        self.events.append({"node": node, "number": self.number, "event": "left out", "reason": reason})
-        self.out[node] = Out(self.number, reason, back)
+        since = self.number if since is None else since
+        self.events.append({"node": node, "number": since, "event": "left out", "reason": reason})
+        self.out[node] = Out(since, reason, back)
         needed = self.link.least(len(self.nodes))
         if left < needed:
             raise NodeFault(
@@ -198,7 +202,7 @@ class Federation(ABC):
             for node, answer in self._answer(there, question, number, sent, differentiable).items()
         }
         for node, fault in faults(answers, declared, self.link.outlier).items():
-            self.leave_out(node, question, fault, back=False)
+            self.leave_out(node, question, fault, back=False, since=number)
             del answers[node]
         if not answers:
             raise NodeFault(", ".join(asked), question, "none of the nodes that were asked is left")
@@ -211,7 +215,7 @@ class Federation(ABC):
             for node, pull in pulls.items()
             if node not in self.out
         }
-        pulled = {node: refine(each) for node, each in self._pull_back(number, sent).items()}
+        pulled = {node: refine(each) for node, each in self._pull_back(number, question, sent).items()}
         for node, fault in not_finite(pulled).items():
             self.leave_out(node, question, fault, back=False)
             del pulled[node]
@@ -232,11 +236,14 @@ class Federation(ABC):
         """Each asked node's answer, by its name, in order; those left out on the way have none."""
 
     @abstractmethod
-    def _pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors]
+    ) -> Mapping[str, Tensors]:
         """Each node's gradients with respect to the question's inputs, by its name, in order.
 
         Args:
             number: of the question.
+            question: its name.
             pulls: the gradients that reached each node's answer.
         """
 

@@ -19,11 +19,13 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.errors import DeployError, FedstillError
 from fedstill.federation.remote import LinkError
+from fedstill.progress import Noted
 
 logger = logging.getLogger("fedstill.server")
 
 RUNS, NODE, NODES = "FEDSTILL_RUNS", "FEDSTILL_NODE", "FEDSTILL_NODES"  # environment variables
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
+PROGRESS = "progress.json"  # there too: how far it is
 
 
 class ServerProgram:
@@ -52,14 +54,15 @@ class ServerProgram:
         finally:
             job = collab.fl_ctx.get_job_id()
             kept = Path(collab.workspace.get_run_dir(job)) / "fedstill"
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("state.safetensors*"))
+            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("state.safetensors*", f"{PROGRESS}*"))
 
     def _run(self, folder: Path) -> None:
         from fedstill.config import read_toml
         from fedstill.live import Live
 
         config = read_toml(self.config)
-        live = Live(config, FlareLink(collab.clients), self.run_name, folder)
+        link, bars = FlareLink(collab.clients), Noted(folder / PROGRESS)
+        live = Live(config, link, self.run_name, folder, bars)
         logger.info("run %s begins", self.run_name)
         figures = live.run()
         result = {**live.about(), **figures}

@@ -133,7 +133,9 @@ class InProcess(Federation):
             answers.update(zip(names, releases, strict=True))
         return {name: answers[name] for name in asked}
 
-    def _pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors]
+    ) -> Mapping[str, Tensors]:
         gradients: dict[str, Tensors] = {}
         for desk in self._serving(self._asked_of.get(number, tuple(pulls))):
             names = [node.name for node in desk.group.nodes if node.name in pulls]

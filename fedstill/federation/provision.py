@@ -31,8 +31,15 @@ from fedstill.errors import ArgumentError, DeployError
 if TYPE_CHECKING:
     from cryptography import x509
 
-SERVER_CLASSES = ("nvflare.collab.runtime.controller.CollabController", "fedstill.federation.flare.ServerProgram")
-NODE_CLASSES = ("nvflare.collab.runtime.executor.CollabExecutor", "fedstill.federation.flare.NodeProgram")
+# The classes that a job may name, at the server and at a node: what carries calls, and what answers them.
+SERVER_CLASSES = (
+    "nvflare.collab.runtime.controller.CollabController",
+    "fedstill.federation.flare.ServerProgram",
+)
+NODE_CLASSES = (
+    "nvflare.collab.runtime.executor.CollabExecutor",
+    "fedstill.federation.flare.NodeProgram",
+)
 
 ADMIN = "admin@federation.local"  # FLARE wants the form of an e-mail address; nothing is ever sent there
 ROOT_DAYS = 3650  # the authority outlives the certificates it signs: they are for 360 days, fixed by FLARE
@@ -40,6 +47,24 @@ ROOT_DAYS = 3650  # the authority outlives the certificates it signs: they are f
 HEARTBEAT = 4.0  # seconds between two signs of life of a node; FLARE counts in steps of 2
 DEAD_AFTER = 30.0  # seconds without one until the server counts a node as gone
 ANSWER_WITHIN = 10.0  # seconds that a node waits for the server's answer to one, until it tries again
+
+# FLARE's settings of gRPC, and pings: without these, a connection that a firewall or a dead router has
+# forgotten looks well to both ends for a quarter of an hour.
+_LARGEST = 2**31 - 1
+_GRPC = {
+    "max_workers": 100,
+    "options": [
+        ["grpc.max_send_message_length", _LARGEST],
+        ["grpc.max_receive_message_length", _LARGEST],
+        ["grpc.keepalive_time_ms", 20_000],
+        ["grpc.keepalive_timeout_ms", 10_000],
+        ["grpc.http2.ping_timeout_ms", 10_000],
+        ["grpc.keepalive_permit_without_calls", 1],
+        ["grpc.http2.max_pings_without_data", 0],
+        ["grpc.http2.min_ping_interval_without_data_ms", 5_000],
+        ["grpc.http2.min_recv_ping_interval_without_data_ms", 5_000],
+    ],
+}
 
 # What a person with the admin kit may do. What is not named is refused, so is custom code, on every site.
 _AT_SERVER = {
@@ -126,7 +151,7 @@ def provision(
 
 
 def add(folder: Path, nodes: Sequence[str]) -> None:
-    """Kits for more nodes, or new certificates for nodes whose own have run out; the server may go on running.
+    """Kits for more nodes, or with new certificates for old ones; the server may go on running.
 
     Raises:
         ArgumentError: a name that cannot be used.
@@ -199,7 +224,8 @@ def check_kit(kit: Path) -> None:
     now = datetime.now(timezone.utc)
     if now > certificate.not_valid_after_utc:
         ended = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
-        raise DeployError(f"{kit}: its certificate ran out on {ended}; `fedstill server add` or `renew` makes a new one")
+        way_out = "`fedstill server add` makes a new one for a node, `renew` for server and admin"
+        raise DeployError(f"{kit}: its certificate ran out on {ended}; {way_out}")
     if now < certificate.not_valid_before_utc:
         begins = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         raise DeployError(f"{kit}: its certificate begins at {begins}; is the clock of this machine right?")
@@ -274,7 +300,9 @@ def write_job(
         app / "config_fed_client.json",
         {
             "format_version": 2,
-            "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {"client_obj_id": "program"}}}],
+            "executors": [
+                {"tasks": ["*"], "executor": {"path": executor, "args": {"client_obj_id": "program"}}}
+            ],
             "components": [{"id": "program", "path": program, "args": {}}],
             "task_data_filters": [],
             "task_result_filters": [],
@@ -323,14 +351,13 @@ def _make(folder: Path, nodes: Sequence[str], *, admin: bool) -> Path:
     from nvflare.lighter.provisioner import Provisioner
 
     federation = read_federation(folder)
-    project = Project(federation["name"], "")
-    project.set_server(
-        federation["host"], federation["name"], {"fed_learn_port": federation["port"], "default_host": federation["host"]}
-    )
+    name, host, port = federation["name"], federation["host"], federation["port"]
+    project = Project(name, "")
+    project.set_server(host, name, {"fed_learn_port": port, "default_host": host})
     for node in nodes:
         project.add_client(node, node.replace("-", "_"), {})
     if admin:
-        project.add_admin(ADMIN, federation["name"], {"role": "project_admin"})
+        project.add_admin(ADMIN, name, {"role": "project_admin"})
     builders = [
         WorkspaceBuilder(),
         StaticFileBuilder(config_folder="config", scheme="grpc", require_signed_jobs=True),
@@ -342,7 +369,7 @@ def _make(folder: Path, nodes: Sequence[str], *, admin: bool) -> Path:
     made = context.get(CtxKey.CURRENT_PROD_DIR)
     if made is None or context.get(CtxKey.BUILD_ERROR):
         raise DeployError(f"FLARE could not make the kits: {_last_line(said.getvalue())}")
-    _forget_keys(folder, federation["name"], nodes)
+    _forget_keys(folder, name, nodes)
     return Path(made)
 
 
@@ -351,7 +378,7 @@ def _last_line(text: str) -> str:
 
 
 def _forget_keys(folder: Path, name: str, nodes: Sequence[str]) -> None:
-    """FLARE remembers every private key: those of the nodes are the nodes' own once the kits are handed over."""
+    """Remove private keys from what FLARE remembers: a node's key is in its kit, and nowhere else."""
     path = folder / "provision" / name / "state" / "cert.json"
     state = json.loads(path.read_text())
     _write(path, {key: value for key, value in state.items() if key not in nodes})
@@ -369,6 +396,7 @@ def _hand_out(folder: Path, made: Path, nodes: Sequence[str], heartbeat: float) 
 def _take(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(source, target)
+    _write(target / "local" / "comm_config.json", {"grpc": _GRPC})
     for script in (target / "startup").glob("*.sh"):
         script.unlink()  # they would start a site with FLARE's own settings, and again whenever it ended
     (target / "readme.txt").unlink(missing_ok=True)

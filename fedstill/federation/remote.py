@@ -18,7 +18,7 @@ import torch
 
 from fedstill.compute import Compute
 from fedstill.data.public import Public
-from fedstill.errors import FedstillError, NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.errors import DataError, FedstillError, NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.federation.contract import Federation, Out
 from fedstill.federation.link import LinkConfig
 from fedstill.node.ledger import ANSWER, Ledger
@@ -72,11 +72,12 @@ class Meter:
         self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
         self.bytes += bytes
 
-    def figures(self, total: float) -> dict[str, float]:
+    def figures(self, total: float, training: float) -> dict[str, float]:
         """For the report.
 
         Args:
             total: seconds of the whole run.
+            training: of these, seconds of local training before the first question.
         """
         return {
             "messages": self.questions,
@@ -85,7 +86,8 @@ class Meter:
             "link": self.seconds - self.nodes,
             "nodes": self.nodes - self.waiting,
             "waiting": self.waiting,
-            "server": max(total - self.seconds, 0.0),
+            "training": training,
+            "server": max(total - training - self.seconds, 0.0),
             "share": (self.seconds - self.nodes) / max(total, 1e-9),
         }
 
@@ -137,17 +139,15 @@ class Remote(Federation):
         """Have all nodes do the local training that the method wants first.
 
         Args:
-            progress: is told how many steps all nodes together have done.
+            progress: is told how far they have come, in percent.
         """
-        done: dict[str, int] = {}
         waiting = [node for node in self.present if not self.about[node]["learned"]]
         while waiting:
             told = self._each(
                 waiting, "learn", lambda node: self._tell(node, {"do": "learn", "seconds": LEARN})
             )
-            done |= {node: int(reply["done"]) for node, reply in told.items()}
             waiting = [node for node, reply in told.items() if not reply["learned"]]
-            progress(sum(done.values()))
+            progress(min((int(reply["percent"]) for reply in told.values()), default=100))
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before question ``mark``."""
@@ -159,16 +159,22 @@ class Remote(Federation):
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
-        for future in [self._pool.submit(self._tell, node, {"do": "leave"}) for node in self.present]:
+        message = self._pack({"do": "leave"})
+        for future in [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]:
             future.exception()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Federation`; who was away and has joined again takes part again."""
+        missing = self.out  # while all were joining and going back, just now
         super().load(state)
         for node in [node for node, out in self.out.items() if out.back and node in self.about]:
-            del self.out[node]
-            self._back(node)
+            if node not in missing:
+                del self.out[node]
+                self._back(node)
+        for node, out in missing.items():
+            if node not in self.out:
+                self.leave_out(node, "recall", out.reason, back=out.back)
 
     # --- the contract ---------------------------------------------------------------------------------
 
@@ -190,20 +196,22 @@ class Remote(Federation):
         message = self._pack(header, tensors)
         down = self._sizes(tensors, self.questions[question].sends)
         content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
-        replies = self._timed(asked, question, dict.fromkeys(asked, message))
+        replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, (told, answer) in replies.items():
             self._count(node, number, question, ANSWER, content, down, answer, told)
         return {node: self._compute.here(answer) for node, (_, answer) in replies.items()}
 
-    def _pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors]
+    ) -> Mapping[str, Tensors]:
         header = {"do": "pull back", "number": number, "question": "gradient"}
         messages = {node: self._pack(header, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, (told, gradients) in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
-            name = str(told["question"])
             down = self._sizes(pull, dict.fromkeys(pull, GRADIENTS))
-            self._count(node, number, name, "gradient", digest(name, pull), down, gradients, told)
+            content = digest(question, pull)
+            self._count(node, number, question, "gradient", content, down, gradients, told)
         return {node: self._compute.here(gradients) for node, (_, gradients) in replies.items()}
 
     # --- messages -------------------------------------------------------------------------------------
@@ -236,23 +244,32 @@ class Remote(Federation):
                     raise LinkError(f"no answer within {self.link.wait:g} s: {error}") from error
                 time.sleep(PAUSE)
         header, tensors = unpack(reply)
-        if "error" in header:
-            raise _revived(node, question, header["error"])
-        return float(header["seconds"]), header["told"], tensors
+        try:
+            failure = _revived(node, question, header["error"]) if "error" in header else None
+            own, told = float(header.get("seconds", 0)), dict(header.get("told", {}))
+        except (LookupError, TypeError, ValueError) as error:
+            raise DataError(f"it replied in a form that is not known: {error}") from error
+        if failure is not None:
+            raise failure
+        return own, told, tensors
 
     def _timed(
-        self, nodes: Sequence[str], question: str, messages: Mapping[str, bytes]
+        self, nodes: Sequence[str], question: str, messages: Mapping[str, bytes], since: int | None = None
     ) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
         """One message to each of some nodes, on the meter."""
         start = time.perf_counter()
-        replies = self._each(nodes, question, lambda node: self._deliver(node, question, messages[node]))
+        replies = self._each(
+            nodes, question, lambda node: self._deliver(node, question, messages[node]), since
+        )
         carried = sum(len(messages[node]) for node in replies)
         carried += sum(size(tensor) for _, _, out in replies.values() for tensor in out.values())
         own = [seconds for seconds, _, _ in replies.values()]
         self.meter.add(time.perf_counter() - start, own, carried)
         return {node: (told, tensors) for node, (_, told, tensors) in replies.items()}
 
-    def _each(self, nodes: Sequence[str], question: str, call: Callable[[str], Any]) -> dict[str, Any]:
+    def _each(
+        self, nodes: Sequence[str], question: str, call: Callable[[str], Any], since: int | None = None
+    ) -> dict[str, Any]:
         """A call to each of some nodes at once; those that fail are left out, if a quorum remains.
 
         All are heard before anything is decided, so that no node is still at work when a run stops.
@@ -270,7 +287,8 @@ class Remote(Federation):
             if isinstance(failure, QuestionMismatch) or (everyone and isinstance(failure, QuestionRefused)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            self.leave_out(node, question, reason, back=not isinstance(failure, QuestionRefused))
+            nonsense = isinstance(failure, QuestionRefused | DataError)
+            self.leave_out(node, question, reason, back=not nonsense, since=since)
         return told
 
     def _joined(self, node: str) -> dict[str, Any]:
@@ -306,13 +324,16 @@ class Remote(Federation):
         self.events.append({"node": node, "number": self.number, "event": "back", "reason": ""})
 
     def _rejoined(self, node: str) -> dict[str, Any]:
-        """A node that was away, ready again: where it is now, or at its latest mark if it was started anew."""
+        """A node that was away, ready again: where it is now, or at its latest mark if that is behind the mark
+        (it was started anew) or ahead of the run (which went back meanwhile)."""
         self.carrier.call(node, self._pack({"do": "hello"}), PROBE)
         told = self._joined(node)
         while not told["learned"]:
             told = {**told, **self._tell(node, {"do": "learn", "seconds": LEARN})}
-        if told["fresh"] and told["marks"]:
-            self._tell(node, {"do": "recall", "mark": told["marks"][-1]})
+        number = self.number
+        mark = max((mark for mark in told["marks"] if mark <= number), default=0)
+        if not mark - 1 <= told["last"] < number:
+            self._tell(node, {"do": "recall", "mark": mark})
         return told
 
     # --- the server's own account ---------------------------------------------------------------------
@@ -340,7 +361,7 @@ class Remote(Federation):
             content=content,
             down=down,
             up=up,
-            privacy=dict(told["privacy"]),
+            privacy=told.get("privacy", {}),
         )
 
     def _sizes(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:

@@ -8,6 +8,7 @@ alone says nothing about who holds it: its fingerprint has to be compared, once,
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -68,6 +69,7 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     Raises:
         BundleError: the file holds no such key, or others may read it.
     """
+    _require()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -92,13 +94,12 @@ def own_key(path: Path) -> Ed25519PrivateKey:
                     serialization.NoEncryption(),
                 )
             )
-    public = path.with_suffix(".pub")
-    if not public.exists():
-        public.write_bytes(
-            key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    beside = path.with_suffix(".pub")
+    if not beside.exists() or beside.read_bytes() != public:
+        beside.write_bytes(public)
     return key
 
 
@@ -132,6 +133,7 @@ def read_public(path: Path) -> bytes:
     Raises:
         BundleError: there is none.
     """
+    _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -167,6 +169,7 @@ def read(path: Path, signers: Collection[str] | None = None) -> Signed:
         BundleError: there is no such file or no signature, the signature is not one of these bytes, or it is
             of a key that is not expected.
     """
+    _require()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -201,6 +204,11 @@ def _read_signature(path: Path) -> tuple[bytes, bytes]:
     if algorithm != ALGORITHM or len(parts[0]) != KEY_BYTES or len(parts[1]) != SIGNATURE_BYTES:
         raise BundleError(f"{path} is no signature that fedstill has written")
     return parts
+
+
+def _require() -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise BundleError("files cannot be signed without cryptography: pip install 'fedstill[offline]'")
 
 
 def _grouped(digits: str) -> str:

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,28 @@ from fedstill.federation.provision import HEARTBEAT, check_kit, require_flare, v
 
 # Of what FLARE logs at INFO: who came, who left, who is not let in.
 _TELLING = re.compile(
-    "Client: New|Successfully registered|Remove the dead|Re-activate|Client .* (en|dis)abled|Reject disabled|Retrying .* grpc:"
+    "Client: New|Successfully registered|Remove the dead|Re-activate|"
+    "Client .* (en|dis)abled|Reject disabled|Retrying .* grpc:"
 )
+# What it says again with every message while a link is down; that it tries again is said anyway.
+_UNREACHABLE = re.compile("target_unreachable|cannot forward req: no path|no connection to server")
+_HEARD = ("fedstill", "nvflare.private.fed", "nvflare.fuel.f3.sfm")
 _LOG = logging.getLogger(__name__ if __name__ != "__main__" else "fedstill.federation.site")
+# What a server may ask of a node's own process; questions go to the process of a job.
+TOPICS = frozenset(
+    {
+        "scheduler.check_resource",
+        "scheduler.cancel_resource",
+        "train.start_job",
+        "train.deploy",
+        "train.abort",
+        "train.abort_task",
+        "train.delete_run",
+        "train.check_status",
+        "train.get_scopes",
+        "train.notify_job_status",
+    }
+)
 GRACE = 5.0  # seconds that a process has between SIGTERM and SIGKILL
 
 
@@ -74,9 +94,12 @@ class Telling(logging.Filter):
     """Lets through what the owner of a site wants to read: our lines, errors, and who comes and goes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
-        ours = record.name.split(".")[0] == "fedstill"
-        return ours or record.levelno >= logging.ERROR or bool(_TELLING.match(record.getMessage()))
+        """Whether the line is written; it names us by module, and FLARE, with its many, by its name."""
+        ours, text = record.name.split(".")[0] == "fedstill", record.getMessage()
+        record.part = record.name.rpartition(".")[2] if ours else "flare"
+        if record.levelno >= logging.ERROR:
+            return _UNREACHABLE.search(text) is None
+        return ours or _TELLING.match(text) is not None
 
 
 def server(folder: Path) -> Site:
@@ -118,13 +141,16 @@ def run(site: Site) -> int:
     with _alone(site):
         end_jobs(site)  # of a site that was killed
         _settle(site)
-        _LOG.info("started as process %d; certificate valid until %s", os.getpid(), f"{valid_until(site.kit):%Y-%m-%d}")
+        until = f"{valid_until(site.kit):%Y-%m-%d}"
+        _LOG.info("started as process %d; certificate valid until %s", os.getpid(), until)
         os.environ["FEDSTILL_RUNS" if site.role == "server" else "FEDSTILL_NODE"] = str(
             site.folder / "runs" if site.role == "server" else site.folder
         )
         os.environ["PYTHONPATH"] = _python_path(os.environ.get("PYTHONPATH", ""))
         for ending in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ending, _end)
+        if site.role == "client":
+            _narrow()
         sys.argv = _command(site)
         try:
             runpy.run_module(f"nvflare.private.fed.app.{site.role}.{site.role}_train", run_name="__main__")
@@ -143,7 +169,7 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
     """The site in a process of its own; `options` are those of Popen, as stdout.
 
     Raises:
-        DeployError: it runs already, or nvflare is not installed.
+        DeployError: it runs already, its kit is not good, nvflare is not installed, or it ends at once.
     """
     require_flare()
     check_kit(site.kit)
@@ -152,7 +178,12 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
     environment = dict(options.pop("env", None) or os.environ)
     environment["PYTHONPATH"] = _python_path(environment.get("PYTHONPATH", ""))
     words = [sys.executable, "-u", "-m", "fedstill.federation.site", site.role, str(site.folder)]
-    return subprocess.Popen(words, env=environment, **options)
+    process = subprocess.Popen(words, env=environment, **options)
+    while running(site) != process.pid:  # until then, stop() would not know of it
+        if process.poll() is not None:
+            raise DeployError(f"{site.folder} did not start: its process ended with {process.returncode}")
+        time.sleep(0.05)
+    return process
 
 
 def start_server(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
@@ -242,9 +273,21 @@ def _command(site: Site) -> list[str]:
     return [*words, f"uid={name}", "org=fedstill", f"heart_beat_interval={heartbeat}"]
 
 
+def _narrow() -> None:
+    """Leave FLARE's client only the requests that jobs need.
+
+    It has more: to read files, to shut down, to change the log. Whether one is allowed, FLARE decides by
+    what the server writes beside the request, so a server with other software could have them all.
+    """
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+    processors = ClientRequestProcessors.request_processors
+    processors[:] = [item for item in processors if set(item.get_topics()) <= TOPICS]
+
+
 def _settle(site: Site) -> None:
     """Write into the kit what depends on where it is: the log, and where the server keeps its jobs."""
-    line = {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
+    line = {"format": "%(asctime)s %(levelname)s %(part)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
     both = {"formatter": "line", "filters": ["telling"]}
     log = {
         "version": 1,
@@ -256,7 +299,7 @@ def _settle(site: Site) -> None:
             "file": {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), **both},
         },
         "root": {"level": "ERROR", "handlers": ["console", "file"]},
-        "loggers": {name: {"level": "INFO"} for name in ("fedstill", "nvflare.private.fed", "nvflare.fuel.f3.sfm")},
+        "loggers": {name: {"level": "INFO"} for name in _HEARD},
     }
     logging.config.dictConfig(log)
     local = site.kit / "local"
@@ -278,11 +321,17 @@ def _alone(site: Site) -> Iterator[None]:
     import fcntl
 
     with site.pid.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise DeployError(f"{site.folder} runs already, as process {file.read().strip()}") from None
+        end = time.monotonic() + 1  # whoever asks whether it runs, holds the lock for a moment
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    file.seek(0)
+                    number = file.read().strip()
+                    raise DeployError(f"{site.folder} runs already, as process {number}") from None
+                time.sleep(0.05)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -150,16 +150,6 @@ class Desk:
                 )
         return {node: kept.gradients[node] for node in pulls}
 
-    def name_of(self, number: int) -> str:
-        """The name of a question that was answered not long ago.
-
-        Raises:
-            QuestionMismatch: it is not known any more.
-        """
-        if number not in self._answered:
-            raise QuestionMismatch(self.group.nodes[0].name, "unknown", number)
-        return self._answered[number].question.name
-
     def refined(self, name: str, tensors: Tensors) -> Tensors:
         """A question's tensors as a handler will get them.
 

@@ -118,7 +118,9 @@ class Gate:
         for name, tensor in tensors.items():
             rule = None
             if sends[name] == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
-                rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are (B, *{tuple(shape)})"
+                rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are (B, {', '.join(map(str, shape))})"
+            elif sends[name] == INPUTS and tensor.dtype != torch.float32:
+                rule = f"inputs: {name} is {tensor.dtype}, and inputs here are torch.float32"
             elif sends[name] == INPUTS and not 1 <= len(tensor) <= (most or math.inf):
                 rule = f"most_rows: {most}, and {name} has {len(tensor)}"
             elif tensor.is_floating_point() and not torch.isfinite(tensor).all():

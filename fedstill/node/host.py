@@ -8,6 +8,7 @@ nothing is trained twice, and what was released already is neither charged nor c
 
 from __future__ import annotations
 
+import json
 import logging
 import platform
 import threading
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 
 import fedstill
-from fedstill.compute import Compute, EngineConfig
 from fedstill.data.public import Public
 from fedstill.errors import (
     ArgumentError,
@@ -29,6 +29,7 @@ from fedstill.errors import (
     QuestionMismatch,
     QuestionRefused,
 )
+from fedstill.imports import OWN
 from fedstill.methods import METHODS
 from fedstill.node import owner, training
 from fedstill.node.desk import Desk
@@ -38,10 +39,11 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.node.node import Node
 from fedstill.node.plan import PROTOCOL, Plan, fingerprint, public_tensors
-from fedstill.node.questions import NodeSetting, Question
+from fedstill.node.questions import GRADIENTS, NodeSetting, Question, digest
+from fedstill.records import write_text
 from fedstill.state import load_state, save_state
 from fedstill.tasks import make_task
-from fedstill.wire import Tensors, pack, unpack
+from fedstill.wire import Tensors, pack, refine, unpack
 
 logger = logging.getLogger("fedstill.node")
 
@@ -63,12 +65,7 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, owner.read(folder)
-        compute = self.file.compute
-        self.compute = Compute(
-            EngineConfig(
-                "one-by-one", compute.device, compute.precision, compute.channels_last, compute.threads
-            )
-        )
+        self.compute = owner.make_compute(self.file)
         self.session: Session | None = None
         self._lock = threading.Lock()
 
@@ -90,7 +87,7 @@ class Host:
             try:
                 header, tensors = unpack(message)
                 told, released = self._serve(header, tensors)
-            except (FedstillError, OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
+            except (FedstillError, *OWN) as error:
                 return pack({"error": self._refused(header, error)})
             return pack({"told": told, "seconds": time.perf_counter() - start}, released)
 
@@ -111,8 +108,7 @@ class Host:
         if what == "pull back":
             number = int(header["number"])
             released = self.session.pull_back(number, tensors)
-            question = self.session.desk.name_of(number)
-            return {"privacy": self.session.privacy(number, "gradient"), "question": question}, released
+            return {"privacy": self.session.privacy(number, "gradient")}, released
         if what == "remember":
             self.session.remember(int(header["mark"]))
             return {}, {}
@@ -135,6 +131,8 @@ class Host:
                 self.session.ledger.refuse(node=self.name, number=int(number), question=question, rule=rule)
             except OSError as full:  # the refusal stands all the same
                 logger.error("the ledger cannot be written: %s", full)
+        if not isinstance(error, FedstillError):  # what others write may quote what nobody is to read
+            text = getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
         told: dict[str, Any] = {"kind": type(error).__name__, "text": text, "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):
@@ -172,12 +170,11 @@ class Host:
         kept = self._public(plan, public or {})
         if kept is None and plan.public:
             return {"wants_public": True}
-        fresh = self.session is None or self.session.plan != plan
-        if fresh:
+        if self.session is None or self.session.plan != plan:
             self.leave()
             self.session = Session(self, plan, kept)
             logger.info("joined run %s: %s", plan.run, plan.method["name"])
-        return {**self.session.about(), "fresh": fresh}  # type: ignore[union-attr]
+        return self.session.about()
 
     def leave(self) -> None:
         """End with a run; its files stay."""
@@ -217,13 +214,18 @@ class Session:
 
     def __init__(self, host: Host, plan: Plan, public: Public | None) -> None:
         file, form, compute = host.file, plan.form, host.compute
-        self.plan, self.compute, self.local = plan, compute, file.local
+        self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
         self.folder = host.folder / "runs" / plan.run
         method, config = METHODS[plan.method["name"]], plan.config()
         self.task = make_task(form.task, len(form.classes))
         self.needs = method.needs(config)
-        data = owner.load_data(file, host.folder, form)
-        self.task.check(data, f"data of {file.name}")
+        try:
+            data = owner.load_data(file, host.folder, form)
+            self.task.check(data, f"data of {file.name}")
+        except DataError as error:  # it may quote the data
+            logger.error("%s", error)
+            reason = "its data are not of the run's form: its own log says more"
+            raise NodeFault(file.name, "join", reason) from error
         model = owner.make_model(file, host.folder, form)
         self.ledger = Ledger()
         gate = Gate(file.name, file.policy, self.ledger, secret=owner.secret(host.folder))
@@ -244,32 +246,52 @@ class Session:
         self._last = {file.name: -1}
         self.desk = self._new_desk()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.ledger.open(self.folder / "ledger.jsonl")
+        examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
+        self._bind({"plan": plan.to_dict(), "data": examples, "model": architecture(network)})
         self.steps = 0  # of local training
         self.learned = self.first is None
         self._saved = time.monotonic()
         self._take_up()
+        self.ledger.open(self.folder / "ledger.jsonl")  # and lock it: nothing may fail from here on
+
+    def _bind(self, told: Mapping[str, Any]) -> None:
+        """Keep what a run was begun with. With other options, data or model the same question would have
+        another answer, which the ledger takes for one that has left already.
+
+        Raises:
+            NodeFault: a run of this name was begun with something else.
+        """
+        path, text = self.folder / "plan.json", json.dumps(told, sort_keys=True)
+        if not path.exists():
+            write_text(path, text)
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        other = [name for name, value in json.loads(text).items() if before.get(name) != value]
+        if other:
+            changed = f"it was begun with another {' and '.join(other)}: allowed is a new run"
+            raise NodeFault(self.node.name, "join", f"run {self.plan.run!r} is known here, and {changed}")
 
     def about(self) -> dict[str, Any]:
         """What a server may know beforehand."""
         gate = self.node.gate
-        found = {name: self._objection(question) for name, question in self.side.questions.items()}
         return {
             "name": self.node.name,
             "model": type(self.node.model).__name__,
             "parameters": sum(parameter.numel() for parameter in self.node.model.parameters()),
             "architecture": architecture(self.node.model),
             "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
-            "objections": {name: rule for name, rule in found.items() if rule is not None},
+            "objections": owner.objections(self._file, self.node.model, self.side.questions),
             "most_questions": gate.policy.most_questions,
             "learned": self.learned,
             "marks": self._marks(),
+            "last": self._last[self.node.name],
         }
 
     def learn(self, seconds: float) -> dict[str, Any]:
         """Go on with the local training that the method wants first, for some seconds.
 
-        How well it goes is nobody's to know: only how far it has come is told.
+        How well it goes is nobody's to know, nor how many steps there are, which would tell the number of
+        examples: only how far it has come, in percent, is told.
         """
         if self.first is not None and not self.learned:
             until = time.monotonic() + seconds
@@ -291,7 +313,13 @@ class Session:
                 self.learned = True
                 self._save(LEARNING)
                 logger.info("local training is done: %d steps", self.steps)
-        return {"done": self.steps, "learned": self.learned}
+        return {"percent": self._percent(), "learned": self.learned}
+
+    def _percent(self) -> int:
+        """How far local training has come."""
+        if self.learned or self.first is None:
+            return 100
+        return 100 * self.steps // len(self.first.steps(self.local.steps(len(self.node.data))))
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
@@ -320,9 +348,11 @@ class Session:
         """The gradients that the gate lets out, by the names of the question's inputs.
 
         Raises:
+            QuestionRefused: gradients that are not finite.
             QuestionMismatch: the question was pulled with other gradients, or is not known any more.
         """
-        start, name = time.perf_counter(), self.node.name
+        start, name, whole = time.perf_counter(), self.node.name, refine(tensors)
+        self.node.gate.inspect("gradient", whole, dict.fromkeys(whole, GRADIENTS), ())
         release = self.desk.pull_back(number, {name: self.compute.here(tensors)})[name]
         self._log("gradient", number, release, start)
         return release
@@ -359,9 +389,7 @@ class Session:
 
     def _objection(self, question: Question) -> str | None:
         """The rule by which a question will never be answered here."""
-        if question.differentiable and not getattr(self.node.model, "differentiable", True):
-            return "model: it predicts, and has no gradients"
-        return self.node.gate.objection(question.name, question.kinds())
+        return owner.objections(self._file, self.node.model, {question.name: question}).get(question.name)
 
     def _new_desk(self) -> Desk:
         return Desk(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
@@ -388,7 +416,7 @@ class Session:
         self.node.load(state["node"])
 
     def _take_up(self) -> None:
-        """Where an earlier process stopped: in local training or behind it. Marks are the server's to name."""
+        """Where an earlier process stopped: in local training, or behind it. Marks are the server's matter."""
         if (self.folder / LEARNING).exists():
             self._load(self.folder / LEARNING)
         elif self.learned:  # to go back to: nothing is trained before the first question

@@ -36,7 +36,7 @@ from fedstill.methods import Needs
 from fedstill.models.foreign import Gives, Predictor
 from fedstill.node.fit import fitted
 from fedstill.node.form import Form
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.questions import Question
 from fedstill.node.training import LocalConfig
@@ -489,6 +489,8 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
     rules = {}
     for name, question in questions.items():
         rule = gate.objection(name, question.kinds())
+        if PRIVATE_DATA in question.kinds().values():
+            rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None and question.differentiable and predicts:
             rule = "model: it predicts, and has no gradients"
         if rule is not None:

@@ -70,12 +70,14 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, table: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, table: Any) -> Plan:
         """The plan that JSON values describe.
 
         Raises:
             ArgumentError: they do not describe one, or are of another version of the protocol.
         """
+        if not isinstance(table, Mapping):
+            raise ArgumentError("plan", type(table).__name__, "a table")
         if table.get("protocol") != PROTOCOL:
             raise ArgumentError(
                 "protocol", table.get("protocol"), f"{PROTOCOL}: a server of the same version"

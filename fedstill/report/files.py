@@ -113,6 +113,8 @@ def read_ledger(path: Path) -> Ledger | None:
         return None
     ledger = Ledger()
     for record in _records(path):
+        if "refused" in record:
+            continue
         traffic = ledger.nodes.setdefault(words(record, "node") or "node", Traffic())
         traffic.questions.add(whole(record, "number") or 0)
         for way, counter in (("up", traffic.up), ("down", traffic.down)):

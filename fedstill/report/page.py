@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstill.report import plots
+from fedstill.report import link, plots
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
 from fedstill.report.table import (
     CENTRAL,
@@ -245,6 +245,9 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "unmeasured": [row.name for row in rows if row.accuracy is None and not row.is_student],
         "accuracy_plot": plots.accuracy_plot(line, references, central, own, turn) if line else None,
         "central": central_of(result),
+        # Neither a simulation nor a rehearsal, which read nodes' figures past their gates.
+        "apart": "link" in result and not (pick(result, "standalone") or pick(result, "local")),
+        "processes": _processes(result),
         "central_name": central,
         "turn": turn,
         "turns": whole(result, "turns"),
@@ -258,12 +261,21 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "centralised_drawn": bool(metrics.centralised),
         "local_left_out": max(0, len(metrics.local) - MOST_PANELS),
         "traffic": _traffic(result, ledger),
+        "link": link.parts(result),
+        "link_bar": link.time_bar(link.parts(result)),
+        "message_cost": link.message_cost(result),
+        "events": link.events(result),
         "privacy": _privacy(result, ledger),
         "nodes": _nodes(result),
         "command": words(result, "command"),
         "facts": _facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
     }
+
+
+def _processes(result: Mapping[str, Any]) -> str:
+    """Where the nodes of a simulation were."""
+    return "each node was a process of its own" if "link" in result else "all nodes ran in one process"
 
 
 def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -587,12 +599,27 @@ def _facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Machine", words(result, "machine")),
         ("Engine", _engine(result)),
         ("Nodes computed", "\n".join(_grouping(result)) or None),
+        ("Files", "\n".join(_files(result)) or None),
         ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
          if isinstance(versions, Mapping) and versions else words(result, "fedstill")),
         ("Time", ", ".join(seconds) or None),
         ("Peak memory", None if memory is None else f"{memory:,} MB"),
     ]  # fmt: skip
     return [(name, value) for name, value in facts if value]
+
+
+def _files(result: Mapping[str, Any]) -> list[str]:
+    """What was carried by hand, and whose keys signed it, where questions and answers came as files."""
+    asked, answers = pick(result, "files", "questions"), pick(result, "files", "answers")
+    lines = []
+    if isinstance(asked, Mapping):
+        size, inputs = human_bytes(whole(asked, "bytes") or 0), whole(asked, "public_inputs") or 0
+        lines.append(f"questions: {size} with {inputs:,} public inputs, SHA-256 {words(asked, 'sha256')}")
+    for node in answers if isinstance(answers, list) else []:
+        known = "the node's own" if pick(node, "key_known") else "which nobody compared"
+        size = human_bytes(whole(node, "bytes") or 0)
+        lines.append(f"{words(node, 'node')}: {size}, signed by key {words(node, 'signed_by')}, {known}")
+    return lines
 
 
 def _plain(value: object) -> str:

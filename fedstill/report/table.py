@@ -238,5 +238,19 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
         ("came to the nodes", MISSING if down is None else human_bytes(down)),
         ("privacy", words(result, "privacy", "text") or MISSING),
         ("time", MISSING if seconds is None else human_seconds(seconds)),
+        *_reached(result),
     ):
         console.print(Text(f"  {label + ':':<19}{value}"))
+
+
+def _reached(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How the nodes were reached, for a run whose nodes were elsewhere."""
+    from fedstill.report.link import events, message_cost, time_split
+
+    split, cost = time_split(result), message_cost(result)
+    lines = [] if split is None else [("of it", split)]
+    lines += [] if cost is None else [("messages", cost)]
+    for event in events(result):
+        why = f": {event['why']}" if event["why"] else ""
+        lines.append((str(event["node"]), f"{event['what']} at question {event['number']}{why}"))
+    return lines

@@ -111,8 +111,8 @@ class World:
         return Files(self.questions, [self.read(name) for name in NAMES])
 
     def federation(self) -> Remote:
-        plan, device = self.questions.plan, torch.device("cpu")
-        remote = Remote(self.files(), plan, self.questions.declared(), LinkConfig(), Ledger(), device)
+        plan, declared = self.questions.plan, self.questions.declared()
+        remote = Remote(self.files(), plan, declared, LinkConfig(), Ledger(), COMPUTE)
         remote.join()
         return remote
 

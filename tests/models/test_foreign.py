@@ -17,10 +17,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
+import fedstill
 from fedstill import models
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
-from fedstill.errors import ModelError
+from fedstill.errors import MethodRefused, ModelError
 from fedstill.models.foreign import LEAST, Predictor
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group, alike
@@ -210,3 +211,35 @@ def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
         for name in ("a", "b")
     ]
     assert [[node.name for node in group] for group in alike(nodes)] == [["a"], ["b"]]
+
+
+def test_forests_teach_a_student_by_predictions_alone() -> None:
+    forests = [
+        RandomForestClassifier(30, random_state=seed).fit(FLAT[rows], LABELS[rows])
+        for seed, rows in enumerate((slice(0, 400), slice(400, 800)))
+    ]
+    targets = torch.from_numpy(LABELS)
+    method = fedstill.FedKDConfig(epochs=20, gamma=100.0)
+    outcome = fedstill.distil(
+        [(IMAGES[:400], targets[:400]), (IMAGES[400:800], targets[400:800])],
+        [Predictor(forest, SHAPE, TEN) for forest in forests],
+        models.build("small-cnn:8", SHAPE, 10, 0),
+        (IMAGES[1300:], targets[1300:]),
+        10,
+        method=method,
+        public=IMAGES[800:1300],
+    )
+    teachers = np.mean([100 * forest.score(FLAT[1300:], LABELS[1300:]) for forest in forests])
+    assert outcome.figures["local"]["accuracy"]["mean"] == pytest.approx(teachers)
+    assert outcome.figures["accuracy"] > 60
+    assert set(outcome.figures["leaves"]) <= {"label counts", "logit range", "logits"}
+    with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
+        fedstill.distil(
+            [(IMAGES[:400], targets[:400])],
+            [Predictor(forests[0], SHAPE, TEN)],
+            models.build("small-cnn:8", SHAPE, 10, 0),
+            (IMAGES[1300:], targets[1300:]),
+            10,
+            method=fedstill.FedAvgConfig(),
+            policies=[PolicyConfig(outputs_only=False)],
+        )

@@ -1,0 +1,141 @@
+"""What reaching a node costs: seconds and bytes of a two-way question, by engine and by shape of the inputs.
+
+    python benchmarks/link.py                       # all engines, three shapes, three nodes
+    python benchmarks/link.py --engines in-process flare-poc --nodes 3 --questions 20
+
+A question is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
+up, with equal small networks at every node. So all engines compute the same, and what differs is the link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstill import run
+from fedstill.config import RunConfig, from_dict
+
+SHAPES = ((64, 1, 8, 8), (64, 3, 32, 32), (1024, 3, 32, 32))
+ENGINES = ("in-process", "flare", "flare-poc")
+FORMS = (("float32", "float32"), ("float16", "float16"), ("int8", "int8"))
+
+
+def data_file(folder: Path, shape: tuple[int, ...]) -> Path:
+    """An ``.npz`` of noise: what is learned does not matter here."""
+    generator = np.random.default_rng(0)
+    _, channels, height, width = shape
+    images = generator.integers(0, 256, (400, height, width, channels), dtype=np.uint8)
+    path = folder / "noise.npz"
+    np.savez(path, images=images, labels=np.arange(400) % 10, split=(np.arange(400) % 5 == 0).astype(int))
+    return path
+
+
+def configuration(
+    data: Path, shape: tuple[int, ...], engine: str, nodes: int, questions: int, forms: tuple[str, str]
+) -> RunConfig[Any]:
+    """A run of as many questions, with next to no training around them."""
+    return from_dict(
+        {
+            "name": "link",
+            "data": {"name": str(data)},
+            "split": {"how": "iid", "nodes": nodes},
+            "nodes": {"models": ["mlp:8"], "local": {"epochs": 0.1}},
+            "student": {"model": "mlp:8"},
+            "method": {
+                "name": "fediod",
+                "steps": questions,
+                "batch": shape[0],
+                "generator_width": 2,
+                "critic_width": 1,
+                "student_steps": 1,
+                "student_batch": 1,
+                "memory": max(shape[0], 1),
+            },
+            "engine": {"name": "one-by-one" if engine == "in-process" else engine, "threads": 1},
+            "evaluation": {"every": 0, "centralised": False, "samples": 0},
+            "link": {"inputs": forms[0], "gradients": forms[1]},
+        }
+    )
+
+
+def measured(config: RunConfig[Any], out: Path) -> dict[str, float]:
+    """Seconds and bytes of one question and what share of the run the link took."""
+    start = time.perf_counter()
+    result = run.run(config, out, command="benchmarks/link.py", progress=False)
+    total = time.perf_counter() - start
+    questions = result["questions_by_name"]["examine"]
+    told = result.get("link")
+    seconds = result["seconds"]["distillation"] / questions
+    if told is None:
+        size = float(result["bytes"]["up"] + result["bytes"]["down"])
+        return {"seconds": seconds, "bytes": size / questions, "link": 0.0, "share": 0.0, "run": total}
+    running = result["seconds"]["distillation"]
+    return {
+        "seconds": seconds,
+        "bytes": told["bytes_each"] * told["messages"] / questions,
+        "link": told["link"] / questions,
+        "share": told["link"] / running,
+        "run": total,
+    }
+
+
+def main() -> None:
+    """Measure and print a Markdown table."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--questions", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--forms", nargs="+", default=["float32"], choices=[form for form, _ in FORMS])
+    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+    options = parser.parse_args()
+    rows = []
+    for shape in SHAPES:
+        for engine in options.engines:
+            for form in options.forms:
+                with tempfile.TemporaryDirectory() as folder:
+                    data = data_file(Path(folder), shape)
+                    how = engine, options.nodes, options.questions, (form, form)
+                    config = configuration(data, shape, *how)
+                    each = []
+                    for repeat in range(options.repeats):
+                        out = Path(folder) / f"run-{repeat}"
+                        each.append(measured(config, out))
+                        shutil.rmtree(out, ignore_errors=True)
+                row = {key: statistics.median(one[key] for one in each) for key in each[0]}
+                rows.append({"shape": list(shape), "engine": engine, "form": form, **row})
+                print(rows[-1], flush=True)
+    about = {
+        "nodes": options.nodes,
+        "questions": options.questions,
+        "repeats": options.repeats,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "date": date.today().isoformat(),
+    }
+    if options.out:
+        options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    print(f"\n{about}\n")
+    print("| inputs | engine | form | ms a question | of it the link | kB a question | link's share |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        shape = "x".join(map(str, row["shape"][1:]))
+        print(
+            f"| {row['shape'][0]} of {shape} | {row['engine']} | {row['form']} | {1000 * row['seconds']:.0f} "
+            f"| {1000 * row['link']:.0f} | {row['bytes'] / 1000:,.0f} | {100 * row['share']:.0f}% |"
+        )
+
+
+if __name__ == "__main__":
+    main()

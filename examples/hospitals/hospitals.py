@@ -1,0 +1,180 @@
+"""Three hospitals and a university on one machine, as strangers would do it on four.
+
+    python examples/hospitals/hospitals.py [FOLDER]
+
+Each party has a working folder of its own under FOLDER, and does there what docs/deploy.md says; this script
+types the commands for all of them. The hospitals keep the same kind of images in different ways (an .npz, a
+folder of pictures, a table) and trust different networks; none sees another's folder. The university has test
+images only. It ends with a student that none of the hospitals could have trained, and a report.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+from PIL import Image
+from sklearn.datasets import load_digits
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HOSPITALS = ("north", "east", "west")
+MODELS = {"north": "small-cnn:16", "east": "lenet5", "west": "mlp:64"}
+STEPS = 120  # questions; more make a better student
+PATIENCE = 60.0  # seconds for the processes to find each other
+
+
+def main() -> None:
+    """Set everything up, run, and take everything down again."""
+    home = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/hospitals").resolve()
+    if home.exists():
+        sys.exit(f"{home} exists: choose another folder")
+    university = home / "university"
+    for party in ("university", *HOSPITALS):
+        (home / party).mkdir(parents=True)
+    bring_data(home)
+
+    say("The university makes a federation and hands each hospital its startup kit.")
+    fedstill(university, "server", "init", "federation", "--host", "localhost", "--nodes", *HOSPITALS)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        processes.append(begin(university, "server", "start", "federation"))
+        for hospital in HOSPITALS:
+            say(f"At {hospital}: a node, its data, its model.")
+            own = home / hospital
+            fedstill(own, "node", "init", "node", "--name", hospital)
+            shutil.move(str(university / "federation" / "nodes" / hospital), own / "node" / "kit")
+            describe(own / "node" / "node.toml", hospital)
+            fedstill(own, "node", "check", "node")
+            processes.append(begin(own, "node", "start", "node"))
+        wait_for_nodes(university)
+        say(
+            "The university runs FedIOD: it makes inputs, asks the hospitals about them, and learns from the answers."
+        )
+        run = [
+            "run",
+            "fediod.toml",
+            "--engine",
+            "flare",
+            "--startup-kit",
+            "federation/admin",
+            "--out",
+            "result",
+        ]
+        fedstill(university, *run)
+    finally:
+        for process in reversed(processes):
+            process.send_signal(signal.SIGTERM)
+        for process in processes:
+            process.wait(30)
+    say(f"The report: {university / 'result' / 'report.html'}")
+    say(f"What left a hospital, line by line: {home / 'north' / 'node' / 'runs'}/*/ledger.jsonl")
+
+
+def bring_data(home: Path) -> None:
+    """Digits, each hospital with a part of its own; the university with a fifth, to test on."""
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images.reshape(-1, 8, 8) / 16 * 255).round().astype(np.uint8)
+    order = np.random.default_rng(0).permutation(len(labels))
+    test, rest = order[:360], order[360:]
+    np.savez(
+        home / "university" / "test.npz",
+        images=pixels[test],
+        labels=labels[test],
+        split=np.ones(len(test), dtype=int),
+        classes=np.array([str(digit) for digit in range(10)]),
+    )
+    north = rest[labels[rest] < 4]  # the hospitals see different patients
+    east = rest[(labels[rest] >= 3) & (labels[rest] < 8)]
+    west = rest[(labels[rest] >= 6) | (labels[rest] < 1)]
+
+    np.savez(home / "north" / "scans.npz", images=pixels[north], labels=labels[north])
+
+    for row in east:
+        folder = home / "east" / "pictures" / str(labels[row])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[row]).save(folder / f"{row}.png")
+
+    with (home / "west" / "table.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["digit", *(f"p{place}" for place in range(64))])
+        for row in west:
+            table.writerow([labels[row], *pixels[row].ravel()])
+
+    run = {
+        "name": "hospitals",
+        "data": {"name": "test.npz"},
+        "method": {"name": "fediod", "steps": STEPS, "generator_width": 32, "critic_width": 16},
+        "student": {"model": "small-cnn:16"},
+        "link": {"wait": 60.0},
+    }
+    (home / "university" / "fediod.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
+
+
+def describe(path: Path, hospital: str) -> None:
+    """What an owner does with an editor: say in node.toml where the data are and which model it is."""
+    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    told["data"] |= {
+        "north": {"source": "npz", "path": "../scans.npz"},
+        "east": {"source": "folder", "path": "../pictures"},
+        "west": {"source": "csv", "path": "../table.csv", "label": "digit"},
+    }[hospital]
+    told["model"]["name"] = MODELS[hospital]
+    told["local"]["epochs"] = 15.0
+    told["compute"]["threads"] = 1  # four parties share this machine
+    path.write_text(tomli_w.dumps(told), encoding="utf-8")
+
+
+def wait_for_nodes(university: Path) -> None:
+    """Until the server sees all three."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        status = command("server", "status", "federation")
+        seen = subprocess.run(status, cwd=university, capture_output=True, text=True, check=False).stdout
+        if all(f"  {hospital}  seen" in seen for hospital in HOSPITALS):
+            print(seen, end="", flush=True)
+            return
+        if time.monotonic() > end:
+            sys.exit(f"the hospitals did not join within {PATIENCE:g} s:\n{seen}")
+        time.sleep(1.0)
+
+
+def command(*words: str) -> list[str]:
+    """A fedstill command as a list of words."""
+    return [sys.executable, "-m", "fedstill", *words]
+
+
+def fedstill(folder: Path, *words: str) -> None:
+    """Type a command in a folder, and read what it says."""
+    print(f"\n{folder.name}$ fedstill {shlex.join(words)}", flush=True)
+    if subprocess.run(command(*words), cwd=folder, check=False).returncode:
+        sys.exit(f"`fedstill {shlex.join(words)}` failed in {folder}")
+
+
+def begin(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Type a command that goes on by itself; what it says is in its own log."""
+    print(f"\n{folder.name}$ fedstill {shlex.join(words)} &", flush=True)
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    log = (folder / f"{words[0]}.out").open("wb")
+    return subprocess.Popen(command(*words), cwd=folder, stdout=log, stderr=log, env=quiet)
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    print(f"\n# {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""A federation whose sites are processes that find each other over loopback: to be killed, frozen, started again.
+
+A message is eight bytes of length and as many of content, so nothing is pickled on the way. Processes are
+forked from one that has torch loaded already: a node is up in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from fedstill import afar, records, run
+from fedstill.config import RunConfig, read_toml, to_toml
+from fedstill.errors import FedstillError
+from fedstill.experiment import Experiment
+from fedstill.federation import remote
+from fedstill.federation.remote import LinkError
+from fedstill.live import Live
+from fedstill.node import host
+from fedstill.state import load_state
+
+FORKING = multiprocessing.get_context("forkserver")
+# torch loads the last of these with the first optimiser, for seconds.
+FORKING.set_forkserver_preload(["fedstill.live", "fedstill.node.host", "sklearn.datasets", "torch._dynamo"])
+PORT, LOG, STOPPED = "port", "log", "stopped"
+SMALL = """
+name = "small"
+[data]
+name = "digits"
+[split]
+nodes = 3
+[nodes]
+models = ["mlp:8"]
+[nodes.local]
+epochs = 20
+[student]
+model = "mlp:8"
+[evaluation]
+centralised = false
+samples = 2
+[engine]
+name = "one-by-one"
+"""
+FEDIOD = '[method]\nname = "fediod"\nsteps = 60\nbatch = 16\nmemory = 256\ncritic_width = 4\ngenerator_width = 8\n'
+
+
+def small(method: str = FEDIOD, **link: Any) -> RunConfig[Any]:
+    """A run of three small nodes on the digits, in seconds."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in link.items()]
+    return read_toml("\n".join([SMALL, method, "[link]", *lines]))
+
+
+# --- the processes ------------------------------------------------------------------------------------
+
+
+def be_node(folder: Path, delay: float) -> None:
+    """Serve a node's folder; ``delay`` seconds each message."""
+    host.SECONDS_BETWEEN = 0.05
+    host.CHUNK = 5
+    _log(folder / LOG)
+    node = host.Host(folder)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        part = folder / f"{PORT}.part"
+        part.write_text(str(listening.getsockname()[1]))
+        part.rename(folder / PORT)
+        while True:
+            connection, _ = listening.accept()
+            threading.Thread(target=_reply, args=(connection, node, delay), daemon=True).start()
+
+
+def _reply(connection: socket.socket, node: host.Host, delay: float) -> None:
+    with connection, contextlib.suppress(OSError, LinkError):
+        message = _receive(connection)
+        time.sleep(delay)
+        _send(connection, node.serve(message))
+
+
+def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int) -> None:
+    """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
+    records.SECONDS_BETWEEN = 0.3
+    remote.LEARN, remote.PROBE, remote.PAUSE = 0.1, 0.2, 0.1
+    _log(folder / LOG)
+    (folder / STOPPED).unlink(missing_ok=True)
+    if die_at_save:
+        saves = iter(range(die_at_save - 1))
+        save = records.Records.save
+
+        def die(self: records.Records, *given: Any, **named: Any) -> None:
+            if next(saves, None) is None:  # all nodes have remembered; the server has not
+                os.kill(os.getpid(), signal.SIGKILL)
+            save(self, *given, **named)
+
+        records.Records.save = die  # type: ignore[method-assign]
+    try:
+        live = Live(read_toml(config), Sockets(nodes), run_name, folder)
+        figures = live.run()
+        live.records.finish({**live.about(), **figures}, live.trained(), keep_state=True)
+    except FedstillError as error:
+        (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
+
+
+def _log(path: Path) -> None:
+    logging.basicConfig(filename=path, level=logging.INFO, format="%(message)s", force=True)
+
+
+# --- the wire -----------------------------------------------------------------------------------------
+
+
+class Sockets:
+    """Reaches each node at the port that stands in its folder."""
+
+    def __init__(self, nodes: Path) -> None:
+        self.folder = nodes
+        self.nodes: Sequence[str] = sorted(path.name for path in nodes.iterdir())
+
+    def call(self, node: str, message: bytes, seconds: float) -> bytes:
+        try:
+            port = int((self.folder / node / PORT).read_text())
+            with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+                connection.settimeout(seconds)
+                _send(connection, message)
+                return _receive(connection)
+        except (OSError, ValueError) as error:
+            raise LinkError(f"{node}: {error}") from error
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    connection.sendall(len(message).to_bytes(8, "big") + message)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    return _exactly(connection, int.from_bytes(_exactly(connection, 8), "big"))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(min(size - len(parts), 2**20))
+        if not part:
+            raise LinkError("the connection broke off")
+        parts += part
+    return bytes(parts)
+
+
+# --- the hand that kills ------------------------------------------------------------------------------
+
+
+class Sites:
+    """Three nodes and a server, as the tests start and end them.
+
+    Args:
+        folder: for all of it.
+        config: of the run.
+        delay: seconds that a node takes longer over each message than it must.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig[Any], delay: float = 0.0) -> None:
+        self.folder, self.config, self.delay = folder, config, delay
+        experiment, _ = run.prepare(config)
+        self.names = [node.name for node in experiment.nodes]
+        afar.write_nodes(config, experiment, folder / "nodes")
+        self.served = folder / "server"
+        self.served.mkdir()
+        self.nodes: dict[str, ForkServerProcess] = {}
+        self.server: ForkServerProcess | None = None
+
+    def start(self, *names: str) -> None:
+        for name in names or self.names:
+            (self.folder / "nodes" / name / PORT).unlink(missing_ok=True)
+            process = FORKING.Process(target=be_node, args=(self.folder / "nodes" / name, self.delay))
+            process.start()
+            self.nodes[name] = process
+        until(lambda: all((self.folder / "nodes" / name / PORT).exists() for name in names or self.names))
+
+    def begin(self, die_at_save: int = 0) -> None:
+        """Start the server, on a new run or on going on with the one that stopped."""
+        told = (to_toml(self.config), self.folder / "nodes", "one", self.served, die_at_save)
+        self.server = FORKING.Process(target=be_server, args=told)
+        self.server.start()
+
+    def end(self, patience: float = 60.0) -> dict[str, Any] | str:
+        """Wait for the server: its result, or why it stopped."""
+        assert self.server is not None
+        self.server.join(patience)
+        assert not self.server.is_alive(), (self.served / LOG).read_text()
+        if (self.served / STOPPED).exists():
+            return (self.served / STOPPED).read_text()
+        result: dict[str, Any] = json.loads((self.served / "result.json").read_text())
+        return result
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        process = self.server if name == "server" else self.nodes[name]
+        assert process is not None
+        process.kill()
+        process.join(10)
+        assert process.exitcode == -signal.SIGKILL
+
+    def signal(self, name: str, number: int) -> None:
+        pid = self.nodes[name].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def close(self) -> None:
+        for process in [*self.nodes.values(), *([self.server] if self.server else [])]:
+            process.kill()
+            process.join(10)
+
+    # what is on the disks
+
+    def own(self, name: str) -> Path:
+        """A node's folder of the run."""
+        return self.folder / "nodes" / name / "runs" / "one"
+
+    def ledger(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a node's ledger, or of the server's."""
+        return lines(self.served if name == "server" else self.own(name))
+
+    def log(self, name: str) -> str:
+        return (self.folder / "nodes" / name / LOG).read_text()
+
+    def steps(self) -> int:
+        """Questions that the first node has answered."""
+        return sum(line["part"] == "answer" for line in self.ledger(self.names[0]) if "part" in line)
+
+    def state(self, name: str) -> dict[str, Any]:
+        """A node's state at the end."""
+        mark = load_state(self.served / "state.safetensors")["mark"]
+        state: dict[str, Any] = load_state(self.own(name) / f"mark-{mark}.safetensors")["node"]
+        return state
+
+    def student(self) -> dict[str, torch.Tensor]:
+        return load_file(self.served / "student.safetensors")
+
+
+@contextlib.contextmanager
+def sites(folder: Path, config: RunConfig[Any], delay: float = 0.0) -> Iterator[Sites]:
+    """Sites that are gone afterwards, whatever happens."""
+    made = Sites(folder, config, delay)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Unbroken:
+    """The same run in this process, as it is to come out everywhere."""
+
+    def __init__(self, config: RunConfig[Any], out: Path) -> None:
+        self.experiment: Experiment = run.prepare(config)[0]
+        self.figures = self.experiment.run(out)
+        self.lines = lines(out)
+
+    def ledger(self, name: str) -> list[tuple[Any, ...]]:
+        return [told(line) for line in self.lines if line["node"] == name]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """A ledger, without a line that is being written."""
+    path = folder / "ledger.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def told(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a line says, but for the time of day."""
+    return tuple(
+        sorted(line[part].items()) if isinstance(line[part], dict) else line[part]
+        for part in ("number", "part", "question", "content", "down", "up")
+    )
+
+
+def same_figures(
+    sites: Sites, result: dict[str, Any] | str, unbroken: Unbroken, *, ledgers: bool = True
+) -> None:
+    """A run that was broken and went on is the unbroken run: student, nodes, and what was counted where."""
+    assert isinstance(result, dict), result
+    figures = unbroken.figures
+    assert result["accuracy"] == figures["accuracy"]
+    for key, value in unbroken.experiment.student.state_dict().items():
+        assert torch.equal(sites.student()[key], value), key
+    for node in unbroken.experiment.nodes:
+        state = sites.state(node.name)
+        for role, module in node.modules.items():
+            for key, value in module.state_dict().items():
+                assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
+        if not ledgers:
+            continue
+        mine = [told(line) for line in sites.ledger(node.name) if "refused" not in line]
+        assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.ledger(node.name)))  # each line once
+        there = [told(line) for line in sites.ledger("server") if line["node"] == node.name]
+        assert Counter(map(repr, there)) == Counter(map(repr, unbroken.ledger(node.name)))
+    if ledgers:
+        for key in ("bytes", "questions", "questions_by_name"):
+            assert result[key] == figures[key]
+
+
+def until(happened: Callable[[], bool], patience: float = 30.0) -> None:
+    """Wait for something."""
+    end = time.monotonic() + patience
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)

@@ -1,0 +1,283 @@
+"""Faults that really happen: processes killed and frozen, answers that no sound node gives, disks that are full.
+
+The nodes and the server are processes of their own; see sites.py. What is done about a fault does not depend
+on what carries the messages; test_flare.py kills processes of NVIDIA FLARE.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.config import RunConfig
+from tests.federation.sites import Sites, Unbroken, same_figures, sites, small, until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig[Any]:
+    return small(wait=8.0)
+
+
+@pytest.fixture(scope="module")
+def unbroken(config: RunConfig[Any], tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    return Unbroken(config, tmp_path_factory.mktemp("unbroken"))
+
+
+@pytest.fixture
+def three(tmp_path: Path, config: RunConfig[Any]) -> Iterator[Sites]:
+    with sites(tmp_path, config) as made:
+        made.start()
+        yield made
+
+
+def stopped(three: Sites, *why: str) -> None:
+    """The run has stopped, and says why in one line."""
+    text = three.end()
+    assert isinstance(text, str), "the run went on"
+    assert "\n" not in text
+    assert not (three.served / "result.json").exists()
+    for part in why:
+        assert part in text
+
+
+def told_time(what: str, since: float) -> None:
+    print(f"\nRECOVERY {what}: {time.monotonic() - since:.1f} s")
+
+
+def marked(three: Sites) -> Callable[[], bool]:
+    """Whether the server has saved a state to go back to."""
+    return (three.served / "state.safetensors").exists
+
+
+def questions(three: Sites, least: int) -> Callable[[], bool]:
+    return lambda: three.steps() >= least
+
+
+def test_a_run_over_sockets_is_a_run_in_one_process(three: Sites, unbroken: Unbroken) -> None:
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+
+
+# --- 1: a node is killed ------------------------------------------------------------------------------
+
+
+def test_a_node_killed_in_local_training_takes_up_its_own_steps(three: Sites, unbroken: Unbroken) -> None:
+    three.begin()
+    until((three.own("node-2") / "learning.safetensors").exists)
+    three.kill("node-2")
+    assert not three.steps()
+    since = time.monotonic()
+    three.start("node-2")
+    stopped(three, "node-2", "learn")
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+    told_time("node killed in local training", since)
+
+
+def test_a_node_killed_in_distillation_takes_up_its_own_state(three: Sites, unbroken: Unbroken) -> None:
+    three.begin()
+    until(marked(three))
+    until(questions(three, three.steps() + 3))  # what was answered since then is answered again, and not counted
+    three.kill("node-1")
+    since = time.monotonic()
+    three.start("node-1")
+    stopped(three, "node-1")
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+    told_time("node killed in distillation", since)
+
+
+def test_a_node_may_be_killed_again_and_again(three: Sites, unbroken: Unbroken) -> None:
+    for least in (2, 12, 25):
+        three.begin()
+        until(questions(three, least))
+        three.kill("node-0")
+        three.start("node-0")
+        stopped(three, "node-0")
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+
+
+# --- 2: the server is killed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["local training", "before its first save", "late"])
+def test_a_server_that_is_killed_goes_on(three: Sites, unbroken: Unbroken, moment: str) -> None:
+    three.begin()
+    if moment == "local training":
+        until((three.own("node-1") / "learning.safetensors").exists)
+    elif moment == "before its first save":
+        until(questions(three, 2))
+    else:
+        until(marked(three))
+        until(questions(three, 45))
+    three.kill("server")
+    since = time.monotonic()
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+    told_time(f"server killed, {moment}", since)
+
+
+@pytest.mark.parametrize("save", [1, 2])
+def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
+    three: Sites, unbroken: Unbroken, save: int
+) -> None:
+    three.begin(die_at_save=save)
+    assert three.server is not None
+    three.server.join(30)
+    assert three.server.exitcode == -signal.SIGKILL
+    assert len(list(three.own("node-0").glob("mark-*"))) == save
+    assert (three.served / "state.safetensors").exists() == (save == 2)
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+
+
+def test_everything_is_killed_at_once(three: Sites, unbroken: Unbroken) -> None:
+    three.begin()
+    until(marked(three))
+    until(questions(three, 20))
+    for name in ("server", *three.names):
+        three.kill(name)
+    since = time.monotonic()
+    three.start()
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+    told_time("server and all nodes killed", since)
+
+
+# --- 3 and 4: a node that stays away, or is frozen -----------------------------------------------------
+
+
+def test_a_frozen_node_stops_a_run_that_wants_everyone(tmp_path: Path, unbroken: Unbroken) -> None:
+    with sites(tmp_path, small(wait=3.0)) as three:
+        three.start()
+        three.begin()
+        until(marked(three))
+        three.signal("node-1", signal.SIGSTOP)
+        since = time.monotonic()
+        stopped(three, "node-1", "no answer within 3 s", "link.quorum wants 3")
+        assert time.monotonic() - since < 3 + 10
+        three.signal("node-1", signal.SIGCONT)
+        three.begin()
+        same_figures(three, three.end(), unbroken)
+        told_time("node frozen, quorum 1", since)
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str) -> None:
+    with sites(tmp_path, small(wait=2.0, quorum=0.6), delay=0.01) as three:
+        three.start()
+        three.begin()
+        until(marked(three))
+        if how == "frozen":
+            three.signal("node-1", signal.SIGSTOP)
+        else:
+            three.kill("node-1")
+        since, before = time.monotonic(), three.steps()
+        until(questions(three, before + 8))
+        told_time(f"node {how}, quorum 0.6, until the others go on", since)
+        without = {line["number"] for line in three.ledger("server") if line["node"] == "node-0"}
+        if how == "frozen":
+            three.signal("node-1", signal.SIGCONT)
+        else:
+            three.start("node-1")
+        since = time.monotonic()
+        result = three.end()
+        assert isinstance(result, dict), result
+        gone, back = result["events"]
+        assert (gone["node"], gone["event"]) == ("node-1", "left out")
+        assert (back["node"], back["event"]) == ("node-1", "back")
+        # The numbers are those of the first question without the node, and of the first one with it again.
+        numbers = {line["number"] for line in three.ledger("server") if line["node"] == "node-1"}
+        everyone = {line["number"] for line in three.ledger("server") if line["node"] == "node-0"}
+        away = everyone - numbers
+        assert away
+        assert away == set(range(gone["number"], back["number"]))
+        assert without - numbers <= away
+        assert numbers | away == everyone == set(range(61))
+        assert all(torch.isfinite(value).all() for value in three.student().values())
+        # It has said nothing twice, and trained its critic on no question twice.
+        mine = [(line["number"], line["part"]) for line in three.ledger("node-1") if "refused" not in line]
+        assert len(mine) == len(set(mine))
+
+
+def test_with_too_few_nodes_left_a_run_stops_and_can_go_on(tmp_path: Path, unbroken: Unbroken) -> None:
+    with sites(tmp_path, small(wait=2.0, quorum=0.6)) as three:
+        three.start()
+        three.begin()
+        until(marked(three))
+        for name in ("node-0", "node-2"):
+            three.kill(name)
+        stopped(three, "1 of 3 nodes are left, link.quorum wants 2")
+        three.start("node-0", "node-2")
+        three.begin()
+        # Between the one's loss and the other's, the third may have been asked what otherwise nobody asks.
+        same_figures(three, three.end(), unbroken, ledgers=False)
+
+
+def test_a_run_that_goes_on_does_so_without_who_cannot_be_reached(tmp_path: Path) -> None:
+    with sites(tmp_path, small(wait=2.0, quorum=0.6)) as three:
+        three.start()
+        three.begin()
+        until(marked(three))
+        three.kill("server")
+        three.kill("node-2")
+        three.begin()
+        result = three.end()
+        assert isinstance(result, dict), result
+        assert [(event["node"], event["event"]) for event in result["events"]] == [("node-2", "left out")]
+        assert "mark" not in result["events"][0]["reason"]
+
+
+# --- 7: the disk is full -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of half a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_node_whose_disk_is_full_releases_nothing_until_there_is_space(
+    three: Sites, unbroken: Unbroken, small_disk: Path
+) -> None:
+    runs = three.folder / "nodes" / "node-1" / "runs"
+    runs.symlink_to(small_disk)
+    three.begin()
+    until(marked(three))
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"0" * 128)
+    since = time.monotonic()
+    stopped(three, "node-1", "No space left on device")
+    # What the node's ledger says has left is what the server has, and the ledger has no half line.
+    text = (three.own("node-1") / "ledger.jsonl").read_text()
+    assert text.endswith("\n")
+    there = [(line["number"], line["part"]) for line in three.ledger("server") if line["node"] == "node-1"]
+    assert there == [(line["number"], line["part"]) for line in three.ledger("node-1")]
+    assert "No space left on device" in three.log("node-1")
+    three.begin()  # still full
+    stopped(three, "node-1", "No space left on device")
+    ballast.unlink()
+    three.begin()
+    same_figures(three, three.end(), unbroken)
+    told_time("disk full, and space made", since)

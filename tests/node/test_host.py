@@ -1,0 +1,599 @@
+"""A node behind its messages: what it answers, what it refuses and writes down, and how it goes on after a stop."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedstill.errors import FedstillError, QuestionRefused
+from fedstill.models.vector import to_vector
+from fedstill.node import host as at
+from fedstill.node.form import Form
+from fedstill.node.host import Host
+from fedstill.node.ledger import Ledger
+from fedstill.node.plan import Plan
+from fedstill.wire import WireConfig, pack, unpack
+
+SHAPE, CLASSES, B = (1, 8, 8), 10, 4
+MAP = (2, 2)  # of a critic's answer about an input
+FORM = Form("classification", tuple("0123456789"), SHAPE, (0.5,), (0.5,))
+FEDIOD = {"name": "fediod", "steps": 6, "batch": B, "memory": 64, "critic_width": 4}
+PLAN = Plan("one", FEDIOD, FORM)
+NODE = """
+name = "clinic"
+seed = 3
+[data]
+path = "data.npz"
+normalised = true
+[model]
+name = "mlp:8"
+[local]
+epochs = 4
+batch = 8
+[policy]
+"""
+
+
+class Clinic:
+    """A node's folder, and a server that talks to whoever serves it."""
+
+    def __init__(self, folder: Path, policy: str = "", plan: Plan = PLAN) -> None:
+        self.folder, self.plan = folder, plan
+        folder.mkdir(exist_ok=True)
+        draw = np.random.default_rng(0)
+        images = draw.uniform(-1, 1, (40, *SHAPE)).astype(np.float32)
+        np.savez(folder / "data.npz", images=images, labels=draw.integers(0, CLASSES, 40))
+        (folder / "node.toml").write_text(NODE + policy)
+        secret = folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text("7\n")
+        self.host = Host(folder)
+
+    def again(self) -> None:
+        """Another process serves the folder, the one before having been killed."""
+        if self.host.session is not None:
+            self.host.session.ledger.close()  # as the system does
+        self.host = Host(self.folder)
+
+    def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
+        """The node's reply: what it told, and what left."""
+        told, released = unpack(self.host.serve(pack({"do": do, "run": self.plan.run, **header}, tensors)))
+        if "error" in told:
+            assert not released
+            return told["error"]
+        return told["told"], released
+
+    def ready(self) -> Clinic:
+        self.say("join", plan=self.plan.to_dict())
+        told, _ = self.say("learn", seconds=60)
+        assert told == {"percent": 100, "learned": True}
+        return self
+
+    def ask(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
+        header = {"question": "examine", "differentiable": True, **header}
+        return self.say("answer", {"x": image(number) if x is None else x}, number=number, **header)
+
+    def pull(self, number: int, value: float = 1.0) -> Any:
+        return self.say("pull back", gradients(value), number=number)
+
+    @property
+    def session(self) -> at.Session:
+        assert self.host.session is not None
+        return self.host.session
+
+    def critic(self) -> torch.Tensor:
+        return to_vector(self.session.node.modules["critic"])
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.folder / "runs/one/ledger.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def left(self) -> list[tuple[int, str]]:
+        return [(line["number"], line["part"]) for line in self.lines() if "part" in line]
+
+
+class Ticking:
+    """A clock that goes on by a second whenever one looks: then 1.5 s are one chunk of training."""
+
+    def __init__(self) -> None:
+        self.perf_counter, self._seconds = time.perf_counter, itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._seconds))
+
+
+def gradients(value: float) -> dict[str, torch.Tensor]:
+    """What may reach an answer of FedIOD."""
+    return {"logits": torch.full((B, CLASSES), value), "critic": torch.full((B, *MAP), value)}
+
+
+def image(seed: int) -> torch.Tensor:
+    return torch.randn(B, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Clinic:
+    return Clinic(tmp_path / "clinic").ready()
+
+
+# --- what it says of itself ---------------------------------------------------------------------------
+
+
+def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", 'questions = ["count_labels"]\nmost_questions = 5')
+    hello, _ = clinic.say("hello")
+    assert (hello["name"], hello["protocol"]) == ("clinic", 1)
+    assert hello["versions"]["torch"] == torch.__version__
+    told, released = clinic.say("join", plan=PLAN.to_dict())
+    assert not released
+    assert told["objections"] == {"examine": "questions: count_labels"}
+    assert (told["most_questions"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
+    assert (told["model"], told["frozen"]) == ("MLP", False)
+    assert told["parameters"] == 64 * 8 + 8 + 8 * CLASSES + CLASSES
+    assert clinic.lines() == []
+
+
+def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypatch: Any) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    monkeypatch.setattr(at, "CHUNK", 7)
+    monkeypatch.setattr(at, "time", Ticking())
+    clinic.say("join", plan=PLAN.to_dict())
+    assert clinic.ask(0)["text"] == "node 'clinic', question 'examine': its local training is not done yet"
+    assert clinic.say("learn", seconds=0)[0] == {"percent": 0, "learned": False}
+    # 4 epochs of 40 examples, 8 at a time, are 20 steps.
+    assert clinic.say("learn", seconds=1.5)[0] == {"percent": 35, "learned": False}
+    assert clinic.say("learn", seconds=1.5)[0] == {"percent": 70, "learned": False}
+    assert clinic.say("learn", seconds=60)[0] == {"percent": 100, "learned": True}
+    assert clinic.say("learn", seconds=60)[0] == {"percent": 100, "learned": True}
+
+
+# --- answers ------------------------------------------------------------------------------------------
+
+
+def test_an_answer_and_its_way_back_are_counted_to_the_byte(clinic: Clinic) -> None:
+    told, released = clinic.ask(0)
+    assert {name: tuple(tensor.shape) for name, tensor in released.items()} == {
+        "logits": (B, CLASSES),
+        "critic": (B, *MAP),
+    }
+    assert told == {"privacy": {"mechanism": "none", "price": 0}} or told["privacy"]["mechanism"] == "none"
+    assert clinic.pull(0)[1]["d/dx"].shape == (B, *SHAPE)
+    answer, gradient = clinic.lines()
+    numbers = B * CLASSES + B * 4
+    assert answer["down"] == {"inputs": 4 * B * 64}
+    assert answer["up"] == {"logits": 4 * B * CLASSES, "critic": 4 * B * 4}
+    assert gradient["down"] == {"gradients": 4 * numbers}
+    assert gradient["up"] == {"gradients": 4 * B * 64}
+
+
+def test_asked_again_it_says_the_same_and_neither_counts_nor_trains_again(clinic: Clinic) -> None:
+    first, pulled = clinic.ask(0), clinic.pull(0)
+    critic = clinic.critic()
+    same(clinic.ask(0)[1], first[1])
+    same(clinic.pull(0)[1], pulled[1])
+    assert torch.equal(clinic.critic(), critic)
+    assert clinic.left() == [(0, "answer"), (0, "gradient")]
+
+
+def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
+    wire = WireConfig(inputs="int8", gradients="float16")
+    clinic = Clinic(tmp_path / "clinic", plan=replace(PLAN, wire=wire)).ready()
+    sent = wire.coarsen({"x": image(0)}, {"x": "inputs"})
+    header = {"number": 0, "question": "examine", "differentiable": True}
+    assert clinic.say("answer", sent, **header)[1]["logits"].dtype == torch.float32
+    _, released = clinic.pull(0)
+    assert {name: tensor.dtype for name, tensor in released.items()} == {
+        "d/dx": torch.float16,
+        "d/dx:scale": torch.float32,
+    }
+    answer, gradient = clinic.lines()
+    assert answer["down"] == {"inputs": B * 64 + 4 * B}
+    assert gradient["up"] == {"gradients": 2 * B * 64 + 4 * B}
+
+
+# --- stopped, and going on ----------------------------------------------------------------------------
+
+
+def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, monkeypatch: Any) -> None:
+    whole = to_vector(Clinic(tmp_path / "whole").ready().session.node.model)
+    clinic = Clinic(tmp_path / "clinic")
+    monkeypatch.setattr(at, "CHUNK", 6)
+    monkeypatch.setattr(at, "time", Ticking())
+    monkeypatch.setattr(at, "SECONDS_BETWEEN", -1.0)
+    clinic.say("join", plan=PLAN.to_dict())
+    clinic.session.learn(1.5)
+    monkeypatch.setattr(at, "SECONDS_BETWEEN", 100.0)
+    clinic.session.learn(1.5)  # lost
+    assert clinic.session.steps == 12
+    clinic.again()
+    clinic.say("join", plan=PLAN.to_dict())
+    assert clinic.session.steps == 6
+    clinic.ready()
+    assert torch.equal(to_vector(clinic.session.node.model), whole)
+
+
+def test_going_back_to_a_mark_gives_the_same_answers_and_counts_none_of_them_twice(clinic: Clinic) -> None:
+    for number in range(3):
+        clinic.ask(number)
+    clinic.say("remember", mark=3)
+    told = [(clinic.ask(number)[1], clinic.pull(number)[1]) for number in (3, 4)]
+    critic, lines = clinic.critic(), clinic.lines()
+    clinic.again()
+    assert "run" in clinic.ask(5)["text"]  # it has not joined
+    about, _ = clinic.say("join", plan=PLAN.to_dict())
+    assert (about["marks"], about["learned"]) == ([3], True)
+    clinic.say("recall", mark=3)
+    for number, (answer, gradient) in zip((3, 4), told, strict=True):
+        same(clinic.ask(number)[1], answer)
+        same(clinic.pull(number)[1], gradient)
+    assert torch.equal(clinic.critic(), critic)
+    assert clinic.lines() == lines
+
+
+def test_other_content_after_going_back_is_a_release_of_its_own(clinic: Clinic) -> None:
+    clinic.ask(0)
+    clinic.say("recall", mark=0)
+    clinic.ask(0, image(99))
+    assert clinic.left() == [(0, "answer")] * 2
+
+
+def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
+    for mark in (1, 2, 3):
+        clinic.ask(mark - 1)
+        clinic.say("remember", mark=mark)
+    assert clinic.session.about()["marks"] == [2, 3]
+    assert "mark 1 is not kept here: has 2, 3" in clinic.say("recall", mark=1)["text"]
+    clinic.say("recall", mark=2)
+    assert clinic.session.about()["marks"] == [2]
+    assert clinic.session.about()["last"] == 1
+    assert clinic.ask(1)["kind"] == "QuestionMismatch"  # before the mark
+    clinic.say("recall", mark=0)
+    assert clinic.session.about()["marks"] == []
+
+
+def test_a_run_has_one_process_a_node(clinic: Clinic) -> None:
+    other = Host(clinic.folder)
+    told, _ = unpack(other.serve(pack({"do": "join", "plan": PLAN.to_dict()})))
+    assert told["error"]["kind"] == "RunFolderError"
+    assert other.session is None
+    clinic.say("leave")
+    assert other.join(PLAN)["learned"]
+
+
+def test_runs_are_apart(clinic: Clinic) -> None:
+    clinic.ask(0)
+    clinic.say("join", plan=replace(PLAN, run="two").to_dict())
+    assert (clinic.folder / "runs/two/ledger.jsonl").read_text() == ""
+    assert clinic.ask(0)["text"] == "run is 'one': allowed is a run that this node has joined"
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+REFUSED = "QuestionRefused"
+BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
+    "too many channels": ({}, {"x": torch.zeros(2, 3, 8, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
+    "another size": ({}, {"x": torch.zeros(2, 1, 9, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
+    "no batch": ({}, {"x": torch.zeros(8, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
+    "no numbers": ({}, {"x": torch.zeros(0, 1, 8, 8)}, REFUSED, "has 0"),
+    "a number": ({}, {"x": torch.zeros(())}, REFUSED, "inputs here are (B, 1, 8, 8)"),
+    "too many rows": ({}, {"x": torch.zeros(65, 1, 8, 8)}, REFUSED, "most_rows: 64, and x has 65"),
+    "float64": ({}, {"x": torch.zeros(2, 1, 8, 8).double()}, REFUSED, "x is torch.float64"),
+    "whole numbers": ({}, {"x": torch.zeros(2, 1, 8, 8).long()}, REFUSED, "x is torch.int64"),
+    "nan": ({}, {"x": torch.full((2, 1, 8, 8), float("nan"))}, REFUSED, "x holds NaN or infinity"),
+    "inf": ({}, {"x": torch.full((2, 1, 8, 8), float("inf"))}, REFUSED, "x holds NaN or infinity"),
+    "an infinite scale": (
+        {},
+        {"x": torch.ones(2, 1, 8, 8).char(), "x:scale": torch.tensor([1.0, float("inf")])},
+        REFUSED,
+        "x holds NaN or infinity",
+    ),
+    "scales of another length": (
+        {},
+        {"x": torch.ones(2, 1, 8, 8).char(), "x:scale": torch.ones(3)},
+        "DataError",
+        "(3,) scales",
+    ),
+    "other tensors": ({}, {"y": torch.zeros(2, 1, 8, 8)}, "ArgumentError", "exactly ['x']"),
+    "no tensors": ({}, {}, "ArgumentError", "exactly ['x']"),
+    "an unknown question": ({"question": "tell_all"}, {}, "ArgumentError", "count_labels, examine"),
+    "other content": ({"number": 1}, {"x": image(9)}, "QuestionMismatch", "again as number 1"),
+    "another question": ({"number": 1, "question": "count_labels"}, {}, "QuestionMismatch", "number 1"),
+    "an old number with other content": ({"number": 0}, {"x": image(9)}, "QuestionMismatch", "number 0"),
+    "a negative number": ({"number": -5}, {"x": image(0)}, "QuestionMismatch", "number -5"),
+    "a word for a number": ({"number": "six"}, {"x": image(0)}, "ValueError", "its own log says more"),
+    "an infinite number": ({"number": float("inf")}, {"x": image(0)}, "OverflowError", "its own log"),
+    "no number": ({"number": None}, {"x": image(0)}, "TypeError", "its own log says more"),
+    "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
+    "pulled before asked": ({"do": "pull back"}, {"logits": torch.ones(2, 10)}, "QuestionMismatch", "2"),
+    "pulled with other gradients": (
+        {"do": "pull back", "number": 1},
+        gradients(1.0),
+        "QuestionMismatch",
+        "number 1",
+    ),
+    "pulled with nan": (
+        {"do": "pull back", "number": 1},
+        gradients(float("nan")),
+        REFUSED,
+        "holds NaN or infinity",
+    ),
+    "to do something else": ({"do": "send the data"}, {}, "ArgumentError", "send the data"),
+    "a mark that is no number": ({"do": "remember", "mark": "../x"}, {}, "ValueError", "its own log"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_no_sound_server_asks_is_refused_and_written_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_rows = 64").ready()
+    clinic.ask(0)
+    clinic.ask(1)
+    clinic.pull(1, 2.0)
+    sums, critic, before = clinic.session.ledger.summary(), clinic.critic(), len(clinic.lines())
+    files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
+    header, tensors, kind, text = BAD[case]
+    given = {"do": "answer", "run": "one", "question": "examine", "number": 2, "differentiable": True}
+    with caplog.at_level(logging.WARNING, "fedstill.node"):
+        reply, released = unpack(clinic.host.serve(pack({**given, **header}, tensors)))
+    assert not released
+    assert reply["error"]["kind"] == kind
+    assert text in reply["error"]["text"]
+    (line,) = caplog.messages
+    assert line.startswith("refused ")
+    refusals = clinic.lines()[before:]
+    if kind in (REFUSED, "QuestionMismatch"):
+        (refusal,) = refusals
+        assert refusal["refused"] in reply["error"]["text"]
+    else:
+        assert refusals == []
+    # Nothing has left, nothing was trained, and it goes on as before; also after it was started again.
+    assert clinic.session.ledger.summary() == sums
+    assert torch.equal(clinic.critic(), critic)
+    assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
+    assert "logits" in clinic.ask(2)[1]
+    again = Ledger()
+    clinic.session.ledger.close()
+    again.open(clinic.folder / "runs/one/ledger.jsonl")
+    assert again.summary()["questions"] == 3
+    again.close()
+
+
+def test_what_the_policy_forbids_is_refused(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", 'questions = ["count_labels"]').ready()
+    refused = clinic.ask(0)
+    assert (refused["kind"], refused["rule"]) == (REFUSED, "questions: count_labels")
+    (line,) = clinic.lines()
+    assert (line["question"], line["number"], line["refused"]) == ("examine", 0, "questions: count_labels")
+    assert clinic.session.ledger.summary()["up"] == 0
+    assert clinic.say("answer", question="count_labels", number=1, differentiable=False)[1]["sizes"] == 40
+
+
+def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
+    for method, question, rule in (
+        ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: no parameters"),
+        ({"name": "centralised"}, "hand_over", "private data: they never leave a node"),
+    ):
+        plan = replace(PLAN, method=method, run=f"run-{question}")
+        clinic = Clinic(tmp_path / question, plan=plan)
+        about, _ = clinic.say("join", plan=plan.to_dict())
+        assert about["objections"][question].startswith(rule)
+        refused = clinic.say("answer", question=question, number=0, differentiable=False)
+        assert refused["kind"] == REFUSED
+        assert refused["rule"].startswith(rule)
+
+
+def test_a_million_rows_are_refused_at_once(clinic: Clinic) -> None:
+    x = torch.zeros(1).expand(1_000_000, *SHAPE)
+    with pytest.raises(QuestionRefused, match="most_rows: 100000, and x has 1000000"):
+        clinic.session.answer("examine", 0, {"x": x}, True)
+    assert clinic.left() == []
+
+
+def test_limits_hold_over_a_restart(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_questions = 2").ready()
+    for number in (0, 1):
+        clinic.ask(number)
+    assert clinic.ask(2)["rule"] == "most_questions: 2"
+    clinic.again()
+    clinic.ready()
+    clinic.say("recall", mark=0)
+    for number in (0, 1):  # once more, for nothing
+        assert "logits" in clinic.ask(number)[1]
+    assert clinic.ask(2)["rule"] == "most_questions: 2"
+    clinic.say("recall", mark=0)
+    assert clinic.ask(0, image(9))["rule"] == "most_questions: 2"  # a third one, under an old number
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "", "a/b", ".hidden", "x" * 101, "a\nb", "a b"])
+def test_a_runs_name_is_no_path(tmp_path: Path, name: str) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    files = sorted(tmp_path.rglob("*"))
+    refused = clinic.say("join", plan={**PLAN.to_dict(), "run": name})
+    assert refused["kind"] == "ArgumentError"
+    assert refused["text"].startswith("run is ")
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protocol": 2},
+        {"method": {"name": "os.system"}},
+        {"method": {"name": "fediod", "code": "x"}},
+        {"method": {"name": "fediod", "steps": "many"}},
+        {"method": []},
+        {"form": {}},
+        {"form": {**FORM.to_dict(), "shape": [1, 8]}},
+        {"form": {**FORM.to_dict(), "shape": [1, 28, 28]}},
+        {"form": {**FORM.to_dict(), "classes": ["a"]}},
+        {"form": {**FORM.to_dict(), "task": "spying"}},
+        {"wire": {"inputs": "float1"}},
+        {"wire": []},
+        {"public": "../../data"},
+        {"public_note": ["a"]},
+        {"data": "/etc/passwd"},
+    ],
+)
+def test_a_plan_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    refused = clinic.say("join", plan={**PLAN.to_dict(), **changes})
+    assert set(refused) >= {"kind", "text", "question"}
+    assert clinic.host.session is None
+    assert not list(clinic.folder.glob("runs/*/mark*"))
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0" * 8, b"{}", bytes(range(256)), b"\xff" * 100])
+def test_bytes_that_are_no_message_get_an_answer(
+    clinic: Clinic, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, released = unpack(clinic.host.serve(garbage))
+    assert told["error"]["kind"] == "DataError"
+    assert not released
+    assert "no message of fedstill" in caplog.text
+    assert clinic.lines() == []
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+DOS = st.sampled_from(["hello", "join", "learn", "answer", "pull back", "remember", "recall"]) | VALUES
+TENSORS = st.dictionaries(
+    st.sampled_from(["x", "x:scale", "logits", "parameters", "inputs", "x:scale:scale"]),
+    st.lists(st.integers(0, 3), max_size=4).map(torch.ones),
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
+    return Clinic(tmp_path_factory.mktemp("standing") / "clinic").ready()
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    do=DOS,
+    header=st.fixed_dictionaries(
+        {},
+        optional={
+            "question": st.sampled_from(["examine", "gradient"]) | VALUES,
+            "number": VALUES,
+            "differentiable": VALUES,
+            "seconds": VALUES,
+            "plan": VALUES,
+            "mark": VALUES.filter(lambda mark: not isinstance(mark, int | float)),
+        },
+    ),
+    tensors=TENSORS,
+)
+def test_whatever_comes_gets_a_reply_and_nothing_leaves(
+    standing: Clinic, do: Any, header: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
+    told, released = unpack(standing.host.serve(pack({"run": "one", **header, "do": do}, tensors)))
+    assert set(told) in ({"error"}, {"told", "seconds"})
+    assert not released
+    assert standing.session.ledger.summary()["up"] == 0
+
+
+def test_what_other_libraries_say_stays_in_the_owners_log(
+    clinic: Clinic, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise RuntimeError("patient 4711 is not square")
+
+    monkeypatch.setattr(clinic.session.desk, "answer", fails)
+    told = clinic.ask(0)
+    assert told == {"kind": "RuntimeError", "text": "RuntimeError: its own log says more", "question": "examine"}
+    assert "patient 4711" in caplog.text
+
+
+# --- a full disk --------------------------------------------------------------------------------------
+
+
+def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_nothing_had_been(
+    clinic: Clinic, tmp_path: Path, monkeypatch: Any
+) -> None:
+    other = Clinic(tmp_path / "other").ready()
+    for each in (clinic, other):
+        each.ask(0)
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_append", full)
+        for _ in range(2):
+            told = clinic.ask(1)
+            assert (told["kind"], told["text"]) == ("OSError", "No space left on device")
+        assert "policy" not in clinic.ask(2, torch.zeros(1))["text"]  # a refusal stands without its line
+    assert clinic.left() == [(0, "answer")]
+    assert clinic.session.ledger.up("clinic") == 4 * B * (CLASSES + 4)
+    same(clinic.ask(1)[1], other.ask(1)[1])
+    same(clinic.pull(1)[1], other.pull(1)[1])
+    assert torch.equal(clinic.critic(), other.critic())
+    assert clinic.left() == other.left()
+
+
+def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(clinic: Clinic, monkeypatch: Any) -> None:
+    clinic.ask(0)
+    clinic.say("remember", mark=1)
+    clinic.ask(1)
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstill.state.os.fsync", full)
+        assert "No space" in clinic.say("remember", mark=2)["text"]
+    assert sorted(path.name for path in (clinic.folder / "runs/one").iterdir()) == [
+        "learning.safetensors",
+        "ledger.jsonl",
+        "mark-1.safetensors",
+    ]
+    assert clinic.say("remember", mark=2) == ({}, {})
+
+
+# --- public data --------------------------------------------------------------------------------------
+
+
+def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None:
+    from fedstill.data.public import Public
+    from fedstill.node.plan import fingerprint, public_tensors
+
+    public = Public("shared", image(5), torch.tensor([1, 2, 3, 4]), "a note")
+    method = {"name": "fedmd", "rounds": 2}
+    plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", "a note"))
+    clinic = Clinic(tmp_path / "clinic", plan=plan)
+    assert clinic.say("join", plan=plan.to_dict())[0] == {"wants_public": True}
+    other = replace(public, inputs=image(6))
+    assert "not those of the plan" in clinic.say("join", public_tensors(other), plan=plan.to_dict())["text"]
+    assert clinic.host.session is None
+    assert "objections" in clinic.say("join", public_tensors(public), plan=plan.to_dict())[0]
+    clinic.again()
+    assert "objections" in clinic.say("join", plan=plan.to_dict())[0]
+
+
+def test_a_folder_without_a_node_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedstillError, match=r"has no node\.toml"):
+        Host(tmp_path)

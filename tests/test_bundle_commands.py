@@ -1,0 +1,436 @@
+"""A federation by files, from the questions to the report, as its people do it at the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedstill import cli, config, offline, run
+from fedstill.federation import signed
+from fedstill.presets import parse
+from fedstill.seeds import derive
+from fedstill.wire import pack, unpack
+
+pytest.importorskip("cryptography")
+
+Main = Callable[..., tuple[int, str, str]]
+NAMES = ("node-0", "node-1", "node-2")
+RUN = """\
+name = "small"
+seed = 3
+[data]
+name = "digits"
+[split]
+nodes = 3
+[public]
+name = "held-out"
+share = 0.2
+[nodes]
+models = ["small-cnn:8", "mlp:16"]
+local.epochs = 10.0
+[method]
+name = "fedkd"
+z_max = 20.0
+epochs = 40
+predictions = 2
+[student]
+model = "small-cnn:8"
+[engine]
+name = "one-by-one"
+[evaluation]
+centralised = false
+"""
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        cli.main([str(word) for word in words])
+    captured = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, captured.out, captured.err
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Main:
+    return lambda *words: call(capsys, *words)
+
+
+def make_nodes(folder: Path) -> Path:
+    """Each node of the run of ``run.toml`` as a folder of its owner's."""
+    (folder / "run.toml").write_text(RUN)
+    given = config.load_toml(folder / "run.toml")
+    experiment, about = run.prepare(given)
+    for index, name in enumerate(NAMES):
+        own = folder / name
+        own.mkdir()
+        part, model = experiment.setting.parts[index], experiment.setting.models[index]
+        np.savez(own / "data.npz", images=part.inputs.numpy(), labels=part.targets.numpy())
+        weights = {key: value.contiguous() for key, value in model.state_dict().items()}
+        save_file(weights, own / "first.safetensors")
+        table = {
+            "name": name,
+            "seed": given.seed,
+            "online": False,
+            "data": {"path": "data.npz", "normalised": True},
+            "model": {"name": about["models"]["nodes"][index], "weights": "first.safetensors"},
+            "local": dataclasses.asdict(given.nodes.local),
+        }
+        (own / "node.toml").write_text(tomli_w.dumps(table))
+        (own / "secret").touch(mode=0o600)
+        (own / "secret").write_text(str(derive(given.seed, name, "gate")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All steps, done once: questions, three nodes' answers; beside it the same run live."""
+    folder = make_nodes(tmp_path_factory.mktemp("carried"))
+    run.run(config.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for words in (
+            ["questions", "make", "run.toml"],
+            *(["node", "answer", name, "questions.safetensors"] for name in NAMES),
+        ):
+            with pytest.raises(SystemExit) as left:
+                cli.main(words)
+            assert left.value.code == 0, words
+    return folder
+
+
+@pytest.fixture
+def here(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to work in and to spoil."""
+    shutil.copytree(done, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+ANSWERS = tuple(f"answers-{name}.safetensors" for name in NAMES)
+DISTIL = ("distil", *ANSWERS, "--questions", "questions.safetensors", "--out", "out", "--quiet")
+
+
+def refused(left: tuple[int, str, str]) -> str:
+    code, _, text = left
+    assert code == 2, text
+    assert text.count("\n") == 1
+    return text
+
+
+# --- all steps -----------------------------------------------------------------------------------
+
+
+def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
+    here: Path, command: Main
+) -> None:
+    code, out, err = command(*DISTIL)
+    assert code == 0, err
+    live, mine = (json.loads((here / name / "result.json").read_text()) for name in ("live", "out"))
+    student, expected = (load_file(here / name / "student.safetensors") for name in ("out", "live"))
+    for name, value in expected.items():
+        torch.testing.assert_close(student[name], value, msg=name, rtol=1e-5, atol=1e-6)
+    assert mine["accuracy"] == live["accuracy"] > 50
+    for same in ("bytes", "questions", "questions_by_name", "leaves"):
+        assert mine[same] == live[same]
+    for one, other in zip(mine["nodes"], live["nodes"], strict=True):
+        for same in ("name", "examples", "label_counts", "parameters", "bytes"):
+            assert one[same] == other[same]
+    assert mine["engine"]["name"] == "files"
+    assert mine["standalone"] is None
+    ledgers = [
+        [json.loads(line) for line in (here / name / "ledger.jsonl").read_text().splitlines()]
+        for name in ("out", "live")
+    ]
+    for lines in ledgers:
+        for line in lines:
+            del line["at"]
+        lines.sort(key=lambda line: (line["number"], line["node"]))
+    assert ledgers[0] == ledgers[1]
+    assert sorted(path.name for path in (here / "out").iterdir()) == [
+        "config.toml", "files.json", "ledger.jsonl", "metrics.jsonl", "report.html", "result.json",
+        "student.safetensors",
+    ]  # fmt: skip
+    page = (here / "out" / "report.html").read_text()
+    for name in NAMES:
+        key = signed.expected(f"{name}/node.pub")
+        assert f"{name:<11} {key}" in out
+        assert f"signed by key {key}, which nobody compared" in page
+    assert "keys were not compared" in out
+    assert "This was a simulation" not in page
+    assert "This was a simulation" in (here / "live" / "report.html").read_text()
+
+
+def test_with_the_nodes_keys_the_report_says_so_and_who_is_missing(here: Path, command: Main) -> None:
+    Path("keys").mkdir()
+    for name in NAMES:
+        shutil.copy(f"{name}/node.pub", f"keys/{name}.pub")
+    without = [word for word in DISTIL if word != ANSWERS[1]]
+    code, out, err = command(*without, "--node-keys", "keys")
+    assert code == 0, err
+    assert "No answers came from node-1, whose keys are in keys." in out
+    assert "not compared" not in out
+    result = json.loads(Path("out/result.json").read_text())
+    assert [node["key_known"] for node in result["files"]["answers"]] == [True, True]
+    assert result["files"]["missing"] == ["node-1"]
+    assert [node["name"] for node in result["nodes"]] == ["node-0", "node-2"]
+    assert ", the node&#39;s own" in Path("out/report.html").read_text()
+
+
+def test_what_each_person_reads(here: Path, command: Main) -> None:
+    fingerprint = signed.expected("server.pub")
+    for name in (
+        "questions.safetensors",
+        "questions.safetensors.sig",
+        "questions.safetensors.toml",
+        "server.pub",
+    ):
+        Path(name).unlink()
+    code, out, _ = command("questions", "make", "run.toml")
+    assert code == 0
+    assert "asks        count_labels (1), predict (2)" in out
+    assert "about       288 public inputs: held-out" in out
+    assert f"your key    {fingerprint}" in out  # the key is made once
+    assert command("questions", "show", "questions.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
+    code, out, _ = command("node", "answer", "node-0", "questions.safetensors")
+    assert f"asked by    {fingerprint} (not compared yet)" in out
+    assert "left        label counts 44 B, logits 5.8 kB" in out
+    assert "noise       none; no guarantee" in out
+    assert f"your key    {signed.expected('node-0/node.pub')}" in out
+    assert "have them read out theirs" in out
+    for known in (fingerprint, "server.pub"):
+        code, out, _ = command("node", "answer", "node-0", "questions.safetensors", "--server-key", known)
+        assert f"asked by    {fingerprint} (as expected)" in out
+        assert "have them read out theirs" not in out
+
+
+def test_help_is_there(command: Main) -> None:
+    for words in (["questions"], ["questions", "--help"], ["distil", "--help"], ["distil"]):
+        code, out, _ = command(*words)
+        assert code == 0
+        assert "fedstill distil ANSWERS ... --questions FILE" in out
+
+
+def test_the_page_can_be_followed_as_it_stands(
+    tmp_path: Path, command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[1] / "docs" / "offline.md"
+    if not page.exists():
+        pytest.skip("without the docs")
+    monkeypatch.chdir(tmp_path)
+    said, done = "", []
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        if kind == "toml":
+            Path("run.toml").write_text(block)
+        elif kind == "python":
+            exec(block, {})
+            file = Path("north/node.toml")
+            file.write_text(file.read_text().replace("online = true", "online = false"))
+        for words in map(shlex.split, block.splitlines() if not kind else []):
+            if words[0] == "fedstill":
+                if "--server-key" in words:
+                    words[-1] = re.findall(r"your key +(.*)", said)[0]
+                words = [name for word in words for name in sorted(glob.glob(word)) or [word]]
+                words = [word for word in words if not word.endswith(".sig")]
+                code, out, err = command(*words[1:])
+                assert code == 0, (words, err)
+                said, done = said + out, [*done, " ".join(words[1:3])]
+            elif shutil.which(words[0]):
+                subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
+    assert done == [
+        "questions make", "node init", "node check", "questions show", "node answer",
+        "distil answers-north.safetensors",
+    ]  # fmt: skip
+    assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
+    assert "not compared" not in said.split("asked by")[1]
+
+
+# --- the same file again -------------------------------------------------------------------------
+
+
+def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
+    before = Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()
+    (ledger,) = Path("node-0/runs").glob("*/ledger.jsonl")
+    lines = ledger.read_text()
+    Path(ANSWERS[0]).unlink()
+    assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+    assert (Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()) == before
+    assert ledger.read_text() == lines
+    # Trained anew, say since the folder was lost, it still says the same.
+    shutil.rmtree("node-0/runs")
+    assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+    assert Path(ANSWERS[0]).read_bytes() == before[0]
+
+
+def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> None:
+    """Or else other data would leave under a number that is paid for."""
+    before = Path(ANSWERS[0]).read_bytes()
+    kept = dict(np.load("node-0/data.npz"))
+    np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50])
+    assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+    assert Path(ANSWERS[0]).read_bytes() == before
+
+
+def test_other_questions_are_another_run_and_are_charged(here: Path, command: Main) -> None:
+    assert (
+        command("questions", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
+    )
+    assert command("node", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
+    assert len(list(Path("node-0/runs").glob("*/ledger.jsonl"))) == 2
+    left = command(*DISTIL[:3], "more.answers", *DISTIL[4:])
+    assert "more.answers answers another file of questions" in refused(left)
+
+
+def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
+    here: Path, command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offline.Live, "run", stop)
+        code, _, err = command(*DISTIL)
+    assert (code, err) == (130, "fedstill: stopped; the same command goes on\n")
+    assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))
+    assert "there is no config.toml in it" in refused(command("run", "--resume", "out"))
+    assert command(*DISTIL)[0] == 0
+    assert "holds another run" in refused(command(*DISTIL))
+
+
+def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main) -> None:
+    code, _, err = command(*DISTIL, "--method.epochs", 3, "--student.model", "mlp:8")
+    assert code == 0, err
+    result = json.loads(Path("out/result.json").read_text())
+    assert (result["turns"], result["student"]["model"]) == (3, "mlp:8")
+    for option, value, said in (
+        ("--method.levels", 100, "method.levels is 100: allowed is 200, which the nodes were asked with"),
+        ("--method.predictions", 1, "method.predictions is 1: allowed is 2, which the nodes"),
+        ("--seed", 4, "does not hold what this run asks"),
+        ("--public.share", 0.3, "does not hold what this run asks"),
+    ):
+        assert said in refused(command(*DISTIL[:-2], "other", option, value))
+        assert not Path("other").exists()
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def spoil(path: str) -> None:
+    blob = bytearray(Path(path).read_bytes())
+    blob[len(blob) // 2] ^= 1
+    Path(path).write_bytes(blob)
+
+
+def test_a_changed_byte_stops_both_sides(here: Path, command: Main) -> None:
+    spoil(ANSWERS[2])
+    assert f"{ANSWERS[2]} does not fit its signature" in refused(command(*DISTIL))
+    spoil(ANSWERS[2])
+    spoil("questions.safetensors")
+    for words in (DISTIL, ("node", "answer", "node-0", "questions.safetensors")):
+        assert "questions.safetensors does not fit its signature" in refused(command(*words))
+    assert not Path("out").exists()
+
+
+def test_a_missing_file_or_signature_is_named(here: Path, command: Main) -> None:
+    Path(f"{ANSWERS[1]}.sig").unlink()
+    assert f"{ANSWERS[1]}.sig is missing" in refused(command(*DISTIL))
+    Path(ANSWERS[1]).unlink()
+    assert f"{ANSWERS[1]}: there is no such file" in refused(command(*DISTIL))
+    Path("questions.safetensors.toml").unlink()
+    assert "questions.safetensors.toml is missing" in refused(command(*DISTIL))
+
+
+def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
+    Path("keys").mkdir()
+    assert "--node-keys is 'keys': allowed is a folder" in refused(command(*DISTIL, "--node-keys", "keys"))
+    for name in NAMES:
+        shutil.copy("node-0/node.pub", f"keys/{name}.pub")
+    left = refused(command(*DISTIL, "--node-keys", "keys"))
+    assert f"{ANSWERS[1]} is signed by a key that is not expected here" in left
+    words = ("node", "answer", "node-0", "questions.safetensors", "--server-key")
+    assert "signed by a key that is not expected" in refused(command(*words, "node-1/node.pub"))
+    assert "is no public key" in refused(command(*words, "friend"))
+
+
+def test_two_files_of_one_node_are_refused(here: Path, command: Main) -> None:
+    for end in ("", ".sig"):
+        shutil.copy(ANSWERS[0] + end, "again.safetensors" + end)
+    assert "are both of node 'node-0'" in refused(command(DISTIL[0], "again.safetensors", *DISTIL[1:]))
+
+
+def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command: Main) -> None:
+    header, tensors = unpack(Path("questions.safetensors").read_bytes())
+    header["plan"]["form"]["classes"] = header["plan"]["form"]["classes"][:-2]
+    signed.write(Path("fewer.safetensors"), pack(header, tensors), signed.own_key(Path("server.key")))
+    # node-0 was given examples of the classes that are left out here.
+    assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())
+    text = refused(command("node", "answer", "node-0", "fewer.safetensors"))
+    assert re.search(r"label|class", text), text
+    assert len(list(Path("node-0/runs").glob("*/answers.safetensors"))) == 1  # the earlier ones
+    kept = dict(np.load("node-0/data.npz"))
+    shutil.rmtree("node-0/runs")
+    Path(ANSWERS[0]).unlink()
+    np.savez("node-0/data.npz", images=kept["images"].repeat(2, axis=2), labels=kept["labels"])
+    assert "1 x 8 x 8" in refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert not Path(ANSWERS[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ({"questions": ["count_labels"]}, "refuses question 'predict' by rule questions: count_labels"),
+        ({"most_questions": 2}, "by rule most_questions: 2, and the file asks 3"),
+    ],
+)
+def test_what_the_policy_forbids_is_refused_before_any_training(
+    here: Path, command: Main, policy: Any, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path("node-0/node.toml")
+    path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": policy}))
+    shutil.rmtree("node-0/runs")
+    Path(ANSWERS[0]).unlink()
+    monkeypatch.setattr(
+        "fedstill.node.host.Session.learn", lambda *given: pytest.fail("it trained for nothing")
+    )
+    assert rule in refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert not Path(ANSWERS[0]).exists()
+    (ledger,) = Path("node-0/runs").glob("*/ledger.jsonl")
+    (line,) = map(json.loads, ledger.read_text().splitlines())
+    assert line["refused"] in rule
+    assert "up" not in line
+
+
+def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, command: Main) -> None:
+    path = Path("node-0/node.toml")
+    path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": {"questions": []}}))
+    Path(ANSWERS[0]).unlink()
+    text = refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert "refuses question 'count_labels' by rule questions: none" in text
+    assert not Path(ANSWERS[0]).exists()
+
+
+def test_questions_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
+    for words, said in (
+        (["run.toml", "--method.z_max", 0], "method.z_max is 0.0: allowed is a bound above 0"),
+        (["digits-fediod"], "method.name is 'fediod': allowed is one that asks all at once"),
+        (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
+        (["run.toml", "--method.levels", 100], "questions.safetensors holds something else already"),
+    ):
+        assert said in refused(command("questions", "make", *words))
+    assert "unknown command 'questions mak': did you mean 'questions make'?" in refused(
+        command("questions", "mak")
+    )
