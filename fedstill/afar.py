@@ -106,9 +106,12 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
         job_folder = out / "job"
         shutil.rmtree(job_folder, ignore_errors=True)
         told = {"config": servers_part(config), "run": run}
-        write_job(job_folder, names, told, name=config.name, fewest=least)
-        job = admin.submit(job_folder)
-        print(f"Job {job} with {', '.join(names)}.", file=sys.stderr)
+        job = _job_at_work(admin, out)
+        if job is None:
+            fewest = 0 if least == len(names) else least
+            job = admin.submit(write_job(job_folder, names, told, name=config.name, fewest=fewest))
+            write_text(out / RUN, json.dumps({"run": run, "job": job}) + "\n")
+            print(f"Job {job} with {', '.join(names)}.", file=sys.stderr)
         status = admin.wait(job, float("inf"), every=1.0)
         fetched = admin.download(job, out / "fetched")
     found = next(
@@ -124,6 +127,15 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     (out / "result.json").unlink()  # until the report's caller writes it, whole
     return result
+
+
+def _job_at_work(admin: Admin, out: Path) -> str | None:
+    """The job of this run that is still at work at the server, though nobody waited for it."""
+    job = json.loads((out / RUN).read_text(encoding="utf-8")).get("job")
+    if job is None or admin.status(str(job)).startswith("FINISHED"):
+        return None
+    print(f"Job {job} is still at work.", file=sys.stderr)
+    return str(job)
 
 
 def servers_part(config: RunConfig[Any]) -> str:
@@ -264,11 +276,10 @@ def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: P
     with contextlib.ExitStack() as stack:
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         silent["env"] = _patient()
-        stack.callback(site.stop, site.server(deployed))
-        site.start_server(deployed, **silent)
-        for name in names:
-            stack.callback(site.stop, site.node(home / "nodes" / name))
-            site.start_node(home / "nodes" / name, **silent)
+        for place in (site.server(deployed), *(site.node(home / "nodes" / name) for name in names)):
+            site.stop(place)  # of a rehearsal that was killed
+            stack.callback(site.stop, place)
+            site.start(place, **silent)
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
         admin.wait_for(names, UP)
         job_folder = home / "job"

@@ -42,10 +42,15 @@ def save_state(path: Path, state: State) -> None:
 
 
 def load_state(path: Path) -> State:
-    """Read what :func:`save_state` wrote, tensors on the CPU."""
+    """Read what :func:`save_state` wrote, tensors on the CPU.
+
+    As copies: they begin where torch lets tensors begin, not at any byte of a file. Where they begin decides
+    which kernel computes them, and so their last digits.
+    """
     with safe_open(path, framework="pt") as file:
         tree = json.loads(file.metadata()["tree"])
-        return _decode(tree, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        names = file.keys()
+        return _decode(tree, {name: file.get_tensor(name).clone() for name in names})
 
 
 def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:

@@ -142,8 +142,11 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def _laid_out(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
-    """A tensor in memory as it was before it travelled, if that is dense: channels last, say."""
+    """A copy of a tensor that lies in memory as before it travelled, if that is dense: channels last, say.
+
+    It begins where torch lets tensors begin; within a message it would at any byte, which too decides.
+    """
     if strides is None or tensor.ndim != 4 or tuple(strides) == tensor.stride():
-        return tensor
+        return tensor.clone()
     last = torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=torch.channels_last)
-    return last.copy_(tensor) if tuple(strides) == last.stride() else tensor
+    return last.copy_(tensor) if tuple(strides) == last.stride() else tensor.clone()

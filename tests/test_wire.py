@@ -154,7 +154,12 @@ def test_what_is_not_finite_is_not_finite_at_the_other_end(form: Form, wrong: fl
 
 def test_only_inputs_and_gradients_are_rounded() -> None:
     wire = WireConfig("int8", "float16")
-    named = {"z": torch.randn(2, 2), "x": torch.randn(2, 2), "g": torch.randn(2, 2), "n": torch.tensor([1, 2])}
+    named = {
+        "z": torch.randn(2, 2),
+        "x": torch.randn(2, 2),
+        "g": torch.randn(2, 2),
+        "n": torch.tensor([1, 2]),
+    }
     sent = wire.coarsen(named, {"z": "logits", "x": "inputs", "g": "gradients", "n": "inputs"})
     assert {name: tensor.dtype for name, tensor in sent.items()} == {
         "z": torch.float32,

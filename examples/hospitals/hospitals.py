@@ -1,6 +1,6 @@
 """Three hospitals and a university on one machine, as strangers would do it on four.
 
-    python examples/hospitals/hospitals.py [FOLDER]
+    python examples/hospitals/hospitals.py [FOLDER [PORT]]
 
 Each party has a working folder of its own under FOLDER, and does there what docs/deploy.md says; this script
 types the commands for all of them. The hospitals keep the same kind of images in different ways (an .npz, a
@@ -47,7 +47,9 @@ def main() -> None:
     bring_data(home)
 
     say("The university makes a federation and hands each hospital its startup kit.")
-    fedstill(university, "server", "init", "federation", "--host", "localhost", "--nodes", *HOSPITALS)
+    port = sys.argv[2] if len(sys.argv) > 2 else "8002"
+    parties = ["--host", "localhost", "--port", port, "--nodes", *HOSPITALS]
+    fedstill(university, "server", "init", "federation", *parties)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         processes.append(begin(university, "server", "start", "federation"))
@@ -60,9 +62,7 @@ def main() -> None:
             fedstill(own, "node", "check", "node")
             processes.append(begin(own, "node", "start", "node"))
         wait_for_nodes(university)
-        say(
-            "The university runs FedIOD: it makes inputs, asks the hospitals about them, and learns from the answers."
-        )
+        say("The university runs FedIOD: it makes inputs, asks about them, and learns.")
         run = [
             "run",
             "fediod.toml",

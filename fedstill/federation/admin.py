@@ -48,13 +48,13 @@ class Admin:
 
         end = time.monotonic() + patience
         _await_port(admin["host"], admin["port"], patience)
-        try:
-            with self._refusals(), contextlib.redirect_stdout(io.StringIO()):
-                left = max(3.0, end - time.monotonic())
+        with self._refusals(), contextlib.redirect_stdout(io.StringIO()):
+            left = max(3.0, end - time.monotonic())
+            try:
                 self._session = new_secure_session(user, str(kit.resolve()), timeout=left)
-        except NoConnection as error:
-            way_out = "is the kit from this federation, and still valid?"
-            raise DeployError(f"the server at {self.server} does not let {kit} in: {way_out}") from error
+            except NoConnection as error:
+                way_out = "is the kit from this federation, and still valid?"
+                raise DeployError(f"the server at {self.server} does not let {kit} in: {way_out}") from error
 
     def __enter__(self) -> Admin:
         return self
@@ -137,7 +137,7 @@ class Admin:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """FLARE's errors as ours, but for that there is no connection."""
+        """FLARE's errors as ours."""
         from nvflare.fuel.flare_api import api_spec
 
         kinds = tuple(
@@ -145,8 +145,8 @@ class Admin:
         )
         try:
             yield
-        except api_spec.NoConnection:
-            raise
+        except (api_spec.NoConnection, api_spec.SessionClosed) as error:
+            raise DeployError(f"the server at {self.server} is gone, or the way to it") from error
         except kinds as error:
             raise DeployError(f"the server at {self.server} refuses: {error}") from error
 

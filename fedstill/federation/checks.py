@@ -14,13 +14,21 @@ Tensors = Mapping[str, torch.Tensor]
 SIZED = ("logits", "logit range")  # kinds whose size is compared between nodes
 
 
-def faults(answers: Mapping[str, Tensors], question: Question, outlier: float) -> dict[str, str]:
+def faults(
+    answers: Mapping[str, Tensors],
+    question: Question,
+    outlier: float,
+    rows: int | None = None,
+    classes: int | None = None,
+) -> dict[str, str]:
     """What is wrong with the nodes' answers to one question.
 
     Args:
         answers: by node.
         question: what was asked; its declaration says which tensors belong into an answer.
         outlier: how many times larger than the others' median a node's logits may be.
+        rows: how many inputs it was about, if it was about inputs; logits have one row for each.
+        classes: how many columns logits have, if that is known.
 
     Returns:
         One line for each faulty node, by its name.
@@ -34,6 +42,9 @@ def faults(answers: Mapping[str, Tensors], question: Question, outlier: float) -
     for node, answer in answers.items():
         if set(answer) != set(question.releases):
             found[node] = f"answered {sorted(answer) or 'nothing'}, not {sorted(question.releases)}"
+    for node, answer in answers.items():
+        if node not in found:
+            found |= _unlike(node, answer, question, rows, classes)
     found |= _misshapen({node: answer for node, answer in answers.items() if node not in found})
     found |= not_finite({node: answer for node, answer in answers.items() if node not in found})
     sound = {node: answer for node, answer in answers.items() if node not in found}
@@ -45,14 +56,50 @@ def faults(answers: Mapping[str, Tensors], question: Question, outlier: float) -
 
 def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
     """Nodes whose tensors hold NaN or infinities."""
+    parts = [
+        (node, name, tensor)
+        for node, answer in answers.items()
+        for name, tensor in answer.items()
+        if tensor.is_floating_point()
+    ]
+    # One look at the device for all of them.
+    wrong = torch.stack([(~torch.isfinite(tensor)).sum() for _, _, tensor in parts]).tolist() if parts else []
     found: dict[str, str] = {}
-    for node, answer in answers.items():
-        for name, tensor in answer.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                wrong = int((~torch.isfinite(tensor)).sum())
-                found[node] = f"{name} hold NaN or infinity ({wrong} of {tensor.numel()} numbers)"
-                break
+    for (node, name, tensor), count in zip(parts, wrong, strict=True):
+        if count and node not in found:
+            found[node] = f"{name} hold NaN or infinity ({count} of {tensor.numel()} numbers)"
     return found
+
+
+def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
+    """Nodes whose gradients are not those of the question's inputs, one number for each of theirs.
+
+    Args:
+        pulled: gradients by node.
+        inputs: of the question, those that gradients are pulled back to.
+    """
+    wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
+    told = {
+        node: {name: tuple(tensor.shape) for name, tensor in each.items()} for node, each in pulled.items()
+    }
+    return {
+        node: f"gradients are {shapes}, not {wanted}" for node, shapes in told.items() if shapes != wanted
+    }
+
+
+def _unlike(
+    node: str, answer: Tensors, question: Question, rows: int | None, classes: int | None
+) -> dict[str, str]:
+    """Whether a node's logits have a row for each input and a column for each class."""
+    for name, kind in question.releases.items():
+        shape = tuple(answer[name].shape)
+        if kind != "logits":
+            continue
+        if rows is not None and shape[:1] != (rows,):
+            return {node: f"{name} are {shape}, for {rows} inputs"}
+        if classes is not None and shape[1:2] != (classes,):
+            return {node: f"{name} are {shape}, for {classes} classes"}
+    return {}
 
 
 def _misshapen(answers: Mapping[str, Tensors]) -> dict[str, str]:
@@ -77,11 +124,11 @@ def _misshapen(answers: Mapping[str, Tensors]) -> dict[str, str]:
 
 def _oversized(tensors: Mapping[str, torch.Tensor], name: str, outlier: float) -> dict[str, str]:
     """Nodes whose numbers are far larger than the other nodes' are, at the median of these."""
-    sizes = {
-        node: tensor.float().square().mean().sqrt().item()
-        for node, tensor in tensors.items()
-        if tensor.is_floating_point()
-    }
+    compared = {node: tensor for node, tensor in tensors.items() if tensor.is_floating_point()}
+    if not compared:
+        return {}
+    each = [tensor.float().square().mean().sqrt() for tensor in compared.values()]
+    sizes = dict(zip(compared, torch.stack(each).tolist(), strict=True))
     found: dict[str, str] = {}
     for node, mine in sizes.items():
         others = [size for other, size in sizes.items() if other != node]

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from fedstill.errors import ArgumentError, NodeFault, QuestionRefused
-from fedstill.federation.checks import faults, not_finite
+from fedstill.errors import ArgumentError, DataError, NodeFault, QuestionRefused
+from fedstill.federation.checks import faults, not_finite, unlike_inputs
 from fedstill.federation.link import LinkConfig
 from fedstill.node.questions import Question
-from fedstill.wire import GRADIENTS, refine
+from fedstill.wire import GRADIENTS, INPUTS, refine
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -72,6 +72,7 @@ class Federation(ABC):
     ) -> None:
         self.nodes, self.questions = tuple(nodes), questions
         self.link = link or LinkConfig()
+        self.classes: int | None = None  # columns of logits, where an engine knows
         self.number = 0  # of the next question; part of a run's state
         self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
         self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
@@ -197,29 +198,41 @@ class Federation(ABC):
         declared = self.questions[question]
         sent = self.link.coarsen(tensors, declared.sends)
         there = tuple(name for name in asked if name not in self.out)
-        answers = {
-            node: refine(answer)
-            for node, answer in self._answer(there, question, number, sent, differentiable).items()
-        }
-        for node, fault in faults(answers, declared, self.link.outlier).items():
+        given = self._answer(there, question, number, sent, differentiable)
+        answers = self._refined(given, question, number)
+        asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
+        rows = asked_about[0] if asked_about else None
+        for node, fault in faults(answers, declared, self.link.outlier, rows, self.classes).items():
             self.leave_out(node, question, fault, back=False, since=number)
             del answers[node]
         if not answers:
             raise NodeFault(", ".join(asked), question, "none of the nodes that were asked is left")
         return answers
 
-    def _pulled(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+    def _pulled(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], inputs: Tensors
+    ) -> Mapping[str, Tensors]:
         """The nodes' sound gradients; a node that fails here adds nothing to the sum."""
         sent = {
             node: self.link.coarsen(pull, dict.fromkeys(pull, GRADIENTS))
             for node, pull in pulls.items()
             if node not in self.out
         }
-        pulled = {node: refine(each) for node, each in self._pull_back(number, question, sent).items()}
-        for node, fault in not_finite(pulled).items():
+        pulled = self._refined(self._pull_back(number, question, sent), question, None)
+        for node, fault in (not_finite(pulled) | unlike_inputs(pulled, inputs)).items():
             self.leave_out(node, question, fault, back=False)
             del pulled[node]
         return pulled
+
+    def _refined(self, given: Mapping[str, Tensors], question: str, since: int | None) -> dict[str, Tensors]:
+        """What nodes gave, in float32; without those who gave nothing of which that could be made."""
+        whole: dict[str, Tensors] = {}
+        for node, tensors in given.items():
+            try:
+                whole[node] = refine(tensors)
+            except DataError as fault:
+                self.leave_out(node, question, str(fault), back=False, since=since)
+        return whole
 
     @abstractmethod
     def objections(self, question: Question) -> Mapping[str, str]:
@@ -236,9 +249,7 @@ class Federation(ABC):
         """Each asked node's answer, by its name, in order; those left out on the way have none."""
 
     @abstractmethod
-    def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors]
-    ) -> Mapping[str, Tensors]:
+    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         """Each node's gradients with respect to the question's inputs, by its name, in order.
 
         Args:
@@ -280,9 +291,11 @@ class _Ask(torch.autograd.Function):
             node: {name: grad[row] for name, grad in zip(call.answered, grads, strict=True)}
             for row, node in enumerate(call.nodes)
         }
-        pulled = call.federation._pulled(call.number, call.question, pulls)
+        inputs = dict(zip(call.names, ctx.saved_tensors, strict=True))
+        differentiable = {name: tensor for name, tensor in inputs.items() if name in through}
+        pulled = call.federation._pulled(call.number, call.question, pulls, differentiable)
         back: list[torch.Tensor | None] = [None]
-        for name, tensor in zip(call.names, ctx.saved_tensors, strict=True):
+        for name, tensor in inputs.items():
             if name in through:
                 back.append(_sum([released[f"d/d{name}"] for released in pulled.values()], tensor))
             else:

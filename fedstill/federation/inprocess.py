@@ -111,7 +111,10 @@ class InProcess(Federation):
     def objections(self, question: Question) -> Mapping[str, str]:
         """See :class:`Federation`."""
         found = {
-            name: node.gate.objection(question.name, question.kinds()) for name, node in self._members.items()
+            name: "model: it predicts, and has no gradients"
+            if question.differentiable and not getattr(node.model, "differentiable", True)
+            else node.gate.objection(question.name, question.kinds())
+            for name, node in self._members.items()
         }
         return {name: rule for name, rule in found.items() if rule is not None}
 
@@ -133,9 +136,7 @@ class InProcess(Federation):
             answers.update(zip(names, releases, strict=True))
         return {name: answers[name] for name in asked}
 
-    def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors]
-    ) -> Mapping[str, Tensors]:
+    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         gradients: dict[str, Tensors] = {}
         for desk in self._serving(self._asked_of.get(number, tuple(pulls))):
             names = [node.name for node in desk.group.nodes if node.name in pulls]

@@ -116,6 +116,7 @@ class Remote(Federation):
         public: Public | None = None,
     ) -> None:
         super().__init__(list(link.nodes), questions, config)
+        self.classes = len(plan.form.classes)
         self.carrier, self.plan, self.ledger = link, plan, ledger
         self._compute, self._public = compute, public
         self.about: dict[str, dict[str, Any]] = {}  # what each node told of itself
@@ -201,9 +202,7 @@ class Remote(Federation):
             self._count(node, number, question, ANSWER, content, down, answer, told)
         return {node: self._compute.here(answer) for node, (_, answer) in replies.items()}
 
-    def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors]
-    ) -> Mapping[str, Tensors]:
+    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         header = {"do": "pull back", "number": number, "question": "gradient"}
         messages = {node: self._pack(header, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
@@ -247,7 +246,7 @@ class Remote(Federation):
         try:
             failure = _revived(node, question, header["error"]) if "error" in header else None
             own, told = float(header.get("seconds", 0)), dict(header.get("told", {}))
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"it replied in a form that is not known: {error}") from error
         if failure is not None:
             raise failure
@@ -324,8 +323,11 @@ class Remote(Federation):
         self.events.append({"node": node, "number": self.number, "event": "back", "reason": ""})
 
     def _rejoined(self, node: str) -> dict[str, Any]:
-        """A node that was away, ready again: where it is now, or at its latest mark if that is behind the mark
-        (it was started anew) or ahead of the run (which went back meanwhile)."""
+        """A node that was away, ready again: where it is now.
+
+        Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was stopped
+        meanwhile, and has gone back).
+        """
         self.carrier.call(node, self._pack({"do": "hello"}), PROBE)
         told = self._joined(node)
         while not told["learned"]:

@@ -73,6 +73,10 @@ class Census:
         ones = torch.ones(len(names), classes, device=device)
         return cls(tuple(names), ones, ones.sum(1))
 
+    def present(self, federation: Federation) -> list[str]:
+        """Those who told and have not been left out since; who came later is not known, and not asked."""
+        return [name for name in self.names if name in federation.present]
+
     def of(self, nodes: Sequence[str]) -> Census:
         """The part of some nodes, in their order: of those that answered a later question."""
         if tuple(nodes) == self.names:

@@ -110,7 +110,8 @@ class FedDFServer(Server):
         t = self.done
         if not self.sizes:
             self._begin()
-        taking_part = drawn(self.federation.present, self.config.participation, self.seed, t)
+        known = [name for name in self.federation.present if name in self.sizes]
+        taking_part = drawn(known, self.config.participation, self.seed, t)
         received: list[torch.Tensor] = []  # x_k of each architecture's nodes, (K_a, P_a)
         teachers: list[str] = []  # their names
         for student, names in zip(self.students, self.names, strict=True):

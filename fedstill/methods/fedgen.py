@@ -161,7 +161,7 @@ class FedGENServer(Server):
             self.census = Census.take(self.federation)
         answers = self.federation.ask(
             "train",
-            of=drawn(self.federation.present, config.participation, self.seed, t),
+            of=drawn(self.census.present(self.federation), config.participation, self.seed, t),
             generator=to_vector(self.G),
             parameters=to_vector(self.shared),
             counts=self.census.counts.sum(0),

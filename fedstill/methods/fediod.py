@@ -202,8 +202,7 @@ def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
     ]
     if config.student_inputs == "fresh":
         predicted = {"logits": "logits", **rated}
-        times = config.steps * config.student_steps
-        questions.append(Question("predict", predict, {"x": "inputs"}, predicted, times=times))
+        questions.append(Question("predict", predict, {"x": "inputs"}, predicted, times=config.steps))
     return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
 
 
@@ -292,12 +291,10 @@ class FedIODServer(Server):
         # Output distillation
         if config.student_inputs == "remembered":
             self.memory.add(x.detach(), z_bar.detach())
+        fresh = self._ask_afresh(t) if config.student_inputs == "fresh" else []
         L_S = torch.zeros((), device=self.compute.device)
         for turn in range(config.student_steps):
-            if config.student_inputs == "fresh":
-                x_then, z_then = self._ask_afresh(t, turn)
-            else:
-                x_then, z_then = self._remember(t, turn)
+            x_then, z_then = fresh[turn] if fresh else self._remember(t, turn)
             with self.compute.step(self.seed, "student", t, turn):
                 L_S = task.distance(self.student(x_then).float(), z_then, config.tau).mean()  # Eq. 10
             self.s_optimiser.zero_grad()
@@ -385,13 +382,21 @@ class FedIODServer(Server):
             z = self.task.mix(z_other, z, share)
         return x, z
 
-    def _ask_afresh(self, t: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """New inputs and their ensembled answers, one more question to all nodes."""
-        draw = torch_generator(self.seed, "fresh w", t, turn)
-        w = torch.randn(self.config.batch, self.config.noise, generator=draw)
-        with torch.no_grad(), self.compute.step(self.seed, "fresh", t, turn):
-            x = self.generator(w.to(self.compute.device)).float()
-            return x, self.ensemble(self.federation.ask("predict", x=x))
+    def _ask_afresh(self, t: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """New inputs and their ensembled answers for all of this step's turns of S: one more question.
+
+        G does not learn between the turns, so that one question serves them all.
+        """
+        batches = []
+        for turn in range(self.config.student_steps):
+            draw = torch_generator(self.seed, "fresh w", t, turn)
+            w = torch.randn(self.config.batch, self.config.noise, generator=draw)
+            with torch.no_grad(), self.compute.step(self.seed, "fresh", t, turn):
+                batches.append(self.generator(w.to(self.compute.device)).float())  # (B, C, H, W)
+        of = None if self.census is None else self.census.names
+        with torch.no_grad():
+            z = self.ensemble(self.federation.ask("predict", of=of, x=torch.cat(batches)))
+        return list(zip(batches, torch.split(z, self.config.batch), strict=True))
 
     def _watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""

@@ -256,13 +256,13 @@ class FedMDServer(Server):
         rows = self._subset(t)
         if self.scores is None or self.census is None:
             self.census = self._begin()
-            self.scores = federation.ask("communicate", rows=rows)
+            self.scores = federation.ask("communicate", of=self.census.names, rows=rows)
         consensus = self._consensus(self.scores)  # f~ = sum_k w_k f_k (B, C)
         spread = (self.scores["logits"] - consensus).abs().mean().item()
         question, sent = "digest", {"rows": rows, "consensus": consensus, "round": torch.tensor(t)}
         if t + 1 < self.total:
             question, sent["rows_next"] = "digest_and_communicate", self._subset(t + 1)
-        answers = federation.ask(question, of=None, number=None, **sent)
+        answers = federation.ask(question, of=self.census.names, number=None, **sent)
         self.scores = answers if t + 1 < self.total else None
         set_lr(self.optimiser, cosine(t, self.total, config.student_lr, config.student_lr_end))
         self.student.train()

@@ -328,7 +328,7 @@ class GeneratorServer(Server):
         self.census = self.census or self._begin()
         answers = self.federation.ask(
             "train",
-            of=drawn(self.federation.present, config.participation, self.seed, t),
+            of=drawn(self.census.present(self.federation), config.participation, self.seed, t),
             generator=to_vector(self.G),
             head=to_vector(self.D),
             counts=self.census.counts.sum(0),

@@ -145,7 +145,8 @@ class AveragingServer(Server):
         if t == 0:
             self._begin()
         w = to_vector(self.shared)  # (P,)
-        taking_part = drawn(self.federation.present, self.rounds.participation, self.seed, t)
+        known = [name for name in self.federation.present if name in self.sizes]
+        taking_part = drawn(known, self.rounds.participation, self.seed, t)
         updates = self.federation.ask("train", of=taking_part, parameters=w, round=torch.tensor(t))
         n = torch.tensor([self.sizes[name] for name in updates.nodes], device=w.device)  # (K,)
         load_vector(self.shared, self.combine(w, updates["parameters"], n))

@@ -118,7 +118,8 @@ class Gate:
         for name, tensor in tensors.items():
             rule = None
             if sends[name] == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
-                rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are (B, {', '.join(map(str, shape))})"
+                here = f"(B, {', '.join(map(str, shape))})"
+                rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {here}"
             elif sends[name] == INPUTS and tensor.dtype != torch.float32:
                 rule = f"inputs: {name} is {tensor.dtype}, and inputs here are torch.float32"
             elif sends[name] == INPUTS and not 1 <= len(tensor) <= (most or math.inf):

@@ -416,7 +416,7 @@ class Session:
         self.node.load(state["node"])
 
     def _take_up(self) -> None:
-        """Where an earlier process stopped: in local training, or behind it. Marks are the server's matter."""
+        """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
         if (self.folder / LEARNING).exists():
             self._load(self.folder / LEARNING)
         elif self.learned:  # to go back to: nothing is trained before the first question

@@ -1,4 +1,4 @@
-"""A federation whose sites are processes that find each other over loopback: to be killed, frozen, started again.
+"""A federation whose sites are processes that find each other over loopback: to be killed and started again.
 
 A message is eight bytes of length and as many of content, so nothing is pickled on the way. Processes are
 forked from one that has torch loaded already: a node is up in a tenth of a second.
@@ -56,7 +56,9 @@ samples = 2
 [engine]
 name = "one-by-one"
 """
-FEDIOD = '[method]\nname = "fediod"\nsteps = 60\nbatch = 16\nmemory = 256\ncritic_width = 4\ngenerator_width = 8\n'
+FEDIOD = (
+    '[method]\nname = "fediod"\nsteps = 60\nbatch = 16\nmemory = 256\ncritic_width = 4\ngenerator_width = 8\n'
+)
 
 
 def small(method: str = FEDIOD, **link: Any) -> RunConfig[Any]:

@@ -79,7 +79,9 @@ def test_far_too_large_logits_are_found_by_the_others_median() -> None:
     assert faults(answers, ASKED, 100.0) == {
         "c": "logits are 500 times as large as others': link.outlier 100"
     }
-    assert faults(answers, ASKED, 499.0) == {"c": "logits are 500 times as large as others': link.outlier 499"}
+    assert faults(answers, ASKED, 499.0) == {
+        "c": "logits are 500 times as large as others': link.outlier 499"
+    }
     assert faults(answers, ASKED, 501.0) == {}
     assert faults(answers, ASKED, float("inf")) == {}
 
@@ -89,7 +91,9 @@ def test_only_logits_are_compared_in_size() -> None:
 
 
 def test_of_two_nodes_the_larger_one_is_the_outlier() -> None:
-    assert list(found(a=sound(0, logits=torch.ones(B, C)), b=sound(1, logits=torch.full((B, C), 1e3)))) == ["b"]
+    assert list(found(a=sound(0, logits=torch.ones(B, C)), b=sound(1, logits=torch.full((B, C), 1e3)))) == [
+        "b"
+    ]
 
 
 def test_nodes_that_say_nothing_make_no_outlier_of_one_that_does() -> None:

@@ -1,4 +1,4 @@
-"""Faults that really happen: processes killed and frozen, answers that no sound node gives, disks that are full.
+"""Faults that really happen: processes that are killed, processes that freeze, disks that are full.
 
 The nodes and the server are processes of their own; see sites.py. What is done about a fault does not depend
 on what carries the messages; test_flare.py kills processes of NVIDIA FLARE.
@@ -87,7 +87,9 @@ def test_a_node_killed_in_local_training_takes_up_its_own_steps(three: Sites, un
 def test_a_node_killed_in_distillation_takes_up_its_own_state(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
     until(marked(three))
-    until(questions(three, three.steps() + 3))  # what was answered since then is answered again, and not counted
+    until(
+        questions(three, three.steps() + 3)
+    )  # what was answered since then is answered again, and not counted
     three.kill("node-1")
     since = time.monotonic()
     three.start("node-1")

@@ -387,7 +387,7 @@ def test_a_policy_that_refuses_what_the_method_needs_is_found_before_anything_ha
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_a_student_step() -> None:
+def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_for_all_student_steps() -> None:
     asked = {}
     for how in ("remembered", "fresh"):
         one = world(replace(SMALL, student_inputs=how))
@@ -395,7 +395,10 @@ def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_a_student_step(
             one.server.step()
         asked[how] = one.ledger.summary()["questions_by_name"]
     assert asked["remembered"] == {"count_labels": 1, "examine": 2}
-    assert asked["fresh"] == {"count_labels": 1, "examine": 2, "predict": 4}
+    assert asked["fresh"] == {"count_labels": 1, "examine": 2, "predict": 2}
+    # Its two turns of the student in one question: twice the inputs.
+    inputs = (1 + SMALL.student_steps) * SMALL.batch  # a step's
+    assert one.ledger.bytes["n0", "down", "inputs"] == 2 * inputs * 4 * math.prod(SHAPE)
 
 
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
@@ -413,7 +416,7 @@ def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
     }
 
 
-@pytest.mark.parametrize(("how", "asked"), [("remembered", 1 + 4), ("fresh", 1 + 4 + 4 * 2)])
+@pytest.mark.parametrize(("how", "asked"), [("remembered", 1 + 4), ("fresh", 1 + 4 + 4)])
 def test_a_limit_on_questions_below_what_the_run_asks_is_found_at_the_start(how: Any, asked: int) -> None:
     config = replace(SMALL, student_inputs=how)
     with pytest.raises(QuestionRefused, match=f"most_questions: {asked - 1}, and the run asks {asked}"):

@@ -1,4 +1,4 @@
-"""A node behind its messages: what it answers, what it refuses and writes down, and how it goes on after a stop."""
+"""A node behind its messages: what it answers, what it refuses and notes, and how it goes on after a stop."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     assert told["objections"] == {"examine": "questions: count_labels"}
     assert (told["most_questions"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
     assert (told["model"], told["frozen"]) == ("MLP", False)
-    assert told["parameters"] == 64 * 8 + 8 + 8 * CLASSES + CLASSES
+    assert told["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     assert clinic.lines() == []
 
 
@@ -524,7 +524,11 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
 
     monkeypatch.setattr(clinic.session.desk, "answer", fails)
     told = clinic.ask(0)
-    assert told == {"kind": "RuntimeError", "text": "RuntimeError: its own log says more", "question": "examine"}
+    assert told == {
+        "kind": "RuntimeError",
+        "text": "RuntimeError: its own log says more",
+        "question": "examine",
+    }
     assert "patient 4711" in caplog.text
 
 
@@ -555,7 +559,9 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
     assert clinic.left() == other.left()
 
 
-def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(clinic: Clinic, monkeypatch: Any) -> None:
+def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
+    clinic: Clinic, monkeypatch: Any
+) -> None:
     clinic.ask(0)
     clinic.say("remember", mark=1)
     clinic.ask(1)
@@ -566,11 +572,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(clinic: Cl
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.state.os.fsync", full)
         assert "No space" in clinic.say("remember", mark=2)["text"]
-    assert sorted(path.name for path in (clinic.folder / "runs/one").iterdir()) == [
-        "learning.safetensors",
-        "ledger.jsonl",
-        "mark-1.safetensors",
-    ]
+    assert [path.name for path in (clinic.folder / "runs/one").glob("mark-*")] == ["mark-1.safetensors"]
     assert clinic.say("remember", mark=2) == ({}, {})
 
 

@@ -1,0 +1,670 @@
+"""Nodes behind real messages: the figures are those of nodes in this process, and sick nodes are left out.
+
+Nodes of one process answer over ``Loopback``; processes are killed in test_faults.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill import afar, run
+from fedstill.compute import Compute
+from fedstill.config import RunConfig, from_dict
+from fedstill.errors import FedstillError, NodeFault, QuestionRefused
+from fedstill.experiment import Experiment
+from fedstill.federation import LinkConfig, remote
+from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
+from fedstill.live import Live
+from fedstill.methods import METHODS
+from fedstill.methods.counting import Census
+from fedstill.models.vector import to_vector, weighted_mean
+from fedstill.node.form import Form
+from fedstill.node.host import Host
+from fedstill.node.ledger import Ledger
+from fedstill.node.plan import PROTOCOL, Plan
+from fedstill.node.questions import Question
+from fedstill.records import Records
+from fedstill.tasks import Classification
+from fedstill.wire import pack, unpack
+
+Serve = Callable[[bytes], bytes]
+TINY: dict[str, Any] = {
+    "rounds": 2,
+    "first": 1,
+    "steps": 3,
+    "epochs": 2,
+    "batch": 16,
+    "noise": 6,
+    "memory": 40,
+    "subset": 20,
+    "student_steps": 2,
+    "student_batch": 16,
+    "student_epochs": 1,
+    "server_steps": 2,
+    "server_batch": 16,
+    "generator_width": 8,
+    "critic_width": 4,
+}
+WAYS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [{"rounds": 4, "participation": 0.67}],
+    "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
+    "fedkd": [{"labelled": True, "levels": 0}],
+}
+NAMES = ("node-0", "node-1", "node-2")
+
+
+def tiny(method: str, options: Mapping[str, Any] | None = None, **link: Any) -> RunConfig[Any]:
+    kind = METHODS[method].config
+    known = {field.name for field in dataclasses.fields(kind)}
+    table = {key: value for key, value in {**TINY, **(options or {})}.items() if key in known}
+    needs = METHODS[method].needs(kind(**table))
+    return from_dict(
+        {
+            "data": {"name": "digits"},
+            "split": {"nodes": 3},
+            "nodes": {
+                "models": ["mlp:8"],
+                "local": {"epochs": 1, "batch": 32, "lr": 5e-3},
+                "policy": {"outputs_only": False},
+            },
+            "student": {"model": "mlp:8"},
+            "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
+            "evaluation": {"centralised": False, "samples": 2},
+            "engine": {"name": "one-by-one"},
+            "method": {"name": method, **table},
+            "link": link,
+        }
+    )
+
+
+class Away:
+    """The same run over messages, every node a folder and a host of its own.
+
+    Args:
+        config: of the run.
+        folder: for the nodes and the server.
+        bend: what becomes of a node's replies on the way, by node.
+    """
+
+    def __init__(
+        self, config: RunConfig[Any], folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
+    ) -> None:
+        self.config, self.folder = config, folder
+        afar.write_nodes(config, run.prepare(config)[0], folder / "nodes")
+        self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
+        serve = {name: host.serve for name, host in self.hosts.items()}
+        self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
+        (folder / "server").mkdir()
+
+    def live(self, link: Link | None = None) -> Live:
+        return Live(self.config, link or Loopback(self.serve), "one", self.folder / "server")
+
+    def modules(self, name: str, live: Live) -> dict[str, dict[str, torch.Tensor]]:
+        from fedstill.state import load_state
+
+        mark = load_state(self.folder / "server/state.safetensors")["mark"]
+        path = self.folder / "nodes" / name / f"runs/one/mark-{mark}.safetensors"
+        modules: dict[str, dict[str, torch.Tensor]] = load_state(path)["node"]["modules"]
+        return modules
+
+
+def here(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
+    experiment, _ = run.prepare(config)
+    return experiment, experiment.run()
+
+
+# --- the same figures ---------------------------------------------------------------------------------
+
+CASES = [
+    pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
+    for name in METHODS
+    if name != "centralised"  # no node of its own hands over its data
+    for options in ({}, *WAYS.get(name, []))
+]
+
+
+@pytest.mark.parametrize(("method", "options"), CASES)
+def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny(method, options)
+    experiment, figures = here(config)
+    away = Away(config, tmp_path)
+    live = away.live()
+    told = live.run()
+    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert told["leaves"] == figures["leaves"]
+    assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in figures["nodes"]]
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    if METHODS[method].central == "student":
+        assert told["accuracy"] == figures["accuracy"]
+    for node in experiment.nodes:
+        kept = away.modules(node.name, live)
+        for role, module in node.modules.items():
+            for key, value in module.state_dict().items():
+                assert torch.equal(kept[role][key], value), (node.name, role, key)
+
+
+def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(QuestionRefused, match="private data"):
+        Away(tiny("centralised"), tmp_path).live().run()
+
+
+@pytest.mark.parametrize("form", ["float16", "int8"])
+def test_short_forms_are_the_same_everywhere_and_near_to_float32(form: str, tmp_path: Path) -> None:
+    options = {"steps": 40, "student_steps": 4, "student_batch": 64, "memory": 640}
+    short = tiny("fediod", options, inputs=form, gradients=form)
+    experiment, figures = here(short)
+    live = Away(short, tmp_path).live()
+    told = live.run()
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert told["bytes"] == figures["bytes"]
+    whole, of_whole = here(tiny("fediod", options))
+    assert told["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
+    assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
+    # Each input of 64 numbers has a scale of 4 bytes beside 64 numbers of 1 or 2.
+    ratio = (64 * {"float16": 2, "int8": 1}[form] + 4) / (64 * 4)
+    for kind, way in (("inputs", "down"), ("gradients", "up")):
+        assert told["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
+
+
+# --- a federation of scripted nodes ---------------------------------------------------------------------
+
+FORM = Form("classification", ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
+X = torch.arange(8.0).view(2, 1, 2, 2) / 8
+
+
+class Scripted:
+    """Nodes k = 1, 2, 3 that answer k x_0, k x_1 of each input, and do what a test tells them to."""
+
+    def __init__(self, **link: Any) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.fail: dict[tuple[str, str], Callable[[], bytes]] = {}
+        self.nodes = ["one", "two", "three"]
+        self.marks: dict[str, list[int]] = {name: [] for name in self.nodes}
+        self.last = dict.fromkeys(self.nodes, -1)
+        question = Question("weigh", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, ("x",))
+        self.ledger = Ledger()
+        self.federation = Remote(
+            self,
+            Plan("one", {"name": "fediod"}, FORM),
+            {"weigh": question},
+            LinkConfig(**{"wait": 0.5, **link}),
+            self.ledger,
+            Compute(),
+        )
+        self.federation.join()
+
+    def call(self, node: str, message: bytes, seconds: float) -> bytes:
+        header, tensors = unpack(message)
+        do = header["do"]
+        self.heard.append((node, do))
+        if (node, do) in self.fail:
+            return self.fail[node, do]()
+        told: dict[str, Any] = {}
+        released: dict[str, torch.Tensor] = {}
+        factor = self.nodes.index(node) + 1.0
+        if do == "hello":
+            told = {"name": node, "protocol": PROTOCOL, "versions": {}}
+        elif do == "join":
+            about = {"objections": {}, "most_questions": 0, "learned": True}
+            told = {**about, "marks": self.marks[node], "last": self.last[node]}
+        elif do == "answer":
+            self.last[node] = header["number"]
+            told, released = {"privacy": {}}, {"logits": factor * tensors["x"].flatten(1)[:, :2]}
+        elif do == "pull back":
+            gradient = torch.zeros(2, 1, 2, 2)
+            gradient.view(2, 4)[:, :2] = factor * tensors["logits"]
+            told, released = {"privacy": {}}, {"d/dx": gradient}
+        elif do == "recall":
+            self.last[node] = header["mark"] - 1
+        return pack({"told": told, "seconds": 0.25}, released)
+
+    def ask(self) -> Any:
+        return self.federation.ask("weigh", x=X)
+
+    def breaks(self, node: str, do: str, how: Callable[[], bytes]) -> None:
+        self.fail[node, do] = how
+
+    def mends(self, node: str) -> None:
+        self.fail = {key: how for key, how in self.fail.items() if key[0] != node}
+
+    def lost(self) -> bytes:
+        raise LinkError("no way")
+
+    def events(self) -> list[tuple[str, int, str]]:
+        return [(each["node"], each["number"], each["event"]) for each in self.federation.events]
+
+
+def answering(logits: torch.Tensor) -> Callable[[], bytes]:
+    return lambda: pack({"told": {"privacy": {}}, "seconds": 0.0}, {"logits": logits})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSE", 0.02)
+    monkeypatch.setattr(remote, "PROBE", 0.0)
+
+
+def test_answers_and_gradients_by_hand() -> None:
+    nodes = Scripted()
+    x = X.clone().requires_grad_()
+    answers = nodes.federation.ask("weigh", x=x)
+    assert answers.nodes == ("one", "two", "three")
+    flat = X.flatten(1)[:, :2]
+    torch.testing.assert_close(answers["logits"].detach(), torch.stack([flat, 2 * flat, 3 * flat]))
+    answers["logits"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.flatten(1).tolist() == [[6.0, 6.0, 0.0, 0.0]] * 2  # 1 + 2 + 3
+    summary = nodes.ledger.summary()
+    assert (summary["down"], summary["up"]) == (3 * (32 + 16), 3 * (16 + 32))
+
+
+SICK: dict[str, tuple[Callable[[], bytes], str]] = {
+    "nan": (answering(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
+    "inf": (answering(torch.tensor([[1.0, float("inf")], [0, 0]])), "(1 of 4 numbers)"),
+    "another shape": (answering(torch.zeros(2, 3)), "logits are (2, 3)"),
+    "float64": (answering(torch.zeros(2, 2).double()), "torch.float64"),
+    "1000 times": (answering(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
+    "nothing": (lambda: pack({"told": {"privacy": {}}, "seconds": 0.0}), "answered nothing"),
+    "scale without": (
+        lambda: pack({"told": {}, "seconds": 0.0}, {"logits:scale": torch.ones(2)}),
+        "came without logits",
+    ),
+    "garbage": (lambda: b"\0garbage", "no message of fedstill"),
+    "no reply": (lambda: pack({"hello": 1}), "answered nothing"),
+    "an odd reply": (lambda: pack({"told": 3, "seconds": "x"}), "in a form that is not known"),
+    "an odd error": (lambda: pack({"error": "x"}), "in a form that is not known"),
+}
+
+
+@pytest.mark.parametrize("sickness", SICK)
+def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) -> None:
+    how, reason = SICK[sickness]
+    nodes = Scripted(quorum=0.6)
+    nodes.ask()
+    nodes.breaks("two", "answer", how)
+    x = X.clone().requires_grad_()
+    answers = nodes.federation.ask("weigh", x=x)
+    assert answers.nodes == ("one", "three")
+    flat = X.flatten(1)[:, :2]
+    torch.testing.assert_close(answers["logits"].detach(), torch.stack([flat, 3 * flat]))
+    answers["logits"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
+    assert nodes.events() == [("two", 1, "left out")]
+    assert reason in nodes.federation.events[0]["reason"]
+    # It said nonsense: it does not come back, even if it seems well.
+    nodes.mends("two")
+    nodes.heard.clear()
+    for _ in range(3):
+        assert nodes.ask().nodes == ("one", "three")
+    assert "two" not in {node for node, _ in nodes.heard}
+    # One fewer, and the run stops.
+    nodes.breaks("one", "answer", how)
+    with pytest.raises(NodeFault, match="1 of 3 nodes are left, link.quorum wants 2"):
+        nodes.ask()
+
+
+@pytest.mark.parametrize("sickness", SICK)
+def test_where_everyone_is_wanted_a_sick_node_stops_the_run(sickness: str) -> None:
+    how, reason = SICK[sickness]
+    nodes = Scripted()
+    nodes.breaks("two", "answer", how)
+    with pytest.raises(NodeFault) as caught:
+        nodes.ask()
+    assert caught.value.node == "two"
+    assert reason in caught.value.reason
+    assert "2 of 3 nodes are left, link.quorum wants 3" in caught.value.reason
+
+
+def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
+    nodes = Scripted(quorum=0.6)
+    x = X.clone().requires_grad_()
+    answers = nodes.federation.ask("weigh", x=x)
+    wrong = {"d/dx": torch.full((2, 1, 2, 2), float("nan"))}
+    nodes.breaks("three", "pull back", lambda: pack({"told": {}, "seconds": 0.0}, wrong))
+    answers["logits"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.flatten(1).tolist() == [[3.0, 3.0, 0.0, 0.0]] * 2  # 1 + 2
+    assert nodes.events() == [("three", 1, "left out")]  # in question 0 it had a part
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2, 3), (1, 1, 2, 2), (2, 4), ()])
+def test_a_gradient_of_another_shape_adds_nothing(shape: tuple[int, ...]) -> None:
+    nodes = Scripted(quorum=0.6)
+    x = X.clone().requires_grad_()
+    answers = nodes.federation.ask("weigh", x=x)
+    wrong = {"d/dx": torch.ones(shape)}
+    nodes.breaks("one", "pull back", lambda: pack({"told": {}, "seconds": 0.0}, wrong))
+    answers["logits"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.flatten(1).tolist() == [[5.0, 5.0, 0.0, 0.0]] * 2  # 2 + 3
+    assert nodes.events() == [("one", 1, "left out")]
+
+
+def test_a_lost_message_is_sent_again() -> None:
+    nodes = Scripted()
+    losses = iter(range(2))
+
+    def at_first() -> bytes:
+        if next(losses, None) is None:
+            nodes.mends("two")
+        raise LinkError("no way")
+
+    nodes.breaks("two", "answer", at_first)
+    assert nodes.ask().nodes == ("one", "two", "three")
+    assert nodes.heard.count(("two", "answer")) == 4
+    assert nodes.events() == []
+
+
+def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
+    nodes = Scripted(quorum=0.6, wait=0.1)
+    nodes.ask()
+    for do in ("hello", "answer"):
+        nodes.breaks("two", do, nodes.lost)
+    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.events() == [("two", 1, "left out")]
+    assert "no answer within 0.1 s: no way" in nodes.federation.events[0]["reason"]
+    nodes.mends("two")
+    present = [nodes.ask().nodes]
+    while len(present[-1]) == 2:
+        present.append(nodes.ask().nodes)
+    assert len(present) < 1000
+    back = 3 + len(present) - 1
+    assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
+    assert ("two", "recall") not in nodes.heard  # it knows where it was
+    assert nodes.federation.out == {}
+
+
+@pytest.mark.parametrize(
+    ("marks", "last", "recalled"),
+    [
+        ([3, 6], -1, 6),  # started anew: to its latest mark
+        ([3, 6], 5, None),  # at its latest mark
+        ([3, 6], 7, None),  # further than that: where it was when it was lost
+        ([3, 60], 59, 3),  # ahead: the run went back while it was away
+        ([], -1, None),  # at its beginning
+        ([60], 59, 0),  # ahead, and no mark to go to but its beginning
+    ],
+)
+def test_who_comes_back_is_behind_no_mark_and_not_ahead(
+    marks: list[int], last: int, recalled: int | None
+) -> None:
+    nodes = Scripted(quorum=0.6, wait=0.1)
+    nodes.federation.number = 9
+    nodes.breaks("two", "answer", nodes.lost)
+    nodes.ask()
+    nodes.mends("two")
+    nodes.marks["two"], nodes.last["two"] = marks, last
+    while not nodes.events()[1:]:
+        nodes.ask()
+    assert nodes.heard.count(("two", "recall")) == (recalled is not None)
+    if recalled is not None:
+        assert nodes.last["two"] >= recalled - 1
+
+
+def test_who_refuses_does_not_come_back() -> None:
+    nodes = Scripted(quorum=0.6)
+    error = {"kind": "QuestionRefused", "rule": "most_questions: 1", "text": "x", "question": "weigh"}
+    nodes.breaks("two", "answer", lambda: pack({"error": error}))
+    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.federation.out["two"].back is False
+    assert "most_questions: 1" in nodes.federation.out["two"].reason
+
+
+def test_a_refusal_where_everyone_is_wanted_is_one() -> None:
+    nodes = Scripted()
+    error = {"kind": "QuestionRefused", "rule": "most_questions: 1", "text": "x", "question": "weigh"}
+    nodes.breaks("two", "answer", lambda: pack({"error": error}))
+    with pytest.raises(QuestionRefused) as caught:
+        nodes.ask()
+    assert (caught.value.node, caught.value.question, caught.value.rule) == (
+        "two",
+        "weigh",
+        "most_questions: 1",
+    )
+
+
+def test_a_node_of_another_version_is_named() -> None:
+    nodes = Scripted(quorum=0.6)
+    nodes.breaks("two", "hello", lambda: pack({"told": {"protocol": 2, "versions": {}}, "seconds": 0.0}))
+    nodes.federation.join()
+    assert "it speaks protocol 2, the server 1" in nodes.federation.out["two"].reason
+
+
+def test_who_is_out_is_remembered_with_the_run() -> None:
+    nodes = Scripted(quorum=0.3, wait=0.1)
+    nodes.breaks("two", "answer", nodes.lost)
+    nodes.breaks("three", "answer", SICK["nan"][0])
+    nodes.ask()
+    state = nodes.federation.state()
+    assert {node: left[2] for node, left in state["out"].items()} == {"two": True, "three": False}
+    again = Scripted(quorum=0.3)  # goes on later, and all have joined
+    again.federation.load(state)
+    assert again.federation.number == 1
+    assert again.events() == [("two", 0, "left out"), ("three", 0, "left out"), ("two", 1, "back")]
+    assert again.ask().nodes == ("one", "two")
+
+
+def test_who_does_not_join_a_run_that_goes_on_is_out_from_there() -> None:
+    nodes = Scripted(quorum=0.6, wait=0.1)
+    nodes.ask()
+    state = nodes.federation.state()
+    again = Scripted(quorum=0.6, wait=0.1)
+    again.breaks("two", "recall", again.lost)
+    again.federation.recall(1)
+    again.federation.load(state)
+    assert again.events() == [("two", 1, "left out")]
+    assert again.federation.present == ("one", "three")
+
+
+def test_at_its_end_a_run_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Scripted(wait=30.0)
+    nodes.breaks("two", "leave", nodes.lost)
+    import time
+
+    start = time.monotonic()
+    nodes.federation.leave()
+    assert time.monotonic() - start < 5
+    assert [node for node, do in nodes.heard if do == "leave"] == nodes.nodes
+
+
+# --- whose weight, and what it cost ---------------------------------------------------------------------
+
+
+def test_a_census_of_some_nodes_by_hand() -> None:
+    counts = torch.tensor([[8.0, 2.0], [10.0, 20.0], [0.0, 60.0]])
+    census = Census(("one", "two", "three"), counts, counts.sum(1))
+    assert census.of(("one", "two", "three")) is census
+    part = census.of(("one", "three"))
+    assert part.names == ("one", "three")
+    assert part.sizes.tolist() == [10.0, 60.0]
+    pi = part.sizes / part.sizes.sum()
+    torch.testing.assert_close(pi, torch.tensor([1 / 7, 6 / 7]))  # 10 and 60 of 70, once 10 and 60 of 100
+    weights = Classification(2).importance(part.counts)[:, 0]  # (K, C): of each class, who holds how much
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 2 / 62], [0.0, 60 / 62]]), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(weights.sum(0), torch.ones(2))
+    average = weighted_mean(torch.tensor([[7.0], [0.0]]), part.sizes)
+    torch.testing.assert_close(average, torch.tensor([1.0]))
+    assert census.of(("three", "one")).sizes.tolist() == [60.0, 10.0]
+
+
+def test_a_meter_by_hand() -> None:
+    meter = Meter()
+    meter.add(1.0, [0.2, 0.4, 0.6], 300)
+    meter.add(0.5, [0.1, 0.1, 0.1], 100)
+    figures = meter.figures(10.0, 2.0)
+    expected = {
+        "messages": 2,
+        "seconds_each": 0.75,
+        "bytes_each": 200,
+        "nodes": 0.4 + 0.1,  # at work, on average: 0.6 + 0.1 less the waiting
+        "waiting": 0.2,  # the others for the slowest: 0.6 - 0.4
+        "link": 1.5 - 0.7,
+        "training": 2.0,
+        "server": 10 - 2 - 1.5,
+        "share": 0.8 / 10,
+    }
+    assert figures.keys() >= expected.keys()
+    for name, value in expected.items():
+        assert figures[name] == pytest.approx(value), name
+    parts = ("nodes", "waiting", "link", "training", "server")
+    assert sum(figures[name] for name in parts) == pytest.approx(10)
+
+
+def test_a_meter_of_nothing_divides_by_nothing() -> None:
+    assert set(Meter().figures(0.0, 0.0).values()) == {0}
+
+
+def test_the_link_is_what_the_slowest_node_does_not_account_for() -> None:
+    nodes = Scripted()
+    nodes.ask()
+    assert nodes.federation.meter.questions == 1
+    assert nodes.federation.meter.nodes == 0.25
+    assert nodes.federation.meter.waiting == 0.0
+    sent = pack(
+        {"do": "answer", "question": "weigh", "number": 0, "differentiable": False, "run": "one"}, {"x": X}
+    )
+    assert nodes.federation.meter.bytes == 3 * (len(sent) + 16)
+
+
+# --- real nodes, one of which is sick --------------------------------------------------------------------
+
+
+def bent(name: str, how: Callable[[torch.Tensor], torch.Tensor], since: int) -> dict[str, Any]:
+    """A node whose logits are bent from a question on."""
+
+    def bend(serve: Serve) -> Serve:
+        def serving(message: bytes) -> bytes:
+            header, _ = unpack(message)
+            reply = serve(message)
+            told, released = unpack(reply)
+            if header.get("number", -1) < since or "logits" not in released:
+                return reply
+            return pack(told, {**released, "logits": how(released["logits"])})
+
+        return serving
+
+    return {name: bend}
+
+
+@pytest.mark.parametrize("method", ["fediod", "fedkd", "fedmd", "feddf", "fedavg", "fedgen", "fedmd-cg"])
+def test_methods_go_on_without_a_node_that_is_sick(method: str, tmp_path: Path) -> None:
+    config = tiny(method, {"steps": 4, "rounds": 4}, quorum=0.6)
+
+    def sick(serve: Serve) -> Serve:
+        asked = iter(range(3))
+
+        def serving(message: bytes) -> bytes:
+            header, _ = unpack(message)
+            reply = serve(message)
+            told, released = unpack(reply)
+            if header["do"] != "answer" or not released or next(asked, None) is not None:
+                return reply
+            return pack(told, {name: tensor.float() * float("nan") for name, tensor in released.items()})
+
+        return serving
+
+    away = Away(config, tmp_path, {"node-1": sick})
+    live = away.live()
+    figures = live.run()
+    if method != "fedkd":  # which asks no more than that
+        (event,) = figures["events"]
+        assert (event["node"], event["event"]) == ("node-1", "left out")
+        assert "NaN" in event["reason"]
+    assert all(torch.isfinite(value).all() for value in live.student.state_dict().values())
+    assert torch.isfinite(torch.cat([each.flatten() for each in floats(live.server.state())])).all()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("method", ["fediod", "fedmd", "feddf", "fedavg", "fedgen", "fedmd-cg", "lg-fedavg"])
+def test_methods_go_on_when_a_node_comes_late(method: str, tmp_path: Path) -> None:
+    """It was away when everyone said how much data they have, and comes back later."""
+    config = tiny(method, {"steps": 12, "rounds": 12}, quorum=0.6, wait=0.05)
+    away = Away(config, tmp_path)
+    calls = iter(range(6))
+
+    class Late(Loopback):
+        def call(self, node: str, message: bytes, seconds: float) -> bytes:
+            header, _ = unpack(message)
+            questioned = header["do"] not in ("hello", "join", "learn", "recall")
+            if node == "node-1" and questioned and next(calls, None) is not None:
+                raise LinkError("no way")
+            return super().call(node, message, seconds)
+
+    live = away.live(Late(away.serve))
+    figures = live.run()
+    assert [event["event"] for event in figures["events"]][:1] == ["left out"]
+    assert all(torch.isfinite(value).all() for value in live.student.state_dict().values())
+
+
+def floats(state: Any) -> list[torch.Tensor]:
+    """All floating-point tensors of a nested state."""
+    if isinstance(state, torch.Tensor):
+        return [state.float()] if state.is_floating_point() else []
+    if isinstance(state, Mapping):
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        return [each for item in state for each in floats(item)]
+    return []
+
+
+def test_a_thousand_times_too_large_logits_do_not_reach_the_student(tmp_path: Path) -> None:
+    options = {"steps": 6}
+    config = tiny("fediod", options, quorum=0.6)
+    (tmp_path / "bent").mkdir()
+    away = Away(config, tmp_path / "bent", bent("node-2", lambda z: 1000 * z, 3))
+    live = away.live()
+    figures = live.run()
+    (event,) = figures["events"]
+    assert (event["node"], event["number"]) == ("node-2", 3)
+    # The same run, in which that node is merely away from then on.
+    (tmp_path / "away").mkdir()
+    without = Away(
+        dataclasses.replace(config, link=dataclasses.replace(config.link, wait=0.05)), tmp_path / "away"
+    )
+
+    class Gone(Loopback):
+        def call(self, node: str, message: bytes, seconds: float) -> bytes:
+            header, _ = unpack(message)
+            if node == "node-2" and (header.get("number", 0) >= 3 or header["do"] == "hello" and asked):
+                raise LinkError("no way")
+            asked.extend([header["number"]] if "number" in header else [])
+            return super().call(node, message, seconds)
+
+    asked: list[int] = []
+    other = without.live(Gone(without.serve))
+    assert [event["number"] for event in other.run()["events"]] == [3]
+    assert torch.equal(to_vector(live.student), to_vector(other.student))
+
+
+# --- stopped and resumed over messages -------------------------------------------------------------------
+
+
+def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("fediod", {"steps": 6})
+    experiment, figures = here(config)
+    away = Away(config, tmp_path)
+    monkeypatch.setattr(Records, "due", lambda self: True)
+    count = iter(range(30))
+
+    class Breaks(Loopback):
+        def call(self, node: str, message: bytes, seconds: float) -> bytes:
+            if next(count, None) is None:
+                raise FedstillError("the power is off")
+            return super().call(node, message, seconds)
+
+    with pytest.raises(FedstillError, match="the power is off"):
+        away.live(Breaks(away.serve)).run()
+    live = away.live()
+    told = live.run()
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert (told["accuracy"], told["bytes"]) == (figures["accuracy"], figures["bytes"])
+    assert live.federation.meter.questions >= 1 + 2 * 6

@@ -1,0 +1,48 @@
+"""The examples run, as a newcomer would run them, and end with what they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.timeout(300)
+def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    from fedstill.federation.provision import free_port
+
+    home = tmp_path / "hospitals"
+    script = ROOT / "examples" / "hospitals" / "hospitals.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, str(script), str(home), str(free_port())]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+    result = json.loads((home / "university" / "result" / "result.json").read_text())
+    assert (home / "university" / "result" / "report.html").stat().st_size > 10_000
+    assert (home / "university" / "result" / "student.safetensors").exists()
+    # No hospital has seen more than five of the ten digits: alone it cannot pass 50 %.
+    assert result["accuracy"] > 55
+    assert {node["name"]: node["model"] for node in result["nodes"]} == {
+        "north": "SmallCNN",
+        "east": "LeNet5",
+        "west": "MLP",
+    }
+    assert result["local"] is None  # what the hospitals' own models reach is theirs to know
+    for hospital in ("north", "east", "west"):
+        (run,) = (home / hospital / "node" / "runs").iterdir()
+        lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+        up = sum(sum(line["up"].values()) for line in lines)
+        (node,) = [node for node in result["nodes"] if node["name"] == hospital]
+        assert node["bytes"]["up"] == up > 0  # the server's account and the owner's agree
+        assert {line["node"] for line in lines} == {hospital}
+    # Nothing of a hospital lies anywhere else.
+    names = {path.name for path in (home / "university").rglob("*")}
+    assert not names & {"scans.npz", "pictures", "table.csv", "node.toml", "secret"}
