@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fedstill.api import Outcome, distil
     from fedstill.compute import EngineConfig
     from fedstill.data.dataset import TensorData
+    from fedstill.federation.link import LinkConfig
     from fedstill.methods.centralised import CentralisedConfig
     from fedstill.methods.ensemble import EnsembleConfig
     from fedstill.methods.fedavg import FedAvgConfig
@@ -44,6 +45,7 @@ __all__ = [
     "FedPerConfig",
     "FedProxConfig",
     "LGFedAvgConfig",
+    "LinkConfig",
     "LocalConfig",
     "Outcome",
     "PolicyConfig",
@@ -69,6 +71,7 @@ _HOMES = {
     "FedPerConfig": "fedstill.methods.fedper",
     "FedProxConfig": "fedstill.methods.fedprox",
     "LGFedAvgConfig": "fedstill.methods.lg_fedavg",
+    "LinkConfig": "fedstill.federation.link",
     "LocalConfig": "fedstill.node.training",
     "Outcome": "fedstill.api",
     "PolicyConfig": "fedstill.node.gate",

@@ -250,7 +250,7 @@ def _simulate(config: RunConfig[Any], run: str, names: Sequence[str], home: Path
         **_patient(),
         RUNS: str((home / "runs").resolve()),
         NODES: str((home / "nodes").resolve()),
-        "PYTHONPATH": site._python_path(os.environ.get("PYTHONPATH", "")),
+        "PYTHONPATH": site.python_path(os.environ.get("PYTHONPATH", "")),
     }
     words = [sys.executable, "-m", "fedstill.federation.simulator", str(job), str(work / "w"), *names]
     with (home / "simulator.log").open("wb") as log:

@@ -14,14 +14,15 @@ from torch import nn
 from fedstill.compute import EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.errors import DataError, RunFolderError
+from fedstill.errors import ArgumentError, DataError, RunFolderError
 from fedstill.experiment import Experiment, Setting
+from fedstill.federation import LinkConfig
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.questions import digest
 from fedstill.node.training import LocalConfig
 from fedstill.records import write_text
-from fedstill.run import check_folder, finish
+from fedstill.run import REHEARSED, check_folder, finish
 from fedstill.tasks import make_task
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
@@ -58,6 +59,7 @@ def distil(
     seed: int = 0,
     public: Examples | torch.Tensor | None = None,
     every: int | None = None,
+    link: LinkConfig | None = None,
     out: str | Path | None = None,
     progress: bool = False,
 ) -> Outcome:
@@ -83,6 +85,8 @@ def distil(
         public: public inputs ``(N, C, H, W)``, or examples with labels of the same classes, for methods
             that need some.
         every: the server's steps or rounds between two evaluations; 0 is only at the end, None ten times.
+        link: in which form tensors would travel, and what is done about a node that answers nonsense; None
+            is the default: full precision, and the run stops.
         out: a new folder for the run's files and report, or None to keep none. If a run with the same
             arguments was stopped in this folder, it goes on. (Networks must then start from the same
             weights: a state that was saved replaces them, but one that was not cannot.)
@@ -106,6 +110,9 @@ def distil(
     >>> sorted(outcome.figures["bytes"]["by_kind"])
     ['critic', 'gradients', 'inputs', 'label counts', 'logits']
     """
+    if engine is not None and engine.name in REHEARSED:
+        allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
+        raise ArgumentError("engine.name", engine.name, allowed)
     setting = Setting(
         task=make_task("classification", classes),
         parts=[_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
@@ -122,6 +129,7 @@ def distil(
         seed=seed,
         every=every,
         public=_public(public),
+        link=link or LinkConfig(),
     )
     experiment = Experiment(setting)
     if out is None:
@@ -154,7 +162,7 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
 
 def _fingerprint(setting: Setting) -> dict[str, str]:
     """What must be equal for a run to be the same run, as texts."""
-    names = ("method", "local", "engine", "names", "policies", "mean", "std", "seed", "every")
+    names = ("method", "local", "engine", "names", "policies", "mean", "std", "seed", "every", "link")
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
     if setting.public is not None and setting.public.labels is not None:

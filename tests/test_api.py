@@ -367,3 +367,9 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     )
     names = set(vars(setting)) - parts - {"parts"} | {"data[0]", "data[1]"}
     assert set(api._fingerprint(setting)) == names
+
+
+@pytest.mark.parametrize("name", ["flare", "flare-poc"])
+def test_engines_with_nodes_elsewhere_run_configurations_not_objects(name: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"engine.name is '{name}': allowed is auto, stacked or one"):
+        fedstill.distil(**few(engine=fedstill.EngineConfig(name=name)))

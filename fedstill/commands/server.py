@@ -97,7 +97,7 @@ def _start(words: list[str]) -> None:
     this = site.server(folder)
     provision.check_kit(this.kit)
     if site.running(this) is None:
-        _port_is_free(federation["host"], federation["port"])
+        site.check_port(this)
         print(
             f"Server of {federation['name']} at {federation['host']}:{federation['port']}; Ctrl+C ends it.",
             flush=True,
@@ -215,17 +215,6 @@ def _port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text):
         raise ArgumentError("--port", text, "1 to 65535")
     return int(text)
-
-
-def _port_is_free(host: str, port: int) -> None:
-    import socket
-
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1" if host in ("localhost", "127.0.0.1") else "", port))
-    except OSError as error:
-        raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {

@@ -325,8 +325,8 @@ class Remote(Federation):
     def _rejoined(self, node: str) -> dict[str, Any]:
         """A node that was away, ready again: where it is now.
 
-        Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was stopped
-        meanwhile, and has gone back).
+        Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
+        stopped meanwhile, and has gone back).
         """
         self.carrier.call(node, self._pack({"do": "hello"}), PROBE)
         told = self._joined(node)

@@ -16,6 +16,7 @@ import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -134,11 +135,13 @@ def run(site: Site) -> int:
         The exit code of FLARE's program, 0 after a signal.
 
     Raises:
-        DeployError: the site runs already, or nvflare is not installed.
+        DeployError: the site runs already, its kit is not good or its port is taken, or nvflare is not
+            installed.
     """
     require_flare()
     check_kit(site.kit)
     with _alone(site):
+        check_port(site)
         end_jobs(site)  # of a site that was killed
         _settle(site)
         until = f"{valid_until(site.kit):%Y-%m-%d}"
@@ -146,7 +149,7 @@ def run(site: Site) -> int:
         os.environ["FEDSTILL_RUNS" if site.role == "server" else "FEDSTILL_NODE"] = str(
             site.folder / "runs" if site.role == "server" else site.folder
         )
-        os.environ["PYTHONPATH"] = _python_path(os.environ.get("PYTHONPATH", ""))
+        os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
         for ending in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ending, _end)
         if site.role == "client":
@@ -169,14 +172,15 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
     """The site in a process of its own; `options` are those of Popen, as stdout.
 
     Raises:
-        DeployError: it runs already, its kit is not good, nvflare is not installed, or it ends at once.
+        DeployError: see :func:`run`; or it ends at once.
     """
     require_flare()
     check_kit(site.kit)
     if (number := running(site)) is not None:
         raise DeployError(f"{site.folder} runs already, as process {number}")
+    check_port(site)
     environment = dict(options.pop("env", None) or os.environ)
-    environment["PYTHONPATH"] = _python_path(environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH", ""))
     words = [sys.executable, "-u", "-m", "fedstill.federation.site", site.role, str(site.folder)]
     process = subprocess.Popen(words, env=environment, **options)
     while running(site) != process.pid:  # until then, stop() would not know of it
@@ -231,6 +235,24 @@ def running(site: Site) -> int | None:
     except FileNotFoundError:
         pass
     return None
+
+
+def check_port(site: Site) -> None:
+    """Refuse to start a server whose port is taken: FLARE itself would try for ever, and say nothing.
+
+    Raises:
+        DeployError: it is taken, or not for us to open.
+    """
+    if site.role != "server":
+        return
+    config = json.loads((site.kit / "startup" / "fed_server.json").read_text())
+    host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what waits to be forgotten is free
+            probe.bind(("127.0.0.1" if host == "localhost" or host.startswith("127.") else "", int(port)))
+    except OSError as error:
+        raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error
 
 
 def end_jobs(site: Site, grace: float = 1.0) -> None:
@@ -342,7 +364,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _python_path(given: str) -> str:
+def python_path(given: str) -> str:
     """With the folder of a fedstill that is not installed, so that FLARE's job processes find it."""
     here = str(Path(fedstill.__file__).parents[1])
     if here == sysconfig.get_paths()["purelib"]:

@@ -319,3 +319,8 @@ def until(happened: Callable[[], bool], patience: float = 30.0) -> None:
     while not happened():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
+
+
+def told_time(what: str, since: float) -> None:
+    """Print how long a recovery took; ``pytest -s`` shows it."""
+    print(f"\nRECOVERY {what}: {time.monotonic() - since:.1f} s")

@@ -278,6 +278,8 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
         other.listen()
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             command.main(["start", str(folder)])
+        with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
+            site.start_server(folder)
 
 
 def test_without_flare_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

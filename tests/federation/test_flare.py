@@ -1,0 +1,209 @@
+"""NVIDIA FLARE carries runs: the same figures, also after its processes were killed.
+
+Real processes and, but for the simulator, mutual TLS over loopback. Everything that a federation does
+about faults is tested without FLARE in test_faults.py and test_remote.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("nvflare")
+
+from safetensors.torch import load_file
+
+from fedstill.config import to_toml
+from fedstill.federation import site
+from fedstill.state import load_state
+from tests.federation.sites import Unbroken, lines, small, told, told_time, until
+from tests.federation.test_remote import tiny
+
+SAME = (
+    "accuracy",
+    "bytes",
+    "questions",
+    "questions_by_name",
+    "leaves",
+    "local",
+    "ensemble",
+    "turns",
+    "needs",
+)
+
+
+class Started:
+    """A run of the command line in a process of its own, whose nodes are processes of FLARE."""
+
+    def __init__(self, out: Path, config: Any, engine: str) -> None:
+        self.out = out
+        self.file = out.with_suffix(".toml")
+        self.file.write_text(to_toml(config))
+        self.engine = engine
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self, *words: str) -> None:
+        command = [sys.executable, "-m", "fedstill", "run", *words]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def start(self) -> None:
+        self.begin(str(self.file), "--engine.name", self.engine, "--out", str(self.out))
+
+    def resume(self) -> None:
+        self.begin("--resume", str(self.out))
+
+    def end(self, patience: float) -> tuple[int, str]:
+        """The exit code, and what was printed."""
+        assert self.process is not None
+        printed, _ = self.process.communicate(timeout=patience)
+        return self.process.returncode, printed
+
+    def node(self, name: str) -> Path:
+        """A node's folder of the run."""
+        return next(iter((self.out / "federation/nodes" / name).glob("runs/*")), self.out / "none")
+
+    @property
+    def served(self) -> Path:
+        return next(iter((self.out / "federation/runs").glob("*")), self.out / "none")
+
+    def same(self, unbroken: Unbroken) -> None:
+        """All figures are those of the unbroken run, and every release is counted once, where it was made."""
+        result = json.loads((self.out / "result.json").read_text())
+        for name in SAME:
+            assert result[name] == json.loads(json.dumps(unbroken.figures[name])), name
+        mark = load_state(self.served / "state.safetensors")["mark"]
+        for node in unbroken.experiment.nodes:
+            state = load_state(self.node(node.name) / f"mark-{mark}.safetensors")["node"]
+            for role, module in node.modules.items():
+                for key, value in module.state_dict().items():
+                    assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
+            mine = [told(line) for line in lines(self.node(node.name))]
+            assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.ledger(node.name)))
+        if (self.out / "student.safetensors").exists():
+            for key, value in unbroken.experiment.student.state_dict().items():
+                assert torch.equal(load_file(self.out / "student.safetensors")[key], value), key
+
+    def close(self) -> None:
+        """End what is left."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        deployed = self.out / "federation/flare"
+        if deployed.exists():
+            for folder in (self.out / "federation/nodes").iterdir():
+                site.stop(site.node(folder))
+            site.stop(site.server(deployed))
+
+
+@contextlib.contextmanager
+def started(folder: Path, config: Any, engine: str) -> Iterator[Started]:
+    made = Started(folder / "run", config, engine)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def kill(here: site.Site) -> None:
+    """SIGKILL for a site and the processes of its jobs."""
+    number = site.running(here)
+    assert number is not None
+    jobs = list(site._jobs(here))
+    assert jobs
+    os.kill(number, 9)
+    for job in jobs:
+        job.kill()
+
+
+# --- the same figures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("method", ["fediod", "fedkd", "fedmd-cg", "fedavg"])
+def test_the_simulator_gives_the_figures_of_one_process(method: str, tmp_path: Path) -> None:
+    config = tiny(method)
+    with started(tmp_path, config, "flare") as run:
+        unbroken = Unbroken(config, tmp_path)
+        code, printed = run.end(100)
+        assert code == 0, printed
+        run.same(unbroken)
+
+
+# --- killed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+def test_a_node_of_flare_that_is_killed_takes_up_its_own_state(tmp_path: Path) -> None:
+    config = small(wait=6.0)
+    with started(tmp_path, config, "flare-poc") as run:
+        unbroken = Unbroken(config, tmp_path)
+        until(lambda: len(lines(run.node("node-1"))) > 30, 100)
+        since = time.monotonic()
+        kill(site.node(run.out / "federation/nodes/node-1"))
+        code, printed = run.end(100)
+        told_time("FLARE, node killed in distillation, until the run has stopped", since)
+        assert code == 2, printed
+        (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
+        assert "the run stopped, and can go on" in line
+        assert "node-1" in line
+        run.resume()
+        code, printed = run.end(100)
+        assert code == 0, printed
+        run.same(unbroken)
+        told_time("FLARE, node killed in distillation, to the end", since)
+
+
+@pytest.mark.timeout(240)
+def test_a_server_of_flare_that_is_killed_goes_on(tmp_path: Path) -> None:
+    config = small(wait=6.0)
+    with started(tmp_path, config, "flare-poc") as run:
+        unbroken = Unbroken(config, tmp_path)
+        until(lambda: len(lines(run.node("node-1"))) > 60, 100)
+        since = time.monotonic()
+        kill(site.server(run.out / "federation/flare"))
+        code, printed = run.end(100)
+        told_time("FLARE, server killed in distillation, until the command says so", since)
+        assert code == 2, printed
+        run.resume()
+        code, printed = run.end(100)
+        assert code == 0, printed
+        run.same(unbroken)
+        told_time("FLARE, server killed in distillation, to the end", since)
+
+
+@pytest.mark.timeout(240)
+def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path) -> None:
+    config = small(wait=6.0, quorum=0.6)
+    with started(tmp_path, config, "flare-poc") as run:
+        until(lambda: len(lines(run.node("node-1"))) > 30, 100)
+        since = time.monotonic()
+        kill(site.node(run.out / "federation/nodes/node-1"))
+        before = len(lines(run.node("node-0")))
+        until(lambda: len(lines(run.node("node-0"))) > before + 4, 60)
+        told_time("FLARE, node killed, quorum 0.6, until the others go on", since)
+        code, printed = run.end(100)
+        assert code == 0, printed
+        result = json.loads((run.out / "result.json").read_text())
+        (event,) = result["events"]
+        assert (event["node"], event["event"]) == ("node-1", "left out")
+        answered = [line["number"] for line in lines(run.node("node-1")) if line["part"] == "answer"]
+        assert event["number"] in (answered[-1], answered[-1] + 1)
+        assert len([line for line in lines(run.node("node-2")) if line["part"] == "answer"]) == 61
