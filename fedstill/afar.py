@@ -9,7 +9,6 @@ only a simulation knows.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
@@ -25,7 +24,7 @@ import numpy as np
 import tomli_w
 from safetensors.torch import save_file
 
-from fedstill.config import NodesConfig, RunConfig, to_dict
+from fedstill.config import NodesConfig, RunConfig, as_table, to_dict
 from fedstill.data.private import PrivateConfig
 from fedstill.data.splits import SplitConfig
 from fedstill.errors import DeployError, FedstillError
@@ -196,20 +195,10 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
             policy=config.nodes.policy,
             compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
         )
-        table = _table(file)
-        (own / "node.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
+        (own / "node.toml").write_text(tomli_w.dumps(as_table(file)), encoding="utf-8")
         secret = own / "secret"
         secret.touch(mode=0o600)
         secret.write_text(f"{node.gate.secret}\n", encoding="utf-8")
-
-
-def _table(value: Any) -> Any:
-    """A node's file as TOML can hold it."""
-    if dataclasses.is_dataclass(value):
-        return {part.name: _table(getattr(value, part.name)) for part in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_table(item) for item in value]
-    return "none" if value is None else value
 
 
 def _looked_into(
@@ -217,12 +206,12 @@ def _looked_into(
 ) -> dict[str, Any]:
     """The figures of a simulation, from what the server and the nodes of a rehearsal remember."""
     saved = load_state(served / "state.safetensors")
-    mark = saved["mark"]
-    states = {
-        node.name: load_state(nodes / node.name / "runs" / run / f"mark-{mark}.safetensors")["node"]
-        for node in experiment.nodes
-        if (nodes / node.name / "runs" / run / f"mark-{mark}.safetensors").exists()
-    }
+    states: dict[str, dict[str, Any]] = {}
+    for node in experiment.nodes:
+        path = _latest(nodes / node.name / "runs" / run, saved["mark"])
+        if path is not None:
+            states[node.name] = load_state(path)["node"]
+            states[node.name]["optimisers"].pop("model", None)  # of a node left out as it still learned
     live = json.loads((served / "result.json").read_text(encoding="utf-8"))
     for name in ("ledger.jsonl", "metrics.jsonl"):
         shutil.copy2(served / name, out / name)
@@ -235,6 +224,16 @@ def _looked_into(
     figures |= {"link": link, "events": live["events"]}
     figures["engine"]["name"] = live["engine"]["name"]
     return figures
+
+
+def _latest(folder: Path, mark: int) -> Path | None:
+    """Where a node was at a mark; if it had been left out by then, where it was last."""
+    marks = {int(path.stem.removeprefix("mark-")): path for path in folder.glob("mark-*.safetensors")}
+    reached = [number for number in marks if number <= mark]
+    if reached:
+        return marks[max(reached)]
+    learning = folder / "learning.safetensors"
+    return learning if learning.exists() else None
 
 
 # --- FLARE on this machine ----------------------------------------------------------------------------

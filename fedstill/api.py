@@ -15,7 +15,7 @@ from fedstill.compute import EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, DataError, RunFolderError
-from fedstill.experiment import Experiment, Setting
+from fedstill.experiment import Experiment
 from fedstill.federation import LinkConfig
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.node.gate import PolicyConfig
@@ -23,6 +23,7 @@ from fedstill.node.questions import digest
 from fedstill.node.training import LocalConfig
 from fedstill.records import write_text
 from fedstill.run import REHEARSED, check_folder, finish
+from fedstill.setting import Setting
 from fedstill.tasks import make_task
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]

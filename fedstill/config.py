@@ -266,7 +266,7 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig[Any]:
 
 def to_dict(config: RunConfig[Any]) -> dict[str, Any]:
     """A run as a table of what TOML can hold; :func:`from_dict` gives the same run back."""
-    table: dict[str, Any] = _write(config)
+    table: dict[str, Any] = as_table(config)
     return {**table, "method": {"name": method_name(config), **table["method"]}}
 
 
@@ -404,12 +404,12 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _write(value: Any) -> Any:
-    """A value as TOML can hold it."""
+def as_table(value: Any) -> Any:
+    """A configuration, or a value of one, as TOML can hold it."""
     if dataclasses.is_dataclass(value):
-        return {part.name: _write(getattr(value, part.name)) for part in dataclasses.fields(value)}
+        return {part.name: as_table(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, tuple):
-        return [_write(item) for item in value]
+        return [as_table(item) for item in value]
     return "none" if value is None else value
 
 

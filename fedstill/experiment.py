@@ -7,12 +7,10 @@ run that was stopped at any moment goes on to the figures it would have reached.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstill import models
-from fedstill.compute import Compute, EngineConfig
+from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
-from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, DataError, MethodRefused
-from fedstill.federation import Answers, InProcess, LinkConfig, choose
+from fedstill.errors import ArgumentError
+from fedstill.federation import Answers, InProcess, choose
+from fedstill.figures import common
 from fedstill.methods import Server, ServerSetting, method_of
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
@@ -35,59 +32,14 @@ from fedstill.node.group import Group, signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting
-from fedstill.node.training import WHOLE, LocalConfig, Span
+from fedstill.node.training import WHOLE, Span
 from fedstill.progress import Bars
 from fedstill.records import Records
 from fedstill.seeds import derive, torch_generator
-from fedstill.tasks import Task
+from fedstill.setting import Setting, check, check_architectures, normalisation, shape_of
 from fedstill.turns import drive
 
-Shape = tuple[int, int, int]
 CHUNK = 50  # local steps between two looks at the clock
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Everything that an experiment is made of, as objects; :mod:`fedstill.run` makes one from a config.
-
-    Args:
-        task: what is learned.
-        parts: each node's private data.
-        models: each node's network.
-        student: the central network.
-        test: data that no node sees.
-        method: the method's config, for example ``FedIODConfig()``.
-        mark: a network to train on all nodes' data together, or None.
-        names: of the nodes.
-        policies: of the nodes' gates.
-        local: how nodes train.
-        engine: how nodes are computed.
-        mean, std: the data's declared normalisation, per channel; none is 0.5 and 0.5.
-        seed: of every draw.
-        every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
-        samples: generated inputs kept at each evaluation.
-        public: public data, for methods that need some.
-        link: in which form tensors travel, and what is done about nodes that fail.
-    """
-
-    task: Task
-    parts: Sequence[TensorData]
-    models: Sequence[nn.Module]
-    student: nn.Module
-    test: TensorData
-    method: Any
-    mark: nn.Module | None = None
-    names: Sequence[str] = ()
-    policies: Sequence[PolicyConfig] = ()
-    local: LocalConfig = field(default_factory=LocalConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    seed: int = 0
-    every: int | None = None
-    samples: int = 12
-    public: Public | None = None
-    link: LinkConfig = field(default_factory=LinkConfig)
 
 
 class Experiment:
@@ -103,7 +55,7 @@ class Experiment:
         self.compute = Compute(setting.engine)
         self.ledger = Ledger()
         self.needs = self.method.needs(setting.method)
-        names, policies = self._check()
+        names, policies = check(setting)
         parts = [part.to(self.compute.device) for part in setting.parts]
         self.nodes = [
             Node(
@@ -118,7 +70,7 @@ class Experiment:
         self.student = self._network(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
-        self._check_architectures()
+        check_architectures(setting, self.method.title, self.needs, self.nodes, self.student)
         self.kinds = self._kinds()
         at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public)
         self.side = self.method.node_side(setting.method, at_nodes)
@@ -276,12 +228,12 @@ class Experiment:
 
     def _make_server(self, groups: Sequence[Sequence[Node]]) -> Server:
         """The method's program at the server, at its beginning."""
-        mean, std = self._normalisation()
+        mean, std = normalisation(self.setting)
         at_server = ServerSetting(
             federation=self._federation(groups),
             student=self.student,
             task=self.task,
-            shape=self._shape(),
+            shape=shape_of(self.setting),
             mean=tuple(mean.flatten().tolist()),
             std=tuple(std.flatten().tolist()),
             compute=self.compute,
@@ -383,19 +335,22 @@ class Experiment:
         metric = self.task.metric
         each = [self._score(node.model)[metric] for node in self.nodes]
         central, ensemble = self._central(), self._score_ensemble()
-        ledger = self.ledger.summary()
-        by_node = ledger.pop("by_node")
+        told, by_node = common(
+            method=self.method,
+            needs=self.needs,
+            task=self.task,
+            seed=self.setting.seed,
+            leaves=self.side.leaves(),
+            server=self.server,
+            public=self.public,
+            ledger=self.ledger,
+            compute=self.compute,
+            engine=self.compute.config.name,
+            parted={"stacked_over_one_by_one": self.ratios, "groups": self.groups},
+        )
         return {
-            "method": self.method.name,
-            "title": self.method.title,
-            "task": self.task.name,
-            "seed": self.setting.seed,
-            "central": self.method.central,
+            **told,
             **central,
-            "needs": dataclasses.asdict(self.needs),
-            "leaves": list(self.side.leaves()),
-            "turn": self.server.turn,
-            "turns": self.server.total,
             "nodes": [
                 {
                     "name": node.name,
@@ -422,25 +377,7 @@ class Experiment:
             "standalone": {metric: _spread(each)} if self.side.first == WHOLE else None,
             "ensemble": None if ensemble is None else dict(ensemble),
             "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),
-            "public": (
-                None
-                if self.public is None
-                else {"name": self.public.name, "examples": len(self.public), "note": self.public.note}
-            ),
-            "bytes": {key: ledger[key] for key in ("up", "down", "by_kind")},
-            "questions": ledger["questions"],
-            "questions_by_name": ledger["questions_by_name"],
-            "events": self.server.federation.events,
             "seconds": {"total": self._total(), **self.seconds},
-            "engine": {
-                "name": self.compute.config.name,
-                "device": str(self.compute.device),
-                "precision": self.compute.precision,
-                "threads": torch.get_num_threads(),
-                "stacked_over_one_by_one": self.ratios,
-                "groups": self.groups,
-            },
-            "privacy": {"guarantee": None, "text": "no guarantee"},
         }
 
     @property
@@ -450,81 +387,16 @@ class Experiment:
 
     def _pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Normalised inputs ``(n, C, H, W)`` as bytes."""
-        mean, std = self._normalisation()
+        mean, std = normalisation(self.setting)
         # Contiguous, as a file of safetensors needs it.
         return (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
     # --- the rest -----------------------------------------------------------------------------------
 
-    def _check(self) -> tuple[list[str], list[PolicyConfig]]:
-        """Names and policies of the nodes, once everything fits together."""
-        setting = self.setting
-        count = len(setting.parts)
-        names = list(setting.names) or [f"node-{index}" for index in range(count)]
-        policies = list(setting.policies) or [PolicyConfig()] * count
-        for what, given in (("models", setting.models), ("names", names), ("policies", policies)):
-            if not given or len(given) != count:
-                raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
-        if len(set(names)) < count:
-            raise ArgumentError("names", names, "each name once")
-        self.task.check(setting.test, "test data")
-        shape = self._shape()
-        for name, part, model in zip(names, setting.parts, setting.models, strict=True):
-            self.task.check(part, f"data of {name}")
-            if tuple(part.inputs.shape[1:]) != shape:
-                found = tuple(part.inputs.shape[1:])
-                raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
-            self._check_range(part, f"data of {name}")
-            models.check(model, shape, self.task.classes, f"model of {name}")
-        models.check(setting.student, shape, self.task.classes, "student")
-        owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
-        seen: dict[int, str] = {}
-        for owner, model in owners:
-            for parameter in model.parameters():
-                other = seen.setdefault(id(parameter), owner)
-                if other != owner:
-                    raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
-        if not any(parameter.requires_grad for parameter in setting.student.parameters()):
-            raise ArgumentError("student", "all frozen", "a network with something to train")
-        return names, policies
-
     def _network(self, model: nn.Module, whose: str) -> nn.Module:
         """A network on the device, in two parts if the method needs them."""
         parted = self.needs.split
-        return fitted(model, self.compute, self._shape(), self.setting.seed, whose, parted=parted)
-
-    def _check_architectures(self) -> None:
-        """Refuse nodes and data with which the method cannot work."""
-        title, needs = self.method.title, self.needs
-        for node in self.nodes if needs.trainable else ():
-            if len(node.frozen["model"]) == sum(1 for _ in node.model.parameters()):
-                raise MethodRefused(title, node.name, "its model is frozen, and every round trains it")
-        if needs.same_architecture:
-            kind = signature(self.student)
-            for node in self.nodes:
-                if signature(node.model) != kind:
-                    raise MethodRefused(title, node.name, "its model is not of the student's architecture")
-        if needs.student_kind and signature(self.student) not in map(
-            signature, (n.model for n in self.nodes)
-        ):
-            raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
-        public = self.setting.public
-        if (needs.public or needs.public_labels) and public is None:
-            raise MethodRefused(
-                title, "every node", "there is no public data: set public.name (from Python, public=)"
-            )
-        if needs.public_labels and public is not None and public.labels is None:
-            reason = f"public data {public.name!r} have no labels of this task"
-            raise MethodRefused(title, "every node", reason)
-        if public is not None:
-            labels = public.labels
-            if labels is None:
-                labels = torch.zeros(len(public), dtype=torch.int64, device=public.inputs.device)
-            self.task.check(TensorData(public.inputs, labels), "public data")
-            self._check_range(TensorData(public.inputs, labels), "public data")
-            shape = tuple(public.inputs.shape[1:])
-            if shape != self._shape():
-                raise ArgumentError("shape of public data", shape, f"{self._shape()}, as in the test data")
+        return fitted(model, self.compute, shape_of(self.setting), self.setting.seed, whose, parted=parted)
 
     def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """The nodes' names by architecture, with a network of each in its first state."""
@@ -534,36 +406,6 @@ class Experiment:
         return tuple(
             (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
         )
-
-    def _shape(self) -> Shape:
-        shape: Shape = tuple(self.setting.test.inputs.shape[1:])  # type: ignore[assignment]
-        return shape
-
-    def _check_range(self, data: TensorData, what: str) -> None:
-        """Refuse inputs that the generator could never make, since it makes pixels from 0 to 1."""
-        mean, std = self._normalisation()
-        low, high = (0 - mean) / std, (1 - mean) / std  # (C, 1, 1)
-        least, most = data.inputs.amin((0, 2, 3)), data.inputs.amax((0, 2, 3))
-        outside = (least < low.flatten() - 1e-3) | (most > high.flatten() + 1e-3)
-        if outside.any():
-            channel = int(outside.nonzero()[0])
-            raise DataError(
-                f"{what} has values from {least[channel]:.4g} to {most[channel]:.4g} in channel {channel}: "
-                f"allowed by mean and std are {low[channel].item():.4g} to {high[channel].item():.4g}; "
-                "say how inputs were normalised with mean and std"
-            )
-
-    def _normalisation(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation of the inputs, as declared: two of (C, 1, 1)."""
-        channels = self.setting.test.inputs.shape[1]
-        given = {"mean": self.setting.mean, "std": self.setting.std}
-        for name, values in given.items():
-            if values and len(values) != channels:
-                raise ArgumentError(name, values, f"one value for each of the {channels} channels, or none")
-        mean, std = (torch.tensor(values or (0.5,) * channels).view(-1, 1, 1) for values in given.values())
-        if (std <= 0).any():
-            raise ArgumentError("std", self.setting.std, "above 0")
-        return mean, std
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)

@@ -23,6 +23,7 @@ from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.errors import MethodRefused
 from fedstill.federation.remote import Link, Meter, Remote
+from fedstill.figures import common
 from fedstill.methods import Server, ServerSetting, method_of
 from fedstill.methods.counting import Census
 from fedstill.node.fit import architecture, fitted
@@ -192,69 +193,49 @@ class Live:
         return self.method.central == "student"
 
     def _figures(self, server: Server) -> dict[str, Any]:
-        metric, told = self.task.metric, self._look()
-        ledger = self.ledger.summary()
-        by_node = ledger.pop("by_node")
-        census = getattr(server, "census", None)
-        total = self._total()
-        nodes = []
-        for name in self.federation.nodes:
-            about = self.federation.about.get(name, {})
-            told_of = isinstance(census, Census) and "label counts" in self.leaves and name in census.names
-            row = census.of([name]) if isinstance(census, Census) and told_of else None
-            nodes.append(
-                {
-                    "name": name,
-                    "model": about.get("model"),
-                    "parameters": about.get("parameters"),
-                    "examples": None if row is None else int(row.sizes[0]),
-                    "label_counts": None if row is None else [int(count) for count in row.counts[0]],
-                    "bytes": by_node.get(name, {"up": 0, "down": 0}),
-                    "versions": about.get("versions"),
-                }
-            )
+        metric, reached, total = self.task.metric, self._look(), self._total()
+        told, by_node = common(
+            method=self.method,
+            needs=self.needs,
+            task=self.task,
+            seed=self.config.seed,
+            leaves=self.leaves,
+            server=server,
+            public=self.public,
+            ledger=self.ledger,
+            compute=self.compute,
+            engine=self.config.engine.name,
+            parted={},
+        )
         parameters = sum(parameter.numel() for parameter in self.student.parameters())
+        student = {"model": self.config.student.model, "parameters": parameters, **reached}
         return {
-            "method": self.method.name,
-            "title": self.method.title,
-            "task": self.task.name,
-            "seed": self.config.seed,
-            "central": self.method.central,
-            metric: told.get(metric),
-            "needs": dataclasses.asdict(self.needs),
-            "leaves": self.leaves,
-            "turn": server.turn,
-            "turns": server.total,
-            "nodes": nodes,
-            "student": (
-                {"model": self.config.student.model, "parameters": parameters, **told}
-                if self.has_student
-                else None
-            ),
+            **told,
+            metric: reached.get(metric),
+            "nodes": [self._about_node(name, server, by_node.get(name)) for name in self.federation.nodes],
+            "student": student if self.has_student else None,
             "local": None,  # the nodes' own to know
             "standalone": None,
             "ensemble": None,
             "centralised": {metric: None},
-            "public": (
-                None
-                if self.public is None
-                else {"name": self.public.name, "examples": len(self.public), "note": self.public.note}
-            ),
-            "bytes": {key: ledger[key] for key in ("up", "down", "by_kind")},
-            "questions": ledger["questions"],
-            "questions_by_name": ledger["questions_by_name"],
             "seconds": {"total": total, "centralised": 0.0, **self.seconds},
             "link": self.federation.meter.figures(total, self.seconds["local_training"]),
-            "events": self.federation.events,
-            "engine": {
-                "name": self.config.engine.name,
-                "device": str(self.compute.device),
-                "precision": self.compute.precision,
-                "threads": torch.get_num_threads(),
-                "stacked_over_one_by_one": {},
-                "groups": {},
-            },
-            "privacy": {"guarantee": None, "text": "no guarantee"},
+        }
+
+    def _about_node(self, name: str, server: Server, sizes: Mapping[str, int] | None) -> dict[str, Any]:
+        """What is known here of a node: what it said of itself, and the label counts that it answered."""
+        about = self.federation.about.get(name, {})
+        census = getattr(server, "census", None)
+        known = isinstance(census, Census) and "label counts" in self.leaves and name in census.names
+        row = census.of([name]) if isinstance(census, Census) and known else None
+        return {
+            "name": name,
+            "model": about.get("model"),
+            "parameters": about.get("parameters"),
+            "examples": None if row is None else int(row.sizes[0]),
+            "label_counts": None if row is None else [int(count) for count in row.counts[0]],
+            "bytes": sizes or {"up": 0, "down": 0},
+            "versions": about.get("versions"),
         }
 
     def about(self) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, held_out, load_public
 from fedstill.data.splits import split
 from fedstill.errors import ArgumentError, RunFolderError
-from fedstill.experiment import Experiment, Setting
+from fedstill.experiment import Experiment
 from fedstill.records import write_text
 from fedstill.report import write_report
 from fedstill.seeds import numpy_generator
+from fedstill.setting import Setting
 from fedstill.tasks import make_task
 
 REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own

@@ -15,7 +15,7 @@ from fedstill.compute import EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
-from fedstill.experiment import Experiment, Setting
+from fedstill.experiment import Experiment
 from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fediod import FedIODConfig
@@ -25,6 +25,7 @@ from fedstill.models import build
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
 from fedstill.records import Records
+from fedstill.setting import Setting
 from fedstill.tasks import Classification
 
 SHAPE, SIZES = (1, 8, 8), (10, 20, 30)

@@ -82,10 +82,7 @@ class Ledger:
             OSError: it cannot be written whole; then nothing of it stays.
         """
         line = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "node": node,
-            "number": number,
-            "question": question,
+            **_head(node, number, question),
             "part": part,
             "content": content,
             "down": dict(down),
@@ -102,13 +99,7 @@ class Ledger:
         Raises:
             OSError: it cannot be written whole; then nothing of it stays.
         """
-        line = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "node": node,
-            "number": number,
-            "question": question,
-            "refused": rule,
-        }
+        line = {**_head(node, number, question), "refused": rule}
         if self._file is not None:
             self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
 
@@ -178,3 +169,9 @@ class Ledger:
         if line["part"] == ANSWER:
             self._answers[line["node"]] += 1
             self._asked[line["number"], line["content"]] = line["question"]
+
+
+def _head(node: str, number: int, question: str) -> dict[str, Any]:
+    """What every line begins with."""
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return {"at": now, "node": node, "number": number, "question": question}

@@ -92,9 +92,9 @@ def _reply(connection: socket.socket, node: host.Host, delay: float) -> None:
         _send(connection, node.serve(message))
 
 
-def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int) -> None:
+def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
     """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
-    records.SECONDS_BETWEEN = 0.3
+    records.SECONDS_BETWEEN = every
     remote.LEARN, remote.PROBE, remote.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
     (folder / STOPPED).unlink(missing_ok=True)
@@ -189,9 +189,14 @@ class Sites:
             self.nodes[name] = process
         until(lambda: all((self.folder / "nodes" / name / PORT).exists() for name in names or self.names))
 
-    def begin(self, die_at_save: int = 0) -> None:
-        """Start the server, on a new run or on going on with the one that stopped."""
-        told = (to_toml(self.config), self.folder / "nodes", "one", self.served, die_at_save)
+    def begin(self, *, die_at_save: int = 0, every: float = 0.3) -> None:
+        """Start the server, on a new run or on going on with the one that stopped.
+
+        Args:
+            die_at_save: the save at which it kills itself; 0 is none.
+            every: seconds between two saves.
+        """
+        told = (to_toml(self.config), self.folder / "nodes", "one", self.served, die_at_save, every)
         self.server = FORKING.Process(target=be_server, args=told)
         self.server.start()
 

@@ -116,11 +116,12 @@ def test_a_node_may_be_killed_again_and_again(three: Sites, unbroken: Unbroken) 
 
 @pytest.mark.parametrize("moment", ["local training", "before its first save", "late"])
 def test_a_server_that_is_killed_goes_on(three: Sites, unbroken: Unbroken, moment: str) -> None:
-    three.begin()
+    three.begin(every=60.0 if moment == "before its first save" else 0.3)
     if moment == "local training":
         until((three.own("node-1") / "learning.safetensors").exists)
     elif moment == "before its first save":
-        until(questions(three, 2))
+        until(questions(three, 10))
+        assert not marked(three)()
     else:
         until(marked(three))
         until(questions(three, 45))

@@ -203,6 +203,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path)
         assert code == 0, printed
         result = json.loads((run.out / "result.json").read_text())
         (event,) = result["events"]
+        assert min(result["local"]["accuracy"]["per_node"]) > 50  # also of the one that is gone
         assert (event["node"], event["event"]) == ("node-1", "left out")
         answered = [line["number"] for line in lines(run.node("node-1")) if line["part"] == "answer"]
         assert event["number"] in (answered[-1], answered[-1] + 1)

@@ -375,7 +375,7 @@ def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
     present = [nodes.ask().nodes]
     while len(present[-1]) == 2:
         present.append(nodes.ask().nodes)
-    assert len(present) < 1000
+        assert len(present) < 1000
     back = 3 + len(present) - 1
     assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
     assert ("two", "recall") not in nodes.heard  # it knows where it was
@@ -402,8 +402,11 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
     nodes.ask()
     nodes.mends("two")
     nodes.marks["two"], nodes.last["two"] = marks, last
-    while not nodes.events()[1:]:
+    for _ in range(1000):
         nodes.ask()
+        if nodes.events()[1:]:
+            break
+    assert nodes.federation.out == {}
     assert nodes.heard.count(("two", "recall")) == (recalled is not None)
     if recalled is not None:
         assert nodes.last["two"] >= recalled - 1
@@ -461,6 +464,19 @@ def test_who_does_not_join_a_run_that_goes_on_is_out_from_there() -> None:
     again.federation.recall(1)
     again.federation.load(state)
     assert again.events() == [("two", 1, "left out")]
+    assert again.federation.present == ("one", "three")
+
+
+def test_who_was_out_and_cannot_go_back_stays_out() -> None:
+    nodes = Scripted(quorum=0.6, wait=0.1)
+    nodes.breaks("two", "answer", nodes.lost)
+    nodes.ask()
+    state = nodes.federation.state()
+    again = Scripted(quorum=0.6, wait=0.1)
+    again.breaks("two", "recall", again.lost)
+    again.federation.recall(1)
+    again.federation.load(state)
+    assert again.events() == [("two", 0, "left out")]
     assert again.federation.present == ("one", "three")
 
 
@@ -632,7 +648,7 @@ def test_a_thousand_times_too_large_logits_do_not_reach_the_student(tmp_path: Pa
     class Gone(Loopback):
         def call(self, node: str, message: bytes, seconds: float) -> bytes:
             header, _ = unpack(message)
-            if node == "node-2" and (header.get("number", 0) >= 3 or header["do"] == "hello" and asked):
+            if node == "node-2" and (header.get("number", 0) >= 3 or (header["do"] == "hello" and asked)):
                 raise LinkError("no way")
             asked.extend([header["number"]] if "number" in header else [])
             return super().call(node, message, seconds)
@@ -641,6 +657,21 @@ def test_a_thousand_times_too_large_logits_do_not_reach_the_student(tmp_path: Pa
     other = without.live(Gone(without.serve))
     assert [event["number"] for event in other.run()["events"]] == [3]
     assert torch.equal(to_vector(live.student), to_vector(other.student))
+
+
+def test_what_a_node_had_learned_before_it_was_left_out_is_looked_at(tmp_path: Path) -> None:
+    config = tiny("fediod", quorum=0.6)
+    away = Away(config, tmp_path, bent("node-1", lambda z: z * float("nan"), 1))
+    live = away.live()
+    told = live.run()
+    live.records.finish({**live.about(), **told}, live.trained(), keep_state=True)
+    (tmp_path / "out").mkdir()
+    experiment, _ = run.prepare(config)
+    first = to_vector(experiment.nodes[1].model)
+    nodes = tmp_path / "nodes"
+    figures = afar._looked_into(experiment, tmp_path / "out", tmp_path / "server", nodes, "one", 1.0)
+    assert not torch.equal(to_vector(experiment.nodes[1].model), first)
+    assert figures["events"][0]["node"] == "node-1"
 
 
 # --- stopped and resumed over messages -------------------------------------------------------------------

@@ -25,7 +25,7 @@ from fedstill.compute import EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import FedstillError, MethodRefused, QuestionRefused
-from fedstill.experiment import Experiment, Setting
+from fedstill.experiment import Experiment
 from fedstill.federation import Federation
 from fedstill.methods import METHODS, Method
 from fedstill.models import build
@@ -33,6 +33,7 @@ from fedstill.models.vector import to_vector
 from fedstill.node.gate import NOT_OUTPUTS, PolicyConfig
 from fedstill.node.training import LocalConfig
 from fedstill.records import Records
+from fedstill.setting import Setting
 from fedstill.tasks import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 10

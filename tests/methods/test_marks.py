@@ -15,7 +15,7 @@ from torch import nn
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.experiment import Experiment, Setting
+from fedstill.experiment import Experiment
 from fedstill.methods.centralised import CentralisedConfig
 from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.standalone import StandaloneConfig
@@ -25,6 +25,7 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
+from fedstill.setting import Setting
 from fedstill.tasks import Classification, Ensemble
 
 SHAPE, CLASSES, SIZES = (1, 8, 8), 3, (14, 30, 22)
