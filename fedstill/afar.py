@@ -9,6 +9,7 @@ only a simulation knows.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,19 @@ from safetensors.torch import save_file
 from fedstill.config import NodesConfig, RunConfig, as_table, to_dict
 from fedstill.data.private import PrivateConfig
 from fedstill.data.splits import SplitConfig
-from fedstill.errors import DeployError, FedstillError
+from fedstill.errors import DeployError, FedstillError, RunFolderError
 from fedstill.experiment import Experiment
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
-from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED, natural
+from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED
+from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.node.owner import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.progress import following
 from fedstill.records import write_text
 from fedstill.state import load_state
 
-RUN = "live.json"  # in the run's folder: its name among the nodes
+RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENGINES = ("flare", "flare-poc")
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
 
@@ -57,31 +59,46 @@ def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress
 
     Raises:
         FedstillError: FLARE is missing, or a node or the server stopped; the run can go on.
+        RunFolderError: another process is at work on the run.
     """
     require_flare()
-    home = out / "federation"
-    names = [node.name for node in experiment.nodes]
-    run = run_name(config, out)
-    if not (home / "nodes").exists():
-        part = home / "nodes.part"
-        shutil.rmtree(part, ignore_errors=True)
-        write_nodes(config, experiment, part)
-        part.rename(home / "nodes")
-    started = time.monotonic()
-    served = home / "runs" / run
-    if not (served / "result.json").exists():
-        with following(served / PROGRESS, progress):
-            if config.engine.name == "flare":
-                _simulate(config, run, names, home)
-            else:
-                _deploy_here(config, run, names, home)
-        _raise_if_stopped(served)
-    seconds = time.monotonic() - started
-    return _looked_into(experiment, out, served, home / "nodes", run, seconds)
+    with _alone(out):
+        home = out / "federation"
+        names = [node.name for node in experiment.nodes]
+        run = run_name(config, out)
+        if not (home / "nodes").exists():
+            part = home / "nodes.part"
+            shutil.rmtree(part, ignore_errors=True)
+            write_nodes(config, experiment, part)
+            part.rename(home / "nodes")
+        started = time.monotonic()
+        served = home / "runs" / run
+        if not (served / "result.json").exists():
+            with following(served / PROGRESS, progress):
+                if config.engine.name == "flare":
+                    _simulate(config, run, names, home)
+                else:
+                    _deploy_here(config, run, names, home)
+            _raise_if_stopped(served)
+        seconds = time.monotonic() - started
+        return _looked_into(experiment, out, served, home / "nodes", run, seconds)
+
+
+def reach(kit: Path) -> None:
+    """See whether a run could begin at a deployed federation: the kit is let in, and a node is there.
+
+    Raises:
+        DeployError: it could not.
+    """
+    with Admin(kit) as admin:
+        _connected(admin)
 
 
 def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
     """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
+
+    The nodes with which a run begins are those with which it goes on: a node that has come since has no part
+    in it, and one that is away is waited for by whoever resumes it.
 
     Args:
         config: the run; ``engine.startup_kit`` is an admin's kit.
@@ -93,34 +110,74 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
 
     Raises:
         FedstillError: the server cannot be reached, refuses or stopped; the run can go on.
+        RunFolderError: another process is at work on the run.
     """
-    run, kit = run_name(config, out), Path(config.engine.startup_kit)
     if config.nodes != NodesConfig() or config.split != SplitConfig():
         print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
-    with Admin(kit) as admin:
-        names = sorted(admin.nodes(), key=natural)
-        if not names:
-            raise DeployError(f"no node is connected to the server at {admin.server}")
-        least = config.link.least(len(names))
-        job_folder = out / "job"
-        shutil.rmtree(job_folder, ignore_errors=True)
-        told = {"config": servers_part(config), "run": run}
-        job = _job_at_work(admin, out)
-        if job is None:
-            fewest = 0 if least == len(names) else least
-            job = admin.submit(write_job(job_folder, names, told, name=config.name, fewest=fewest))
-            write_text(out / RUN, json.dumps({"run": run, "job": job}) + "\n")
-            print(f"Job {job} with {', '.join(names)}.", file=sys.stderr)
+    with _alone(out), Admin(Path(config.engine.startup_kit)) as admin:
+        run = run_name(config, out)
+        job = _job_at_work(admin, run) or _begin(admin, config, run, out)
         status = admin.wait(job, float("inf"), every=1.0)
         fetched = admin.download(job, out / "fetched")
-    found = next(
-        iter(sorted(fetched.rglob(f"fedstill/{STOPPED}")) + sorted(fetched.rglob("result.json"))), None
-    )
-    if found is None:
-        raise DeployError(f"job {job} ended as {status} and left no result: the server's log says why")
-    _raise_if_stopped(found.parent)
-    for path in found.parent.iterdir():
-        if path.is_file() and path.name != "config.toml":
+        return _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
+
+
+def _begin(admin: Admin, config: RunConfig[Any], run: str, out: Path) -> str:
+    """Hand in a run's job, for the nodes with which the run began."""
+    there = _connected(admin)
+    names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
+    absent = [name for name in names if name not in there]
+    if absent:
+        raise DeployError(
+            f"not connected to the server at {admin.server}: {', '.join(absent)}. The run began with "
+            f"{'this node' if len(absent) == 1 else 'these nodes'}: it goes on once all are there again"
+        )
+    write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
+    job_folder = out / "job"
+    shutil.rmtree(job_folder, ignore_errors=True)
+    # All of them are mandatory, and only at the start: how many may be lost later is the quorum's to say.
+    told = {"config": servers_part(config), "run": run}
+    job = admin.submit(write_job(job_folder, names, told, name=run))
+    print(f"Job {job} with {', '.join(names)}.", file=sys.stderr)
+    return job
+
+
+def _connected(admin: Admin) -> list[str]:
+    """The nodes that are there.
+
+    Raises:
+        DeployError: none.
+    """
+    names = sorted(admin.nodes(), key=natural)
+    if not names:
+        raise DeployError(f"no node is connected to the server at {admin.server}")
+    return names
+
+
+def _job_at_work(admin: Admin, run: str) -> str | None:
+    """The job of this run that is still at work at the server, though nobody waits for it: a second one
+    would only be in its way."""
+    for job in admin.jobs():
+        if job["name"] == run and not str(job["status"]).startswith("FINISHED"):
+            print(f"Job {job['job_id']} is still at work.", file=sys.stderr)
+            return str(job["job_id"])
+    return None
+
+
+def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
+    """Take the results out of what a job left, into the run's folder.
+
+    Raises:
+        DeployError: it left none.
+        FedstillError: the run stopped, and why.
+    """
+    found = [*sorted(fetched.rglob("result.json")), *sorted(fetched.rglob(f"fedstill/{STOPPED}"))]
+    if not found:
+        raise DeployError(f"{otherwise}: the server's log says why")
+    served = found[0].parent
+    _raise_if_stopped(served)
+    for path in served.iterdir():
+        if path.is_file() and path.name not in ("config.toml", STOPPED):
             shutil.copy2(path, out / path.name)
     shutil.rmtree(out / "fetched")
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
@@ -128,13 +185,22 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
     return result
 
 
-def _job_at_work(admin: Admin, out: Path) -> str | None:
-    """The job of this run that is still at work at the server, though nobody waited for it."""
-    job = json.loads((out / RUN).read_text(encoding="utf-8")).get("job")
-    if job is None or admin.status(str(job)).startswith("FINISHED"):
-        return None
-    print(f"Job {job} is still at work.", file=sys.stderr)
-    return str(job)
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold a run's folder: the system lets it go however this process ends.
+
+    Raises:
+        RunFolderError: another process holds it.
+    """
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(f"{out} is in use: another process is at work on this run") from error
+        yield
+    finally:
+        os.close(folder)
 
 
 def servers_part(config: RunConfig[Any]) -> str:
@@ -260,25 +326,27 @@ def _simulate(config: RunConfig[Any], run: str, names: Sequence[str], home: Path
 
 
 def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: Path) -> None:
-    """A federation deployed on this machine: kits, certificates, one process a site, mutual TLS."""
-    deployed = home / "flare"
-    if not (deployed / "admin").exists():
-        shutil.rmtree(deployed, ignore_errors=True)
-        provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
-        for name in names:
-            shutil.rmtree(home / "nodes" / name / "kit", ignore_errors=True)
-            shutil.copytree(deployed / "nodes" / name, home / "nodes" / name / "kit")
-    runs = deployed / "runs"
-    if not runs.exists():
-        (home / "runs").mkdir(exist_ok=True)
-        runs.symlink_to((home / "runs").resolve(), target_is_directory=True)
+    """A federation deployed on this machine: kits, certificates, one process a site, mutual TLS.
+
+    It is made anew each time: its kits are nobody else's, and its port may be another's by now.
+    """
+    deployed, owners = home / "flare", [home / "nodes" / name for name in names]
+    if (deployed / "admin").exists():
+        for place in (site.server(deployed), *(site.node(own) for own in owners if (own / "kit").exists())):
+            site.stop(place)  # of a rehearsal that was killed
+    shutil.rmtree(deployed, ignore_errors=True)
+    provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
+    for own in owners:
+        shutil.rmtree(own / "kit", ignore_errors=True)
+        shutil.move(deployed / "nodes" / own.name, own / "kit")
+    (home / "runs").mkdir(exist_ok=True)
+    (deployed / "runs").symlink_to((home / "runs").resolve(), target_is_directory=True)
     with contextlib.ExitStack() as stack:
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         silent["env"] = _patient()
-        for place in (site.server(deployed), *(site.node(home / "nodes" / name) for name in names)):
-            site.stop(place)  # of a rehearsal that was killed
-            stack.callback(site.stop, place)
-            site.start(place, **silent)
+        for here in (site.server(deployed), *map(site.node, owners)):
+            stack.callback(site.stop, here)
+            site.start(here, **silent)
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
         admin.wait_for(names, UP)
         job_folder = home / "job"
@@ -299,11 +367,11 @@ def _patient() -> dict[str, str]:
 
 
 def _raise_if_stopped(served: Path) -> None:
-    """Pass on why a run stopped at the server."""
+    """Pass on why a run stopped at the server; one that has a result did not stop, whatever came after it."""
     path = served / STOPPED
-    if path.exists():
+    if path.exists() and not (served / "result.json").exists():
         told = json.loads(path.read_text(encoding="utf-8"))
         raise FedstillError(f"the run stopped, and can go on: {told['text']}")
 
 
-__all__ = ["ENGINES", "rehearse", "run_name", "submit", "write_nodes"]
+__all__ = ["ENGINES", "reach", "rehearse", "run_name", "submit", "write_nodes"]

@@ -57,7 +57,8 @@ options of `run` beside those of the preset:
   --quiet         no progress bars
   --nodes N, --data NAME    short for --split.nodes, --data.name
   --engine flare-poc        nodes as processes of their own, deployed on this machine with NVIDIA FLARE
-  --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models
+  --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models;
+                            beside --resume, where the kit is another by now
 
 options of `compare`; all others are run options, and hold for every method:
   --seeds N       each method runs with seeds 0 to N-1 (default: 1)
@@ -149,9 +150,11 @@ def _run(words: list[str]) -> None:
     resume, rest = _take("--resume", rest)
     out, rest = _take("--out", rest)
     if resume is not None:
+        kit, rest = _take("--startup-kit", rest)
         if rest or out is not None:
-            raise ArgumentError("--resume", resume, "a run's folder alone: a run keeps its settings")
-        _go_on(Path(resume), progress)
+            allowed = "a run's folder alone, or with --startup-kit: a run keeps its settings"
+            raise ArgumentError("--resume", resume, allowed)
+        _go_on(Path(resume), progress, None if kit is None else Path(kit))
         return
     config = _configure(rest, "run")
     folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
@@ -165,11 +168,11 @@ def _run(words: list[str]) -> None:
     _finish(folder, result)
 
 
-def _go_on(folder: Path, progress: bool) -> None:
+def _go_on(folder: Path, progress: bool, kit: Path | None) -> None:
     from fedstill.run import resume
 
     with _resumable(folder):
-        result = resume(folder, progress=progress)
+        result = resume(folder, progress=progress, startup_kit=kit)
     _finish(folder, result)
 
 

@@ -59,6 +59,10 @@ class DataError(FedstillError, ValueError):
     """Data cannot be used as it is: wrong shape, labels outside the classes, NaN, missing file."""
 
 
+class OwnDataError(DataError):
+    """A node's own data cannot be used. The text may quote them, so that it is for their owner alone."""
+
+
 class ModelError(FedstillError, ValueError):
     """A model does not fit its task: wrong output shape, an input size that it cannot take."""
 

@@ -24,6 +24,7 @@ from fedstill.errors import ArgumentError
 from fedstill.federation import Answers, InProcess, choose
 from fedstill.figures import common
 from fedstill.methods import Server, ServerSetting, method_of
+from fedstill.methods.counting import Census
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.fit import fitted
@@ -94,6 +95,7 @@ class Experiment:
         self.ratios: dict[str, dict[str, float]] = {}
         self.mark: Node | None = None
         self.server: Any = None
+        self.known = self.nodes  # whose models can be measured: all, but for what was left out of a rehearsal
 
     def run(self, out: Path | None = None, *, progress: bool = False) -> dict[str, Any]:
         """All phases, from the start or from where an earlier run in ``out`` stopped.
@@ -122,7 +124,8 @@ class Experiment:
         Args:
             out: the run's folder, with the ledger and the metrics that the server wrote.
             server: the state that the server saved last.
-            nodes: each node's own state at that moment; nodes that were left out have none.
+            nodes: each node's own state, at that moment or when it was left out. Who never took part has
+                none, and no figures.
 
         Returns:
             The figures, as :meth:`run` gives them.
@@ -133,10 +136,10 @@ class Experiment:
         (out / "metrics.jsonl").unlink()
         self.records.metrics = [json.loads(line) for line in lines]
         self.records.samples = server["samples"]
-        for node in self.nodes:
+        self.known = [node for node in self.nodes if node.name in nodes]
+        for node in self.known:
             node.optimisers.pop("model", None)
-            if node.name in nodes:
-                node.load(nodes[node.name])
+            node.load(nodes[node.name])
         self.server = self._make_server([[node] for node in self.nodes])
         self.server.load(server["server"])
         self.ledger.open(out / "ledger.jsonl")
@@ -297,13 +300,13 @@ class Experiment:
             return self._score(virtual)
         if self.method.central == "ensemble":
             return self._score_ensemble() or {}
-        scores = [self._score(node.model) for node in self.nodes]
+        scores = [self._score(node.model) for node in self.known]
         return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
 
     def _average(self) -> torch.Tensor:
         """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
-        sizes = torch.tensor([float(len(node.data)) for node in self.nodes], device=self.compute.device)
-        return weighted_mean(torch.stack([to_vector(node.model) for node in self.nodes]), sizes)
+        sizes = torch.tensor([float(len(node.data)) for node in self.known], device=self.compute.device)
+        return weighted_mean(torch.stack([to_vector(node.model) for node in self.known]), sizes)
 
     def _share(self, index: int) -> TensorData:
         """A node's share of the test set, even and random (FedMD-CG, section 3.1)."""
@@ -314,26 +317,50 @@ class Experiment:
 
     def _score_shares(self) -> list[float]:
         """Each node's own model on its own share of the test set."""
-        scores = [self._score(node.model, self._share(index)) for index, node in enumerate(self.nodes)]
-        return [score[self.task.metric] for score in scores]
+        shares = {node.name: self._share(index) for index, node in enumerate(self.nodes)}
+        return [self._score(node.model, shares[node.name])[self.task.metric] for node in self.known]
 
     def _score_ensemble(self) -> Mapping[str, float] | None:
         """The teachers' ensemble on real test data, weighed as the method weighs it, if it has one."""
         if self.side.look is None:
             return None
-        names = tuple(node.name for node in self.nodes)
+        teachers = self._teachers()
+        if not teachers:
+            return None
+        names = tuple(node.name for node in teachers)
         parts = []
         with torch.no_grad(), self.compute.autocast():
             for inputs in torch.split(self.test.inputs, 1000):
-                part = self.server.ensemble(Answers(-1, names, self.side.look(self.nodes, inputs)))
+                part = self.server.ensemble(Answers(-1, names, self.side.look(teachers, inputs)))
                 if part is None:
                     return None
                 parts.append(part)
         return self.task.metrics(torch.cat(parts), self.test.targets)
 
+    def _teachers(self) -> list[Node]:
+        """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
+        weighed."""
+        census, present = getattr(self.server, "census", None), self.server.federation.present
+        told = census.names if isinstance(census, Census) else present
+        return [node for node in self.known if node.name in present and node.name in told]
+
+    def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
+        """Says over which nodes a figure is, where these are not all."""
+        return {} if len(nodes) == len(self.nodes) else {"nodes": [node.name for node in nodes]}
+
+    def _spread(self, values: Sequence[float]) -> dict[str, Any]:
+        """Mean and standard deviation over the nodes; those of which nothing is known have None."""
+        each = dict(zip((node.name for node in self.known), values, strict=True))
+        return {
+            "mean": float(np.mean(values)),
+            "std": float(np.std(values)),
+            "per_node": [each.get(node.name) for node in self.nodes],
+            **self._only(self.known),
+        }
+
     def _figures(self) -> dict[str, Any]:
         metric = self.task.metric
-        each = [self._score(node.model)[metric] for node in self.nodes]
+        each = [self._score(node.model)[metric] for node in self.known]
         central, ensemble = self._central(), self._score_ensemble()
         told, by_node = common(
             method=self.method,
@@ -372,10 +399,12 @@ class Experiment:
                 else None
             ),
             "local": (
-                {metric: _spread(each), "share": _spread(self._score_shares())} if self.side.learns else None
+                {metric: self._spread(each), "share": self._spread(self._score_shares())}
+                if self.side.learns
+                else None
             ),
-            "standalone": {metric: _spread(each)} if self.side.first == WHOLE else None,
-            "ensemble": None if ensemble is None else dict(ensemble),
+            "standalone": {metric: self._spread(each)} if self.side.first == WHOLE else None,
+            "ensemble": None if ensemble is None else {**ensemble, **self._only(self._teachers())},
             "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),
             "seconds": {"total": self._total(), **self.seconds},
         }
@@ -449,11 +478,6 @@ class Experiment:
                 "server": None if self.server is None else self.server.state(),
             }
         )
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and standard deviation over the nodes."""
-    return {"mean": float(np.mean(values)), "std": float(np.std(values)), "per_node": list(values)}
 
 
 class _Meter:

@@ -23,6 +23,7 @@ from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.errors import MethodRefused
 from fedstill.federation.remote import Link, Meter, Remote
+from fedstill.federation.replies import About
 from fedstill.figures import common
 from fedstill.methods import Server, ServerSetting, method_of
 from fedstill.methods.counting import Census
@@ -155,9 +156,9 @@ class Live:
         """Refuse nodes with which the method cannot work, before anything is trained."""
         title, about = self.method.title, self.federation.about
         kind = architecture(self.student)
-        equal = [node for node, told in about.items() if told["architecture"] == kind]
+        equal = [node for node, told in about.items() if told.architecture == kind]
         for node, told in about.items():
-            if self.needs.trainable and told["frozen"]:
+            if self.needs.trainable and told.frozen:
                 raise MethodRefused(title, node, "its model is frozen, and every round trains it")
             if (self.needs.same_architecture or self.needs.student_kind) and node not in equal:
                 raise MethodRefused(title, node, "its model is not of the student's architecture")
@@ -224,18 +225,18 @@ class Live:
 
     def _about_node(self, name: str, server: Server, sizes: Mapping[str, int] | None) -> dict[str, Any]:
         """What is known here of a node: what it said of itself, and the label counts that it answered."""
-        about = self.federation.about.get(name, {})
+        about = self.federation.about.get(name, About())
         census = getattr(server, "census", None)
         known = isinstance(census, Census) and "label counts" in self.leaves and name in census.names
         row = census.of([name]) if isinstance(census, Census) and known else None
         return {
             "name": name,
-            "model": about.get("model"),
-            "parameters": about.get("parameters"),
+            "model": about.model,
+            "parameters": about.parameters,
             "examples": None if row is None else int(row.sizes[0]),
             "label_counts": None if row is None else [int(count) for count in row.counts[0]],
             "bytes": sizes or {"up": 0, "down": 0},
-            "versions": about.get("versions"),
+            "versions": dict(about.versions) or None,
         }
 
     def about(self) -> dict[str, Any]:

@@ -12,10 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedstill.config import RunConfig, to_dict, to_toml
+from fedstill.config import RunConfig, read_table, to_dict, to_toml
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
-from fedstill.errors import ArgumentError, BundleError, MethodRefused, QuestionRefused
+from fedstill.errors import (
+    ArgumentError,
+    BundleError,
+    FedstillError,
+    MethodRefused,
+    QuestionRefused,
+    RunFolderError,
+)
 from fedstill.federation import signed
 from fedstill.federation.bundles import (
     ANSWERS,
@@ -36,7 +43,9 @@ from fedstill.live import Live
 from fedstill.methods import METHODS, method_of
 from fedstill.methods.server import Ask
 from fedstill.node.form import Form
+from fedstill.node.gate import Gate
 from fedstill.node.host import Host, Session
+from fedstill.node.ledger import Ledger
 from fedstill.node.plan import Plan, fingerprint, public_tensors
 from fedstill.progress import Bars
 from fedstill.records import write_text
@@ -47,7 +56,7 @@ from fedstill.state import load_state, save_state
 from fedstill.wire import Tensors
 
 BEGUN = "files.json"  # in the run's folder: of which files it is
-KEPT = "answers.safetensors"  # in the node's folder of the run: what was let out
+KEPT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
 SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 
@@ -120,8 +129,9 @@ def answer(
 ) -> Reply:
     """Answer a file of questions at the node of a folder, through its gate, and write a signed file.
 
-    The same file again gives the answers that were let out the first time, and is not charged again, even if
-    data or model are others by then. Whoever was stopped does it again.
+    The same file again gives the answers that were let out the first time, and what was said of them then,
+    and is not charged again, even if data or model are others by then; but today's policy is asked first.
+    Whoever was stopped before there were answers does it again, with the same data and model.
 
     Args:
         folder: of the node, as ``fedstill node init`` made it. Its key lies there, ``node.key``.
@@ -139,12 +149,24 @@ def answer(
     host = Host(folder)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
+    kept = folder / "runs" / plan.run / KEPT
+    if not kept.exists():
+        _let_out(host, plan, given, kept, report)
+    header, answers, crossed = _again(host, given, kept)
+    path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out
+    key = signed.own_key(folder / "node.key")
+    write_answers(path, header, answers, crossed, key)
+    return Reply(path, header, crossed, signed.fingerprint(signed.public_of(key)), given)
+
+
+def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Callable[[int], None]) -> None:
+    """Train, answer through the gate, and keep what left with all that is to be said of it."""
     try:
         told = host.join(plan, None if given.public is None else public_tensors(given.public))
         session = host.session
         if session is None:
-            raise BundleError(f"{questions} lacks the public data that its questions are about")
-        _admit(session, told, given.asks)
+            raise BundleError("the public data that the questions are about are not in their file")
+        _admit(host, told["objections"], given.asks, session.ledger)
         answers = _answers(session, told, given.asks, report)
         header = AnswersHeader(
             plan.form,
@@ -159,48 +181,67 @@ def answer(
         )
         by_kind = session.ledger.summary()["by_kind"]
         crossed = {way: {kind: sizes[way] for kind, sizes in by_kind.items() if sizes[way]} for way in WAYS}
+        save_state(kept, {"header": asdict(header), "bytes": crossed, "answers": answers})
     finally:
         host.leave()
-    path = Path(f"{ANSWERS}-{host.name}.safetensors") if out is None else out
-    key = signed.own_key(folder / "node.key")
-    write_answers(path, header, answers, crossed, key)
-    return Reply(path, header, crossed, signed.fingerprint(signed.public_of(key)), given)
+
+
+def _again(
+    host: Host, given: Questions, kept: Path
+) -> tuple[AnswersHeader, Mapping[int, Tensors], Mapping[str, Mapping[str, int]]]:
+    """What was let out, if its owner's policy still allows it; who asked is said as it is now.
+
+    Neither data nor model are read: they may be others by now, and nothing of them leaves.
+
+    Raises:
+        QuestionRefused: it does not.
+        RunFolderError: the file is none of ours, or another process is at work on the run.
+    """
+    gate = Gate(host.name, host.file.policy, Ledger())
+    rules = {name: gate.objection(name, question.kinds()) for name, question in given.declared().items()}
+    ledger = Ledger()
+    ledger.open(kept.parent / "ledger.jsonl")
+    try:
+        _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, ledger)
+    finally:
+        ledger.close()
+    saved = load_state(kept)
+    try:
+        header = read_table(AnswersHeader, saved["header"])
+        answers, crossed = saved["answers"], saved["bytes"]
+    except (FedstillError, LookupError, TypeError) as error:
+        raise RunFolderError(f"{kept} does not hold what was let out: {error}") from error
+    return replace(header, asked_by=given.signer, compared=given.trusted), answers, crossed
 
 
 def _answers(
     session: Session, told: Mapping[str, Any], asks: Sequence[Ask], report: Callable[[int], None]
 ) -> Mapping[int, Tensors]:
-    """What the gate lets out, or has let out before."""
-    kept = session.folder / KEPT
-    if not kept.exists():
-        learned = told["learned"]
-        while not learned:
-            done = session.learn(SECONDS_BETWEEN)
-            learned = done["learned"]
-            report(done["percent"])
-        released = {
-            number: session.answer(ask.question, number, ask.tensors, False)
-            for number, ask in enumerate(asks)
-        }
-        save_state(kept, released)
-    answers: Mapping[int, Tensors] = load_state(kept)
-    return answers
+    """What the gate lets out, after the training that comes first."""
+    learned = told["learned"]
+    while not learned:
+        done = session.learn(SECONDS_BETWEEN)
+        learned = done["learned"]
+        report(done["percent"])
+    return {
+        number: session.answer(ask.question, number, ask.tensors, False) for number, ask in enumerate(asks)
+    }
 
 
-def _admit(session: Session, told: Mapping[str, Any], asks: Sequence[Ask]) -> None:
-    """Refuse before any training what would be refused after it.
+def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], ledger: Ledger) -> None:
+    """Refuse before any training what would be refused after it, and what is refused today.
 
     Raises:
         QuestionRefused: naming the first question and rule.
     """
-    most = told["most_questions"]
+    most = host.file.policy.most_questions
     for number, ask in enumerate(asks):
-        rule = told["objections"].get(ask.question)
+        rule = objections.get(ask.question)
         if rule is None and 0 < most < len(asks):
             rule = f"most_questions: {most}, and the file asks {len(asks)}"
         if rule is not None:
-            session.ledger.refuse(node=told["name"], number=number, question=ask.question, rule=rule)
-            raise QuestionRefused(told["name"], ask.question, rule)
+            ledger.refuse(node=host.name, number=number, question=ask.question, rule=rule)
+            raise QuestionRefused(host.name, ask.question, rule)
 
 
 # --- at the server, in the end ----------------------------------------------------------------------
@@ -288,6 +329,7 @@ def _about(node: NodeAnswers) -> dict[str, Any]:
         "bytes": node.path.stat().st_size,
         "signed_by": node.signer,
         "key_known": node.trusted,
+        "asker_known": node.header.compared,
         "policy": asdict(node.header.policy),
         "noise": sorted({release.mechanism for release in node.header.releases}),
         "versions": asdict(node.header.versions),

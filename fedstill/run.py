@@ -6,6 +6,7 @@ import json
 import platform
 import resource
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,54 @@ def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> d
 
     Raises:
         RunFolderError: the folder holds something already.
-        FedstillError: the configuration cannot run; then no folder is made.
+        FedstillError: the configuration cannot run, or the federation cannot be reached; then no folder is
+            made.
     """
     check_folder(out)
+    _require_engine(config)
+    if config.engine.startup_kit:
+        config = _with_kit(config, Path(config.engine.startup_kit))
     made = None if config.engine.startup_kit else prepare(config)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     return _go(config, made, out, command, progress)
 
 
-def resume(out: Path, *, progress: bool) -> dict[str, Any]:
+def _require_engine(config: RunConfig[Any]) -> None:
+    """Refuse an engine that is not installed.
+
+    Raises:
+        DeployError: it is not.
+    """
+    if config.engine.name in REHEARSED:
+        from fedstill.federation.provision import require_flare
+
+        require_flare()
+
+
+def _with_kit(config: RunConfig[Any], kit: Path) -> RunConfig[Any]:
+    """A run at the federation that an admin's kit lets in to, wherever it will be resumed from.
+
+    Raises:
+        DeployError: the kit is none, or is not let in, or no node is there.
+    """
+    from fedstill.afar import reach
+
+    reach(kit)
+    return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
+
+
+def resume(out: Path, *, progress: bool, startup_kit: Path | None = None) -> dict[str, Any]:
     """Go on with a run that was stopped, to the figures that it would have reached.
+
+    Args:
+        out: its folder.
+        progress: show bars on a terminal.
+        startup_kit: of the admin, where the one that the run began with has moved or run out.
 
     Raises:
         RunFolderError: there is no run in the folder.
+        ArgumentError: a kit for a run that is at no deployed federation.
     """
     if not (out / "config.toml").exists():
         raise RunFolderError(f"{out} holds no run to go on with: there is no config.toml in it")
@@ -66,8 +101,14 @@ def resume(out: Path, *, progress: bool) -> dict[str, Any]:
         write_report(out)
         return result
     config = load_toml(out / "config.toml")
-    made = None if config.engine.startup_kit else prepare(config)
+    _require_engine(config)
     first = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0]
+    if startup_kit is not None:
+        if not config.engine.startup_kit:
+            raise ArgumentError("--startup-kit", str(startup_kit), "none, as this run began without one")
+        config = _with_kit(config, startup_kit)
+        write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
+    made = None if config.engine.startup_kit else prepare(config)
     return _go(config, made, out, first.removeprefix(COMMAND), progress)
 
 

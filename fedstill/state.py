@@ -16,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedstill.errors import RunFolderError
+
 State = Any  # dict | list | tuple | str | int | float | bool | None | Tensor, nested
 
 
@@ -46,11 +48,17 @@ def load_state(path: Path) -> State:
 
     As copies: they begin where torch lets tensors begin, not at any byte of a file. Where they begin decides
     which kernel computes them, and so their last digits.
+
+    Raises:
+        RunFolderError: the file is none of :func:`save_state`, or broken.
     """
-    with safe_open(path, framework="pt") as file:
-        tree = json.loads(file.metadata()["tree"])
-        names = file.keys()
-        return _decode(tree, {name: file.get_tensor(name).clone() for name in names})
+    try:
+        with safe_open(path, framework="pt") as file:
+            tree = json.loads(file.metadata()["tree"])
+            names = file.keys()
+            return _decode(tree, {name: file.get_tensor(name).clone() for name in names})
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} is no state of a run: {error}") from error
 
 
 def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:

@@ -159,6 +159,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for lines in ledgers:
         for line in lines:
             del line["at"]
+            line.pop("after", None)  # what came before it, which a server does not keep account of
         lines.sort(key=lambda line: (line["number"], line["node"]))
     assert ledgers[0] == ledgers[1]
     assert sorted(path.name for path in (here / "out").iterdir()) == [
@@ -277,12 +278,39 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
 
 
 def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> None:
-    """Or else other data would leave under a number that is paid for."""
+    """Or else other data would leave under a number that is paid for; and so is what was said of it."""
     before = Path(ANSWERS[0]).read_bytes()
-    kept = dict(np.load("node-0/data.npz"))
-    np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50])
+    path, kept = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
+    for spoil in (
+        lambda: np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50]),
+        lambda: Path("node-0/first.safetensors").unlink(),
+        lambda: path.write_text(path.read_text().replace('name = "small-cnn:8"', 'name = "mlp:4"')),
+        lambda: path.write_text(path.read_text() + "\n[policy]\nmost_rows = 7\n"),
+    ):
+        spoil()
+        Path(ANSWERS[0]).unlink()
+        assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+        assert Path(ANSWERS[0]).read_bytes() == before
+    assert unpack(before)[0]["policy"]["most_rows"] != 7  # as it was when they left
+
+
+def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
+    """The same questions, signed by a thief at first: answers are taken once the right one has asked."""
+    signature = Path("questions.safetensors.sig").read_bytes()
+    shutil.rmtree("node-0/runs")
+    blob = Path("questions.safetensors").read_bytes()
+    signed.write(Path("questions.safetensors"), blob, signed.own_key(Path("thief.key")))
     assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
-    assert Path(ANSWERS[0]).read_bytes() == before
+    Path("questions.safetensors.sig").write_bytes(signature)
+    assert f"{ANSWERS[0]} answers these questions as signed by another key" in refused(command(*DISTIL))
+    words = ("node", "answer", "node-0", "questions.safetensors", "--server-key", "server.pub")
+    assert command(*words)[0] == 0
+    assert command(*DISTIL)[0] == 0
+    about = json.loads(Path("out/result.json").read_text())["files"]["answers"]
+    assert [node["asker_known"] for node in about] == [True, False, False]
+    page = Path("out/report.html").read_text()
+    assert page.count("; it had compared the server&#39;s key") == 1
+    assert page.count("; it had not compared the server&#39;s key") == 2
 
 
 def test_other_questions_are_another_run_and_are_charged(here: Path, command: Main) -> None:
@@ -421,6 +449,8 @@ def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, c
     text = refused(command("node", "answer", "node-0", "questions.safetensors"))
     assert "refuses question 'count_labels' by rule questions: none" in text
     assert not Path(ANSWERS[0]).exists()
+    (ledger,) = Path("node-0/runs").glob("*/ledger.jsonl")
+    assert json.loads(ledger.read_text().splitlines()[-1])["refused"] == "questions: none"
 
 
 def test_questions_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:

@@ -59,8 +59,8 @@ class Runs:
         self.asked.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
         return self._result()
 
-    def resume(self, out: Path, *, progress: bool) -> dict[str, Any]:
-        self.asked.append(("resume", {"out": out, "progress": progress}))
+    def resume(self, out: Path, *, progress: bool, startup_kit: Path | None = None) -> dict[str, Any]:
+        self.asked.append(("resume", {"out": out, "progress": progress, "startup_kit": startup_kit}))
         return self._result()
 
     def _result(self) -> dict[str, Any]:
@@ -170,6 +170,12 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
         ("--method.name fediod --method.tau 3", "method.tau", 3.0),
         ("--method.name fediod", "method.tau", 2.0),
         ("", "split.nodes", 7),
+        ("--nodes 3", "split.nodes", 3),
+        ("--nodes=3", "split.nodes", 3),
+        ("--engine flare-poc", "engine.name", "flare-poc"),
+        ("--engine flare --startup-kit federation/admin", "engine.startup_kit", "federation/admin"),
+        ("--link.quorum 0.5", "link.quorum", 0.5),
+        ("--link.inputs int8", "link.inputs", "int8"),
     ],
 )
 def test_options_change_one_value(command: Main, runs: Runs, words: str, name: str, value: object) -> None:
@@ -309,8 +315,10 @@ def test_progress_is_for_terminals(command: Main, runs: Runs, monkeypatch: pytes
 def test_resume(command: Main, runs: Runs) -> None:
     code, out, err = command("run", "--resume", "there")
     assert (code, err) == (0, "")
-    assert runs.asked == [("resume", {"out": Path("there"), "progress": False})]
+    assert runs.asked == [("resume", {"out": Path("there"), "progress": False, "startup_kit": None})]
     assert out.endswith("Report: there/report.html\n")
+    command("run", "--resume", "there", "--startup-kit", "admin")
+    assert runs.asked[1][1]["startup_kit"] == Path("admin")
 
 
 @pytest.mark.usefixtures("here")

@@ -107,6 +107,21 @@ def test_check_of_a_run_says_each_question(clinic: Path, capsys: Capture) -> Non
     assert "It cannot take part: it refuses train (outputs_only: no parameters), and the run needs it." in out
 
 
+def test_check_promises_nothing_of_data_that_it_cannot_load(
+    clinic: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    spoilt = shutil.copytree(clinic, tmp_path / "spoilt")
+    (spoilt / "data.npz").unlink()
+    code, out, err = here(capsys, "check", spoilt, "digits-fediod")
+    assert code == 2
+    assert "data.npz" in err
+    assert "It can take part." not in out
+    assert "Whether it can take part is not known before the faults are mended." in out
+    code, out, _ = here(capsys, "check", spoilt)
+    (line,) = [line for line in out.splitlines() if line.split()[:1] == ["fediod"]]
+    assert line.split()[1:3] == ["not", "known"]
+
+
 def test_a_forest_answers_predictions_and_refuses_gradients(
     clinic: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -281,7 +281,9 @@ def _print_questions(console: Console, asking: _Asking, found: Examined) -> None
         says = f"refuses ({rules[name]})" if name in rules else f"answers with {kinds or 'nothing'}"
         table.add_row(f"  {name}", often, says)
     console.print(table)
-    if against is None:
+    if against is None and found.faults:
+        console.print("Whether it can take part is not known before the faults are mended.")
+    elif against is None:
         console.print("It can take part.")
     else:
         console.print(f"It cannot take part: {against}.", soft_wrap=True)
@@ -300,6 +302,7 @@ def _print_methods(console: Console, found: Examined) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for head in ("  method", "can take part", "what the node does"):
         table.add_column(head, header_style="bold")
+    unseen = found.data is None or found.model is None or found.compute is None
     for name, method in METHODS.items():
         questions = _questions(method, method.config(), found, None)
         rules, against = _rules(method, None, found, questions, None)
@@ -309,7 +312,7 @@ def _print_methods(console: Console, found: Examined) -> None:
         if against and not rules:
             parts = [against]
         says = "; ".join(parts) or "is asked nothing"
-        table.add_row(f"  {name}", "no" if against else "yes", says)
+        table.add_row(f"  {name}", "no" if against else "not known" if unseen else "yes", says)
     console.print(table)
     console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
     console.print()

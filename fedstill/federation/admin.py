@@ -75,7 +75,7 @@ class Admin:
         return {client.name: max(0.0, time.time() - client.last_connect_time) for client in clients}
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that the server knows, the newest first: ``job_id``, ``job_name``, ``status`` and more."""
+        """All jobs that the server knows, the newest first: ``job_id``, ``name``, ``status`` and more."""
         with self._refusals():
             jobs: list[dict[str, Any]] = self._session.list_jobs(detailed=True, reverse=True)
         return jobs

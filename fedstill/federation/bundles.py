@@ -29,6 +29,7 @@ from fedstill.errors import (
     QuestionMismatch,
 )
 from fedstill.federation import signed
+from fedstill.federation.order import natural
 from fedstill.methods import METHODS
 from fedstill.methods.public import LOGITS
 from fedstill.methods.server import Ask
@@ -342,7 +343,7 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
 
 
 def _fit(path: Path, header: AnswersHeader, questions: Questions) -> None:
-    """Refuse answers that are not about these questions, or of other data.
+    """Refuse answers that are not about these questions, or of other data, or to somebody else.
 
     Raises:
         BundleError: they are not.
@@ -358,6 +359,11 @@ def _fit(path: Path, header: AnswersHeader, questions: Questions) -> None:
         raise BundleError(
             f"{path} answers another file of questions (SHA-256 {header.questions[:16]}..., "
             f"not {questions.sha256[:16]}...)"
+        )
+    if header.asked_by != questions.signer:
+        raise BundleError(
+            f"{path} answers these questions as signed by another key ({header.asked_by}): what its node was "
+            f"given had a signature that is not that of {questions.signer}"
         )
 
 
@@ -379,7 +385,7 @@ class Files:
         if not answers:
             raise BundleError("there are no answers: name one file or more")
         self.bundles: dict[str, NodeAnswers] = {}
-        for each in sorted(answers, key=lambda each: _natural(each.header.node)):
+        for each in sorted(answers, key=lambda each: natural(each.header.node)):
             other = self.bundles.setdefault(each.header.node, each)
             if other is not each:
                 raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
@@ -407,15 +413,6 @@ class Files:
             told = {"privacy": {"mechanism": release.mechanism, "price": release.price}}
             answer = self.bundles[node].tensors[number]
         return pack({"told": told, "seconds": 0.0}, answer)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts node-2 before node-10, so that the order of files does not matter.
-
-    >>> sorted(["node-10", "node-2", "north"], key=_natural)
-    ['node-2', 'node-10', 'north']
-    """
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 # --- both -------------------------------------------------------------------------------------------

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from statistics import median
 
 import torch
 
+from fedstill.errors import NodeFault
 from fedstill.node.questions import Question
+from fedstill.wire import SCALE
 
 Tensors = Mapping[str, torch.Tensor]
-SIZED = ("logits", "logit range")  # kinds whose size is compared between nodes
+# Kinds whose size is compared between nodes, and the size (root mean square) that is none too many whatever
+# the others have: an untrained critic says next to nothing, and weights come with counts of batches.
+SIZED = {
+    "logits": 0.0,
+    "logit range": 0.0,
+    "critic": 1.0,
+    "parameters": 1.0,
+    "extractor parameters": 1.0,
+    "head parameters": 1.0,
+    "generator parameters": 1.0,
+}
+COUNTED = ("label counts", "data sizes")  # kinds that are whole numbers of examples
+LARGEST = 1e12  # of these
+TINY = 1e-30  # stands for nothing where it is divided by
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 def faults(
@@ -26,12 +44,15 @@ def faults(
     Args:
         answers: by node.
         question: what was asked; its declaration says which tensors belong into an answer.
-        outlier: how many times larger than the others' median a node's logits may be.
+        outlier: how many times larger than the others' median a node's logits, scores or weights may be.
         rows: how many inputs it was about, if it was about inputs; logits have one row for each.
         classes: how many columns logits have, if that is known.
 
     Returns:
         One line for each faulty node, by its name.
+
+    Raises:
+        NodeFault: nodes differ, and none of them is known to be the one that is wrong.
 
     >>> asked = Question("predict", handler=None, releases={"logits": "logits"})
     >>> good, bad = torch.ones(2, 3), torch.tensor([[1.0, float("nan"), 1.0]] * 2)
@@ -45,13 +66,31 @@ def faults(
     for node, answer in answers.items():
         if node not in found:
             found |= _unlike(node, answer, question, rows, classes)
-    found |= _misshapen({node: answer for node, answer in answers.items() if node not in found})
-    found |= not_finite({node: answer for node, answer in answers.items() if node not in found})
-    sound = {node: answer for node, answer in answers.items() if node not in found}
+    found |= _misshapen(_without(answers, found), question.name)
+    found |= not_finite(_without(answers, found))
+    for node, answer in _without(answers, found).items():
+        found |= _miscounted(node, answer, question)
+    sound = _without(answers, found)
     for name, kind in question.releases.items():
         if kind in SIZED:
-            found |= _oversized({node: answer[name] for node, answer in sound.items()}, name, outlier)
+            sizes = _sizes({node: [answer[name]] for node, answer in sound.items()})
+            found |= _blamed(_larger(sizes, outlier, SIZED[kind]), sizes, name, outlier, question.name)
     return found
+
+
+def strange(tensors: Tensors) -> str | None:
+    """What is wrong with tensors as they arrived, before anything is computed with them.
+
+    >>> strange({"x": torch.ones(2, dtype=torch.complex64)})
+    'x are torch.complex64'
+    """
+    for name, tensor in tensors.items():
+        scale = name.endswith(SCALE)
+        if tensor.dtype not in ((torch.float32,) if scale else (*FLOATS, *WHOLE)):
+            return f"{name} are {tensor.dtype}"
+        if scale and name.removesuffix(SCALE).endswith(SCALE):
+            return f"{name} scales what is a scale"
+    return None
 
 
 def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
@@ -79,12 +118,45 @@ def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, s
         inputs: of the question, those that gradients are pulled back to.
     """
     wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
-    told = {
-        node: {name: tuple(tensor.shape) for name, tensor in each.items()} for node, each in pulled.items()
-    }
-    return {
-        node: f"gradients are {shapes}, not {wanted}" for node, shapes in told.items() if shapes != wanted
-    }
+    found: dict[str, str] = {}
+    for node, each in pulled.items():
+        shapes = {name: tuple(tensor.shape) for name, tensor in each.items()}
+        dtypes = {name: tensor.dtype for name, tensor in each.items() if tensor.dtype not in FLOATS}
+        if shapes != wanted:
+            found[node] = f"gradients are {shapes}, not {wanted}"
+        elif dtypes:
+            found[node] = f"gradients are {dtypes}, not numbers with a fraction"
+    return found
+
+
+def oversized_gradients(
+    pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, question: str
+) -> dict[str, str]:
+    """Nodes whose gradients are far larger than the others' are, and not because more was pulled there.
+
+    A sound node's may be tiny: what it holds little data of, little is pulled back to it. So the square of
+    ``outlier`` is allowed, of the gradients and of what they are for one unit of what was pulled.
+
+    Args:
+        pulled: gradients by node.
+        pulls: what was pulled back to each.
+        outlier: ``link.outlier``.
+        question: its name.
+
+    Raises:
+        NodeFault: the two there are differ so much.
+    """
+    sizes = _sizes({node: list(each.values()) for node, each in pulled.items()})
+    reached = _sizes({node: list(pulls[node].values()) for node in sizes})
+    gains = {node: size / max(reached.get(node, 0.0), TINY) for node, size in sizes.items()}
+    allowed = outlier * outlier
+    unasked = _larger(gains, allowed, 0.0)
+    larger = {node: times for node, times in _larger(sizes, allowed, 0.0).items() if node in unasked}
+    return _blamed(larger, sizes, "gradients", outlier, question)
+
+
+def _without(answers: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[str, Tensors]:
+    return {node: answer for node, answer in answers.items() if node not in found}
 
 
 def _unlike(
@@ -93,6 +165,8 @@ def _unlike(
     """Whether a node's logits have a row for each input and a column for each class."""
     for name, kind in question.releases.items():
         shape = tuple(answer[name].shape)
+        if kind in SIZED and answer[name].dtype == torch.bool:
+            return {node: f"{name} are {answer[name].dtype}"}
         if kind != "logits":
             continue
         if rows is not None and shape[:1] != (rows,):
@@ -102,11 +176,11 @@ def _unlike(
     return {}
 
 
-def _misshapen(answers: Mapping[str, Tensors]) -> dict[str, str]:
+def _misshapen(answers: Mapping[str, Tensors], question: str) -> dict[str, str]:
     """Nodes whose tensors have another shape or dtype than most nodes' have.
 
-    Where as many say one thing as another, the first of these counts: one of them is wrong, and all that is
-    known is that they differ.
+    Raises:
+        NodeFault: as many say one thing as another.
     """
     forms = {
         node: {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in answer.items()}
@@ -114,7 +188,12 @@ def _misshapen(answers: Mapping[str, Tensors]) -> dict[str, str]:
     }
     found: dict[str, str] = {}
     for name in next(iter(forms.values()), {}):
-        usual, _ = Counter(form[name] for form in forms.values()).most_common(1)[0]
+        told = Counter(form[name] for form in forms.values()).most_common(2)
+        (usual, most), others = told[0], told[1:]
+        if others and others[0][1] == most:
+            (shape, dtype), (other, another) = usual, others[0][0]
+            reason = f"{name} are {dtype} of shape {shape} and {another} of {other}"
+            raise NodeFault(", ".join(forms), question, f"{reason}: one is wrong, and it is not known which")
         for node, form in forms.items():
             if form[name] != usual and node not in found:
                 shape, dtype = form[name]
@@ -122,18 +201,61 @@ def _misshapen(answers: Mapping[str, Tensors]) -> dict[str, str]:
     return found
 
 
-def _oversized(tensors: Mapping[str, torch.Tensor], name: str, outlier: float) -> dict[str, str]:
-    """Nodes whose numbers are far larger than the other nodes' are, at the median of these."""
-    compared = {node: tensor for node, tensor in tensors.items() if tensor.is_floating_point()}
+def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str]:
+    """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
+    counted = {name: answer[name].double() for name, kind in question.releases.items() if kind in COUNTED}
+    for name, numbers in counted.items():
+        if not ((numbers >= 0) & (numbers < LARGEST) & (numbers == numbers.round())).all():
+            return {node: f"{name} are not whole numbers from 0 up to {LARGEST:g}"}
+    if {"counts", "sizes"} <= counted.keys():
+        labels, examples = float(counted["counts"].sum()), float(counted["sizes"].sum())
+        if abs(labels - examples) > 1e-6 * examples:  # float32 does not tell all large numbers apart
+            return {node: f"counts are {labels:g} labels in all, of {examples:g} examples"}
+    return {}
+
+
+def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """The root mean square of each node's numbers, of those with a fraction; without nodes that have none."""
+    compared = {
+        node: [each.float() for each in some if each.is_floating_point() and each.numel()]
+        for node, some in tensors.items()
+    }
+    compared = {node: some for node, some in compared.items() if some}
     if not compared:
         return {}
-    each = [tensor.float().square().mean().sqrt() for tensor in compared.values()]
-    sizes = dict(zip(compared, torch.stack(each).tolist(), strict=True))
-    found: dict[str, str] = {}
+    squares = [torch.stack([part.square().sum() for part in some]).sum() for some in compared.values()]
+    counts = [sum(part.numel() for part in some) for some in compared.values()]
+    each = [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
+    return dict(zip(compared, torch.stack(each).tolist(), strict=True))  # one look at the device
+
+
+def _larger(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
+    """How many times larger than the others' median each is that is an outlier."""
+    found: dict[str, float] = {}
     for node, mine in sizes.items():
         others = [size for other, size in sizes.items() if other != node]
-        if others and mine > outlier * median(others) > 0:
-            found[node] = (
-                f"{name} are {mine / median(others):.3g} times as large as others': link.outlier {outlier:g}"
-            )
+        usual = median(others) if others else inf
+        if mine > outlier * max(usual, ordinary) > 0:
+            found[node] = mine / usual if usual else inf
     return found
+
+
+def _blamed(
+    larger: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, question: str
+) -> dict[str, str]:
+    """One line for each node whose numbers are far larger than the other nodes' are.
+
+    Raises:
+        NodeFault: there are two nodes; then the other one's may as well be far too small.
+    """
+    if larger and len(sizes) == 2:
+        ((node, times),) = larger.items()
+        (other,) = set(sizes) - {node}
+        told = (
+            f"{name} of {node} are {times:.3g} times as large as those of {other}: link.outlier {outlier:g}"
+        )
+        raise NodeFault(", ".join(sizes), question, f"{told}; of two it is not known which is wrong")
+    return {
+        node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"
+        for node, times in larger.items()
+    }

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from fedstill.errors import ArgumentError, DataError, NodeFault, QuestionRefused
-from fedstill.federation.checks import faults, not_finite, unlike_inputs
+from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.link import LinkConfig
+from fedstill.federation.replies import clip
 from fedstill.node.questions import Question
 from fedstill.wire import GRADIENTS, INPUTS, refine
 
@@ -105,7 +106,8 @@ class Federation(ABC):
             ArgumentError: no such question or node.
             QuestionRefused: a node's gate does not answer it.
             QuestionMismatch: the number was used with other content.
-            NodeFault: a node failed, and too few are left.
+            NodeFault: a node failed, and too few are left; or answers differ so that one must be wrong, and
+                it is not known which.
         """
         if question not in self.questions:
             raise ArgumentError("question", question, f"one of {', '.join(self.questions)}")
@@ -156,7 +158,7 @@ class Federation(ABC):
         Raises:
             NodeFault: too few nodes are left.
         """
-        left = len(self.present) - (node not in self.out)
+        left, reason = len(self.present) - (node not in self.out), clip(reason)
         since = self.number if since is None else since
         self.events.append({"node": node, "number": since, "event": "left out", "reason": reason})
         self.out[node] = Out(since, reason, back)
@@ -219,16 +221,23 @@ class Federation(ABC):
             if node not in self.out
         }
         pulled = self._refined(self._pull_back(number, question, sent), question, None)
-        for node, fault in (not_finite(pulled) | unlike_inputs(pulled, inputs)).items():
+        self._part(pulled, question, unlike_inputs(pulled, inputs) | not_finite(pulled))
+        self._part(pulled, question, oversized_gradients(pulled, pulls, self.link.outlier, question))
+        return pulled
+
+    def _part(self, pulled: dict[str, Tensors], question: str, found: Mapping[str, str]) -> None:
+        for node, fault in found.items():
             self.leave_out(node, question, fault, back=False)
             del pulled[node]
-        return pulled
 
     def _refined(self, given: Mapping[str, Tensors], question: str, since: int | None) -> dict[str, Tensors]:
         """What nodes gave, in float32; without those who gave nothing of which that could be made."""
         whole: dict[str, Tensors] = {}
         for node, tensors in given.items():
             try:
+                wrong = strange(tensors)
+                if wrong is not None:
+                    raise DataError(wrong)
                 whole[node] = refine(tensors)
             except DataError as fault:
                 self.leave_out(node, question, str(fault), back=False, since=since)

@@ -6,6 +6,7 @@ a node. The server's program asks; a node's program is its owner's folder with a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -17,15 +18,20 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
-from fedstill.errors import DeployError, FedstillError
+from fedstill.errors import DeployError, FedstillError, RunFolderError
+from fedstill.federation.order import natural
 from fedstill.federation.remote import LinkError
 from fedstill.progress import Noted
+from fedstill.records import write_text
 
 logger = logging.getLogger("fedstill.server")
 
 RUNS, NODE, NODES = "FEDSTILL_RUNS", "FEDSTILL_NODE", "FEDSTILL_NODES"  # environment variables
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
 PROGRESS = "progress.json"  # there too: how far it is
+JOB = "job.lock"  # there too: held by the one job that is at work on the run
+
+UNFORESEEN = "it failed where it should not: the server's log says how"
 
 
 class ServerProgram:
@@ -43,18 +49,45 @@ class ServerProgram:
     def main(self) -> None:
         """Run, and leave the results in the job's workspace, from where they are fetched."""
         folder = Path(_environment(RUNS)) / self.run_name
+        kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
+        self._work(folder, kept)
+
+    def _work(self, folder: Path, kept: Path) -> None:
+        """Run in a folder that is this job's alone meanwhile.
+
+        Args:
+            folder: of the run, shared by all jobs of its name.
+            kept: where this job's results are to be.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / STOPPED).unlink(missing_ok=True)
-        try:
-            self._run(folder)
-        except (FedstillError, OSError) as error:
-            logger.error("run %s stopped: %s", self.run_name, error)
-            told = {"error": type(error).__name__, "text": " ".join(str(error).split())}
-            (folder / STOPPED).write_text(json.dumps(told) + "\n", encoding="utf-8")
-        finally:
-            job = collab.fl_ctx.get_job_id()
-            kept = Path(collab.workspace.get_run_dir(job)) / "fedstill"
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("state.safetensors*", f"{PROGRESS}*"))
+        with (folder / JOB).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                kept.mkdir(parents=True)
+                self._stopped(kept, RunFolderError(f"{folder} is in use: another job is at work on this run"))
+                return
+            (folder / STOPPED).unlink(missing_ok=True)
+            # Any other error goes on to FLARE, which logs it; who waits for the run is told this much.
+            wrong: Exception | None = FedstillError(
+                "it failed where it should not: the server's log says how"
+            )
+            try:
+                self._run(folder)
+                wrong = None
+            except (FedstillError, OSError) as error:
+                wrong = error
+            finally:
+                if wrong is not None:
+                    self._stopped(folder, wrong)
+                left = shutil.ignore_patterns("state.safetensors*", f"{PROGRESS}*", JOB)
+                shutil.copytree(folder, kept, ignore=left)
+
+    def _stopped(self, folder: Path, error: Exception) -> None:
+        """Leave word of why a run stopped."""
+        logger.error("run %s stopped: %s", self.run_name, error)
+        told = {"error": type(error).__name__, "text": " ".join(str(error).split())}
+        write_text(folder / STOPPED, json.dumps(told) + "\n")
 
     def _run(self, folder: Path) -> None:
         from fedstill.config import read_toml
@@ -117,16 +150,6 @@ class FlareLink:
         except RunAborted as error:
             raise DeployError("FLARE ended the job") from error
         return reply
-
-
-def natural(name: str) -> tuple[str, int]:
-    """Orders node-2 before node-10, as a simulation has them.
-
-    >>> sorted(["node-10", "node-2", "clinic"], key=natural)
-    ['clinic', 'node-2', 'node-10']
-    """
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or -1)
 
 
 def _environment(name: str) -> str:

@@ -15,12 +15,15 @@ class LinkConfig(WireConfig):
     """The link between server and nodes. What it says of forms and faults holds on every engine."""
 
     wait: float = 600.0
-    """Seconds that a node has for one answer; then it counts as away. A round of training is one answer."""
+    """Seconds that a node has for one answer; then it counts as away. A round of training is one answer, and
+    so is each percent of the local training before the first question."""
     quorum: float = 1.0
     """Share of the nodes without which a run stops, to be resumed. Below 1 it goes on without nodes that
     stay away or answer nonsense, their weight taken over by the others."""
     outlier: float = 100.0
-    """A node whose logits are so many times larger than the others' median is faulty; inf: none is."""
+    """A node whose logits, critic's scores or parameters are so many times larger than the others' median is
+    faulty, and one whose gradients are the square of it; inf: none is. Of two that differ so much neither
+    is known to be right: the run stops."""
 
     def __post_init__(self) -> None:
         check_choices(self, "link")

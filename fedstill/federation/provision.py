@@ -160,8 +160,9 @@ def add(folder: Path, nodes: Sequence[str]) -> None:
     require_flare()
     federation = read_federation(folder)
     _check(federation["host"], nodes, federation["name"], federation["port"])
+    there = {path.name.lower() for path in (folder / "nodes").glob("*")}
     for node in nodes:
-        if (folder / "nodes" / node).exists():
+        if node.lower() in there:
             raise DeployError(f"{folder / 'nodes' / node} is there already: hand it over, or delete it first")
     _hand_out(folder, _make(folder, nodes, admin=False), nodes, federation["heartbeat"])
 
@@ -325,12 +326,14 @@ def _check(host: str, nodes: Sequence[str], name: str, port: int | None) -> None
     if not nodes:
         raise ArgumentError("nodes", "", "one name or more")
     for node in nodes:
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", node) or node == "server":
-            raise ArgumentError("node", node, "1 to 64 letters, digits, - and _, and not 'server'")
-        if node == _server_name(host):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", node) or node.lower() == "server":
+            raise ArgumentError(
+                "node", node, "1 to 64 letters, digits, - and _, not - at first, and not 'server'"
+            )
+        if node.lower() == _server_name(host).lower():
             raise ArgumentError("node", node, "another name than the server's host")
-    if len(set(nodes)) < len(nodes):
-        raise ArgumentError("nodes", " ".join(nodes), "each name once")
+    if len({node.lower() for node in nodes}) < len(nodes):  # on some disks their folders are one
+        raise ArgumentError("nodes", " ".join(nodes), "each name once, in whichever case")
     if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", name):
         raise ArgumentError("name", name, "1 to 64 letters, digits and _")
     if port is not None and not 1 <= port <= 65535:

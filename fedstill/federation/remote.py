@@ -6,6 +6,8 @@ nodes answer the same question under the same number once, and say the same agai
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
 import time
 from collections import defaultdict
@@ -14,17 +16,31 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from fedstill.compute import Compute
 from fedstill.data.public import Public
-from fedstill.errors import DataError, FedstillError, NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.errors import (
+    DataError,
+    DeployError,
+    FedstillError,
+    NodeFault,
+    QuestionMismatch,
+    QuestionRefused,
+)
 from fedstill.federation.contract import Federation, Out
 from fedstill.federation.link import LinkConfig
+from fedstill.federation.replies import (
+    About,
+    Hello,
+    Progress,
+    read_failure,
+    read_privacy,
+    read_seconds,
+    read_told,
+)
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.node.plan import PROTOCOL, Plan, public_tensors
 from fedstill.node.questions import GRADIENTS, Question, digest
-from fedstill.wire import Tensors, kind_of, pack, size, unpack
+from fedstill.wire import SCALE, Tensors, kind_of, pack, size, unpack
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
 PAUSE = 0.5  # seconds between two attempts where nothing is connected
@@ -50,12 +66,41 @@ class Link(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What a node said to one message.
+
+    Args:
+        told: beside its tensors.
+        privacy: of that, how these are protected.
+        tensors: as they travelled.
+        own: seconds that it took itself.
+        elapsed: seconds until the reply was there.
+    """
+
+    told: Mapping[str, Any]
+    privacy: Mapping[str, str | float | None]
+    tensors: Tensors
+    own: float
+    elapsed: float
+
+
+@dataclass
+class _Coming:
+    """How far a node has come in its local training, and seconds that it was at work since without result."""
+
+    node: str
+    percent: int = -1
+    seconds: float = 0.0
+
+
 @dataclass
 class Meter:
     """What a link costs: seconds of the run by whose they were, and bytes.
 
     Of a question's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
-    wait for it on average; the rest is ``link``.
+    wait for it on average; ``absent`` is what was waited after that for nodes that failed; the rest is
+    ``link``.
     """
 
     questions: int = 0
@@ -63,14 +108,23 @@ class Meter:
     nodes: float = 0.0
     waiting: float = 0.0
     bytes: int = 0
+    absent: float = 0.0
 
-    def add(self, seconds: float, own: Sequence[float], bytes: int) -> None:
-        """One round of messages."""
+    def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
+        """One round of messages.
+
+        Args:
+            seconds: that it took.
+            own: of these, what each node that replied took itself.
+            bytes: that were carried.
+            absent: of these, from the last reply until those without one were given up.
+        """
         self.questions += 1
         self.seconds += seconds
         self.nodes += max(own, default=0.0)
         self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
         self.bytes += bytes
+        self.absent += absent
 
     def figures(self, total: float, training: float) -> dict[str, float]:
         """For the report.
@@ -79,16 +133,18 @@ class Meter:
             total: seconds of the whole run.
             training: of these, seconds of local training before the first question.
         """
+        link = max(self.seconds - self.nodes - self.absent, 0.0)
         return {
             "messages": self.questions,
             "seconds_each": self.seconds / max(self.questions, 1),
             "bytes_each": self.bytes / max(self.questions, 1),
-            "link": self.seconds - self.nodes,
+            "link": link,
             "nodes": self.nodes - self.waiting,
             "waiting": self.waiting,
+            "absent": self.absent,
             "training": training,
             "server": max(total - training - self.seconds, 0.0),
-            "share": (self.seconds - self.nodes) / max(total, 1e-9),
+            "share": link / max(total, 1e-9),
         }
 
 
@@ -119,11 +175,13 @@ class Remote(Federation):
         self.classes = len(plan.form.classes)
         self.carrier, self.plan, self.ledger = link, plan, ledger
         self._compute, self._public = compute, public
-        self.about: dict[str, dict[str, Any]] = {}  # what each node told of itself
+        self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
-        self._probes: dict[str, Future[dict[str, Any]]] = {}
+        self._probes: dict[str, Future[About]] = {}
         self._probed = time.monotonic()
+        self._over = threading.Event()  # nobody is waited for any more
+        self._process, self._messages = secrets.token_hex(8), itertools.count()
 
     # --- before the first question and after the last -------------------------------------------------
 
@@ -142,13 +200,12 @@ class Remote(Federation):
         Args:
             progress: is told how far they have come, in percent.
         """
-        waiting = [node for node in self.present if not self.about[node]["learned"]]
+        waiting = [node for node in self.present if not self.about[node].learned]
+        coming = {node: _Coming(node) for node in waiting}
         while waiting:
-            told = self._each(
-                waiting, "learn", lambda node: self._tell(node, {"do": "learn", "seconds": LEARN})
-            )
-            waiting = [node for node, reply in told.items() if not reply["learned"]]
-            progress(min((int(reply["percent"]) for reply in told.values()), default=100))
+            told = self._each(waiting, "learn", lambda node: self._learn(coming[node]))
+            waiting = [node for node, come in told.items() if not come.learned]
+            progress(min((come.percent for come in told.values()), default=100))
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before question ``mark``."""
@@ -160,6 +217,7 @@ class Remote(Federation):
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
+        self._over.set()
         message = self._pack({"do": "leave"})
         for future in [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]:
             future.exception()
@@ -181,12 +239,12 @@ class Remote(Federation):
 
     def objections(self, question: Question) -> Mapping[str, str]:
         """See :class:`Federation`."""
-        found = {node: self.about[node]["objections"].get(question.name) for node in self.present}
-        return {node: str(rule) for node, rule in found.items() if rule is not None}
+        found = {node: self.about[node].objections.get(question.name) for node in self.present}
+        return {node: rule for node, rule in found.items() if rule is not None}
 
     def limits(self) -> Mapping[str, int]:
         """See :class:`Federation`."""
-        most = {node: int(self.about[node]["most_questions"]) for node in self.present}
+        most = {node: self.about[node].most_questions for node in self.present}
         return {node: limit for node, limit in most.items() if limit > 0}
 
     def _answer(
@@ -198,41 +256,43 @@ class Remote(Federation):
         down = self._sizes(tensors, self.questions[question].sends)
         content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
-        for node, (told, answer) in replies.items():
-            self._count(node, number, question, ANSWER, content, down, answer, told)
-        return {node: self._compute.here(answer) for node, (_, answer) in replies.items()}
+        for node, reply in replies.items():
+            self._count(node, number, question, ANSWER, content, down, reply)
+        return {node: self._compute.here(reply.tensors) for node, reply in replies.items()}
 
     def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         header = {"do": "pull back", "number": number, "question": "gradient"}
         messages = {node: self._pack(header, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
-        for node, (told, gradients) in replies.items():
+        for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
             down = self._sizes(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(question, pull)
-            self._count(node, number, question, "gradient", content, down, gradients, told)
-        return {node: self._compute.here(gradients) for node, (_, gradients) in replies.items()}
+            self._count(node, number, question, "gradient", content, down, reply)
+        return {node: self._compute.here(reply.tensors) for node, reply in replies.items()}
 
     # --- messages -------------------------------------------------------------------------------------
 
     def _pack(self, header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
-        return pack({**header, "run": self.plan.run}, tensors)
+        message = next(self._messages)  # the same when it is sent again
+        return pack({**header, "run": self.plan.run, "server": self._process, "message": message}, tensors)
 
-    def _tell(self, node: str, header: Mapping[str, Any], tensors: Tensors | None = None) -> dict[str, Any]:
+    def _tell(
+        self, node: str, header: Mapping[str, Any], tensors: Tensors | None = None
+    ) -> Mapping[str, Any]:
         """One message that is no question, and what the node replied to it."""
-        _, told, _ = self._deliver(node, str(header["do"]), self._pack(header, tensors))
-        return told
+        return self._deliver(node, str(header["do"]), self._pack(header, tensors)).told
 
-    def _deliver(
-        self, node: str, question: str, message: bytes
-    ) -> tuple[float, dict[str, Any], dict[str, torch.Tensor]]:
-        """A node's own seconds, and its reply; asked again as long as it has time.
+    def _deliver(self, node: str, question: str, message: bytes) -> Reply:
+        """A node's reply; asked again as long as it has time.
 
         Raises:
             LinkError: no reply in time.
+            DataError: a reply that is none.
             FedstillError: the node refused, or failed.
         """
-        until = time.monotonic() + self.link.wait
+        start = time.monotonic()
+        until = start + self.link.wait
         while True:
             left = until - time.monotonic()
             try:
@@ -241,30 +301,29 @@ class Remote(Federation):
             except LinkError as error:
                 if until - time.monotonic() < PAUSE:
                     raise LinkError(f"no answer within {self.link.wait:g} s: {error}") from error
-                time.sleep(PAUSE)
+                if self._over.wait(PAUSE):
+                    raise LinkError("the run is over") from error
         header, tensors = unpack(reply)
-        try:
-            failure = _revived(node, question, header["error"]) if "error" in header else None
-            own, told = float(header.get("seconds", 0)), dict(header.get("told", {}))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"it replied in a form that is not known: {error}") from error
+        failure = read_failure(node, question, header)
         if failure is not None:
             raise failure
-        return own, told, tensors
+        told, elapsed = read_told(header), time.monotonic() - start
+        return Reply(told, read_privacy(told), tensors, read_seconds(header, elapsed), elapsed)
 
     def _timed(
         self, nodes: Sequence[str], question: str, messages: Mapping[str, bytes], since: int | None = None
-    ) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
+    ) -> dict[str, Reply]:
         """One message to each of some nodes, on the meter."""
-        start = time.perf_counter()
-        replies = self._each(
+        start = time.monotonic()
+        replies: dict[str, Reply] = self._each(
             nodes, question, lambda node: self._deliver(node, question, messages[node]), since
         )
         carried = sum(len(messages[node]) for node in replies)
-        carried += sum(size(tensor) for _, _, out in replies.values() for tensor in out.values())
-        own = [seconds for seconds, _, _ in replies.values()]
-        self.meter.add(time.perf_counter() - start, own, carried)
-        return {node: (told, tensors) for node, (_, told, tensors) in replies.items()}
+        carried += sum(size(tensor) for reply in replies.values() for tensor in reply.tensors.values())
+        seconds, own = time.monotonic() - start, [reply.own for reply in replies.values()]
+        last = max((reply.elapsed for reply in replies.values()), default=0.0)
+        self.meter.add(seconds, own, carried, 0.0 if len(replies) == len(nodes) else seconds - last)
+        return replies
 
     def _each(
         self, nodes: Sequence[str], question: str, call: Callable[[str], Any], since: int | None = None
@@ -283,23 +342,46 @@ class Remote(Federation):
                 failed.append((node, error))
         for node, failure in failed:
             everyone = self.link.least(len(self.nodes)) == len(self.nodes)
-            if isinstance(failure, QuestionMismatch) or (everyone and isinstance(failure, QuestionRefused)):
+            refused = isinstance(failure, QuestionRefused | QuestionMismatch)
+            if isinstance(failure, DeployError) or (everyone and refused):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            nonsense = isinstance(failure, QuestionRefused | DataError)
+            nonsense = refused or isinstance(failure, DataError)
             self.leave_out(node, question, reason, back=not nonsense, since=since)
         return told
 
-    def _joined(self, node: str) -> dict[str, Any]:
+    def _joined(self, node: str) -> About:
         """Have one node join, with the public data if it has none."""
-        hello = self._tell(node, {"do": "hello"})
-        if hello["protocol"] != PROTOCOL:
-            raise NodeFault(node, "hello", f"it speaks protocol {hello['protocol']}, the server {PROTOCOL}")
+        hello = Hello.read(self._tell(node, {"do": "hello"}))
+        if hello.protocol != PROTOCOL:
+            raise NodeFault(node, "hello", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
         joining = {"do": "join", "plan": self.plan.to_dict()}
-        told = self._tell(node, joining)
-        if told.get("wants_public") and self._public is not None:
+        about = About.read(self._tell(node, joining), hello.versions)
+        if about.wants_public and self._public is not None:
             told = self._tell(node, joining, public_tensors(self._public))
-        return {**told, "versions": hello["versions"]}
+            about = About.read(told, hello.versions)
+        if about.wants_public:
+            raise NodeFault(node, "join", "it does not take the run's public data")
+        return about
+
+    def _learn(self, coming: _Coming) -> Progress:
+        """Have one node go on with its local training for a while.
+
+        Raises:
+            NodeFault: it has not come on for as long as an answer may take.
+        """
+        start = time.monotonic()
+        come = Progress.read(self._tell(coming.node, {"do": "learn", "seconds": LEARN}))
+        if come.learned or come.percent > coming.percent:
+            coming.percent, coming.seconds = come.percent, 0.0
+            return come
+        if time.monotonic() - start < LEARN / 2:  # it was asked to be at work for longer
+            self._over.wait(PAUSE)
+        coming.seconds += time.monotonic() - start
+        if coming.seconds > self.link.wait:
+            stuck = f"its local training stays at {coming.percent}%, after {coming.seconds:.0f} s more"
+            raise NodeFault(coming.node, "learn", stuck)
+        return come
 
     # --- nodes that come back --------------------------------------------------------------------------
 
@@ -322,21 +404,24 @@ class Remote(Federation):
     def _back(self, node: str) -> None:
         self.events.append({"node": node, "number": self.number, "event": "back", "reason": ""})
 
-    def _rejoined(self, node: str) -> dict[str, Any]:
+    def _rejoined(self, node: str) -> About:
         """A node that was away, ready again: where it is now.
 
         Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
         stopped meanwhile, and has gone back).
         """
         self.carrier.call(node, self._pack({"do": "hello"}), PROBE)
-        told = self._joined(node)
-        while not told["learned"]:
-            told = {**told, **self._tell(node, {"do": "learn", "seconds": LEARN})}
+        about, coming = self._joined(node), _Coming(node)
+        learned = about.learned
+        while not learned:
+            if self._over.is_set():
+                raise LinkError("the run is over")
+            learned = self._learn(coming).learned
         number = self.number
-        mark = max((mark for mark in told["marks"] if mark <= number), default=0)
-        if not mark - 1 <= told["last"] < number:
+        mark = max((mark for mark in about.marks if mark <= number), default=0)
+        if not mark - 1 <= about.last < number:
             self._tell(node, {"do": "recall", "mark": mark})
-        return told
+        return about
 
     # --- the server's own account ---------------------------------------------------------------------
 
@@ -348,13 +433,13 @@ class Remote(Federation):
         part: str,
         content: str,
         down: Mapping[str, int],
-        released: Tensors,
-        told: Mapping[str, Any],
+        reply: Reply,
     ) -> None:
-        if self.ledger.released(node, number, part) == content:
+        if self.ledger.released(node, number, part, content):
             return
         kinds = self.questions[question].kinds()
-        up = self._sizes({name: tensor for name, tensor in released.items() if _known(name, kinds)}, kinds)
+        # What was not declared will be found faulty, and is not counted.
+        known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
         self.ledger.write(
             node=node,
             number=number,
@@ -362,8 +447,8 @@ class Remote(Federation):
             part=part,
             content=content,
             down=down,
-            up=up,
-            privacy=told.get("privacy", {}),
+            up=self._sizes(known, kinds),
+            privacy=reply.privacy,
         )
 
     def _sizes(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
@@ -371,21 +456,6 @@ class Remote(Federation):
         for name, tensor in tensors.items():
             sizes[kind_of(name, kinds)] += size(tensor)
         return dict(sizes)
-
-
-def _known(name: str, kinds: Mapping[str, str]) -> bool:
-    """Whether a tensor that arrived was declared; what was not will be found faulty, and is not counted."""
-    return name in kinds or name.partition(":")[0] in kinds
-
-
-def _revived(node: str, question: str, told: Mapping[str, Any]) -> FedstillError:
-    """A node's error as it is raised at the server."""
-    asked = str(told.get("question", question))
-    if told["kind"] == "QuestionRefused":
-        return QuestionRefused(node, asked, str(told.get("rule")))
-    if told["kind"] == "QuestionMismatch":
-        return QuestionMismatch(node, asked, int(told.get("number", -1)))
-    return NodeFault(node, asked, str(told["text"]))
 
 
 class Loopback:

@@ -163,7 +163,7 @@ def run(site: Site) -> int:
         finally:
             end_jobs(site)
         _LOG.info("ended")
-        site.pid.unlink(missing_ok=True)
+        os.truncate(site.pid, 0)  # not deleted: whoever starts the site just now waits for its lock
         sys.stdout.flush()
         os._exit(code)  # FLARE leaves threads that would keep the process for half a minute
 
@@ -205,6 +205,9 @@ def stop(site: Site, grace: float = GRACE) -> bool:
 
     Returns:
         Whether it ran.
+
+    Raises:
+        DeployError: what the site's file names is another's process.
     """
     import psutil
 
@@ -212,24 +215,28 @@ def stop(site: Site, grace: float = GRACE) -> bool:
     if number is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(number)
+            if not any("fedstill" in word for word in process.cmdline()):
+                raise DeployError(f"process {number}, which {site.pid} names, is no site: end it by hand")
             process.terminate()
             with contextlib.suppress(psutil.TimeoutExpired):
                 process.wait(2 * grace)
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 process.kill()
     end_jobs(site)
-    site.pid.unlink(missing_ok=True)
     return number is not None
 
 
 def running(site: Site) -> int | None:
-    """The number of the site's process, or None if it does not run."""
+    """The number of the site's process, or None if it does not run.
+
+    Any number may ask at once: their locks are shared, and only the site's own excludes them.
+    """
     import fcntl
 
     try:
-        with site.pid.open("r+") as file:
+        with site.pid.open() as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
                 return int(file.read() or 0)
     except FileNotFoundError:

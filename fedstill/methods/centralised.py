@@ -78,7 +78,7 @@ class CentralisedServer(Server):
         super().load(state)
         if state["optimiser"]:
             self.federation.number = 0
-            self._gather().load({"modules": {}, "optimisers": {"model": state["optimiser"]}})
+            self._gather().load({"modules": {}, "optimisers": {"model": state["optimiser"]}, "answered": ""})
 
     def _gather(self) -> Node:
         """One node at the server, which has everything."""

@@ -31,7 +31,6 @@ from fedstill.methods.ensemble import look
 from fedstill.methods.parameters import finite
 from fedstill.methods.public import (
     AT_ONCE,
-    INDICES,
     LOGITS,
     SCHEDULE,
     Views,
@@ -42,9 +41,10 @@ from fedstill.methods.public import (
     passes,
 )
 from fedstill.methods.server import Ask, Method, Needs, Server, ServerSetting
+from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
+from fedstill.node.questions import NodeSetting, NodeSide, Question, digest
 from fedstill.node.training import cosine, set_lr, shifted
 from fedstill.privacy.noise import dequantise, laplace, quantise
 from fedstill.seeds import derive, torch_generator
@@ -154,8 +154,12 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
         return kept[names][1]
 
     def noise(node: Node, view: int, like: torch.Tensor) -> torch.Tensor:
-        """Lap(1 / gamma), ``(N, C)``: the same each time, or asking again would average it out."""
-        generator = torch_generator(node.gate.secret, node.name, "laplace", view)
+        """Lap(1 / gamma), ``(N, C)``: the same each time, or asking again would average it out.
+
+        On other public data it is other noise, or those of one run would tell another's.
+        """
+        about = digest("public", {"inputs": known(setting.public).inputs})
+        generator = torch_generator(node.gate.secret, node.name, "laplace", view, about)
         return laplace(tuple(like.shape), 1 / config.gamma, generator).to(like.device)
 
     def tell_range(group: Group, number: int, view: torch.Tensor) -> Mapping[str, torch.Tensor]:

@@ -30,7 +30,6 @@ from fedstill.methods.ensemble import look
 from fedstill.methods.parameters import finite, train_round
 from fedstill.methods.public import (
     AT_ONCE,
-    INDICES,
     LOGITS,
     SCHEDULE,
     Distance,
@@ -42,6 +41,7 @@ from fedstill.methods.public import (
 )
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
+from fedstill.node.gate import INDICES
 from fedstill.node.group import Group, stack
 from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Span, cosine, set_lr

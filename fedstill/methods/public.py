@@ -20,7 +20,7 @@ from fedstill.node.group import Group
 from fedstill.node.training import LocalConfig, make_optimiser, shifted
 from fedstill.seeds import torch_generator
 
-LOGITS, INDICES, SCHEDULE = "logits", "indices", "schedule"  # kinds of tensor
+LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor
 AT_ONCE = 250  # public inputs that each node of a group computes at once
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C) to (B,)

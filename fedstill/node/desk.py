@@ -12,7 +12,7 @@ from fedstill.compute import Compute
 from fedstill.errors import ArgumentError, QuestionMismatch
 from fedstill.node.gate import Asked
 from fedstill.node.group import Group, stack
-from fedstill.node.questions import GRADIENTS, NodeSide, Question, digest
+from fedstill.node.questions import GRADIENTS, NodeSide, Question, chained, digest
 from fedstill.wire import WireConfig, kind_of, refine, size
 
 Tensors = Mapping[str, torch.Tensor]
@@ -25,7 +25,8 @@ class _Answered:
     """One question, from its answer until it is forgotten."""
 
     question: Question
-    asked: Asked
+    content: str  # digest of the question
+    asked: list[Asked]  # one a node, in the group's order
     inputs: Tensors  # (G, ...) leaves of the graph
     outputs: Tensors  # (G, ...), with the graph until the next question
     releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
@@ -85,16 +86,20 @@ class Desk:
         if kept is None:
             if any(number <= self._last[node.name] for node in self.group.nodes):
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
-            asked = Asked(number, name, content, _bytes(arrived, question.sends))
-            for node in self.group.nodes:
-                node.gate.admit(asked, question.kinds())
-            kept = self._compute(question, asked, tensors, differentiable)
+            down = _bytes(arrived, question.sends)
+            asked = [Asked(number, name, content, node.answered, down) for node in self.group.nodes]
+            for node, here in zip(self.group.nodes, asked, strict=True):
+                node.gate.admit(here, question.kinds())
+            inputs, outputs = self._compute(question, number, tensors, differentiable)
+            kept = _Answered(question, content, asked, inputs, outputs)
             self._remember(number, kept)
-        elif kept.asked.content != content:
+        elif kept.content != content:
             raise QuestionMismatch(self.group.nodes[0].name, name, number)
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
-            kept.releases.append(node.gate.release(kept.asked, "answer", mine, question.kinds(), self.wire))
+            kept.releases.append(
+                node.gate.release(kept.asked[row], "answer", mine, question.kinds(), self.wire)
+            )
         return kept.releases
 
     def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
@@ -117,9 +122,14 @@ class Desk:
         if kept is None:
             raise QuestionMismatch(first, "unknown", number)
         name = kept.question.name
+        before = {node.name: mine.after for node, mine in zip(self.group.nodes, kept.asked, strict=True)}
         pulled = {
             node: Asked(
-                number, name, digest(name, pull), _bytes(pull, dict.fromkeys(refine(pull), GRADIENTS))
+                number,
+                name,
+                digest(name, pull),
+                f"{before[node]}{kept.content}",
+                _bytes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
             )
             for node, pull in pulls.items()
         }
@@ -160,19 +170,22 @@ class Desk:
         self._question(name, whole)
         return whole
 
-    def _compute(self, question: Question, asked: Asked, tensors: Tensors, differentiable: bool) -> _Answered:
+    def _compute(
+        self, question: Question, number: int, tensors: Tensors, differentiable: bool
+    ) -> tuple[Tensors, Tensors]:
+        """A handler's inputs and outputs, ``(G, ...)`` each."""
         inputs = {
             key: self._for_each(tensor, differentiable and key in question.differentiable)
             for key, tensor in tensors.items()
         }
         first = self.group.nodes[0]
         with (
-            self.compute.step(first.seed, first.name, question.name, asked.number),
+            self.compute.step(first.seed, first.name, question.name, number),
             torch.set_grad_enabled(differentiable),
         ):
             self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
-            outputs = question.handler(self.group, asked.number, **inputs)
-        return _Answered(question, asked, inputs, outputs)
+            outputs = question.handler(self.group, number, **inputs)
+        return inputs, outputs
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions.get(name)
@@ -194,6 +207,7 @@ class Desk:
         self._answered[number] = kept
         for node in self.group.nodes:
             self._last[node.name] = number
+            node.answered = chained(node.answered, kept.content)
         while len(self._answered) > KEPT or (
             len(self._answered) > 1 and sum(map(_size, self._answered.values())) > KEPT_BYTES
         ):

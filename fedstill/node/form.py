@@ -19,7 +19,7 @@ class Form:
         mean, std: the normalisation ``(pixel - mean) / std`` of pixels from 0 to 1, per channel.
 
     Raises:
-        ArgumentError: not one positive standard deviation and one mean for each channel, or fewer than two
+        ArgumentError: not one mean and one standard deviation for each channel, or wild ones; fewer than two
             classes.
     """
 
@@ -39,8 +39,11 @@ class Form:
                 raise ArgumentError(
                     f"form.{name}", getattr(self, name), f"one value for each of {self.shape[0]} channels"
                 )
-        if min(self.std) <= 0:
-            raise ArgumentError("form.std", self.std, "above 0")
+        # Wilder ones would train a node on constants, or on numbers without end.
+        if not all(1e-3 <= value <= 1e3 for value in self.std):
+            raise ArgumentError("form.std", self.std, "from 0.001 to 1000")
+        if not all(abs(value) <= 1e3 for value in self.mean):
+            raise ArgumentError("form.mean", self.mean, "from -1000 to 1000")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives the same form back."""

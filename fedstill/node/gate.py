@@ -13,13 +13,14 @@ from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.privacy.mechanism import Mechanism, NoMechanism
 from fedstill.seeds import torch_generator
-from fedstill.wire import INPUTS, WireConfig, kind_of, size
+from fedstill.wire import INPUTS, SCALE, WireConfig, kind_of, refine, size
 
 # Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
 PARAMETERS = "parameters"
 EXTRACTOR_PARAMETERS, HEAD_PARAMETERS = "extractor parameters", "head parameters"
 GENERATOR_PARAMETERS = "generator parameters"
 PRIVATE_DATA = "private data"
+INDICES = "indices"  # of public data
 NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
 # Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
 OUTPUTS = ("critic", "data sizes", "gradients", "label counts", "logit range", "logits")
@@ -54,6 +55,7 @@ class Asked:
     number: int
     question: str
     content: str  # digest of the tensors that came with it
+    after: str  # fingerprint of all that the node had answered before: its answer depends on that, too
     down: Mapping[str, int]  # bytes by kind
 
 
@@ -112,22 +114,31 @@ class Gate:
             shape: of one of the node's own inputs.
 
         Raises:
-            QuestionRefused: inputs of another shape, too many of them, or numbers that are not finite.
+            QuestionRefused: other tensors than declared, inputs of another shape, too many of them, or
+                numbers that are not finite.
         """
-        most = self.policy.most_rows
-        for name, tensor in tensors.items():
-            rule = None
-            if sends[name] == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
+        most = self.policy.most_rows or math.inf
+        rule, names = None, {name.removesuffix(SCALE) for name in tensors}
+        if names != set(sends):
+            rule = f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
+        for name, tensor in (tensors if rule is None else {}).items():
+            if name.endswith(SCALE):
+                continue
+            kind = kind_of(name, sends)
+            if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
                 here = f"(B, {', '.join(map(str, shape))})"
                 rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {here}"
-            elif sends[name] == INPUTS and tensor.dtype != torch.float32:
+            elif kind == INPUTS and f"{name}{SCALE}" not in tensors and tensor.dtype != torch.float32:
                 rule = f"inputs: {name} is {tensor.dtype}, and inputs here are torch.float32"
-            elif sends[name] == INPUTS and not 1 <= len(tensor) <= (most or math.inf):
+            elif kind == INPUTS and not 1 <= len(tensor) <= most:
                 rule = f"most_rows: {most}, and {name} has {len(tensor)}"
-            elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            elif kind == INDICES and tensor.numel() > most:
+                rule = f"most_rows: {most}, and {name} names {tensor.numel()}"
+        for name, tensor in (refine(tensors) if rule is None else {}).items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 rule = f"finite numbers: {name} holds NaN or infinity"
-            if rule is not None:
-                raise QuestionRefused(self.node, question, rule)
+        if rule is not None:
+            raise QuestionRefused(self.node, question, rule)
 
     def admit(self, asked: Asked, kinds: Mapping[str, str]) -> None:
         """Let a question in, or refuse it before anything is computed.
@@ -137,7 +148,7 @@ class Gate:
         """
         rule = self.objection(asked.question, kinds)
         # What was answered once may be again; other content under the same number is another question.
-        again = self.ledger.released(self.node, asked.number, ANSWER) == asked.content
+        again = self.ledger.released(self.node, asked.number, ANSWER, asked.content, asked.after)
         limit = self.policy.most_questions
         if rule is None and not again:
             if limit and self.ledger.answers(self.node) >= limit:
@@ -172,8 +183,9 @@ class Gate:
         if undeclared:
             raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
         bounded = self.mechanism.bound(tensors)
-        # With the content: equal noise on two contents would cancel in their difference.
-        generator = torch_generator(self.secret, self.node, "gate", asked.number, part, asked.content)
+        # With the content, and with what came before: equal noise on two answers would cancel.
+        purpose = (self.node, "gate", asked.number, part, asked.content, asked.after)
+        generator = torch_generator(self.secret, *purpose)
         noised = self.mechanism.noise(bounded, generator)
         leaving = (wire or WireConfig()).coarsen(noised, kinds)
         self._charge(asked, part, leaving, kinds)
@@ -182,7 +194,7 @@ class Gate:
     def _charge(
         self, asked: Asked, part: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
     ) -> None:
-        if self.ledger.released(self.node, asked.number, part) == asked.content:
+        if self.ledger.released(self.node, asked.number, part, asked.content, asked.after):
             return  # the same release once more, after a stop: written and paid for already
         up: Counter[str] = Counter()
         for name, tensor in tensors.items():
@@ -196,6 +208,7 @@ class Gate:
             question=asked.question,
             part=part,
             content=asked.content,
+            after=asked.after,
             down=asked.down,
             up=up,
             privacy={

@@ -8,6 +8,7 @@ nothing is trained twice, and what was released already is neither charged nor c
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import platform
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -26,8 +27,9 @@ from fedstill.errors import (
     DataError,
     FedstillError,
     NodeFault,
-    QuestionMismatch,
+    OwnDataError,
     QuestionRefused,
+    RunFolderError,
 )
 from fedstill.imports import OWN
 from fedstill.methods import METHODS
@@ -38,8 +40,8 @@ from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.node.node import Node
-from fedstill.node.plan import PROTOCOL, Plan, fingerprint, public_tensors
-from fedstill.node.questions import GRADIENTS, NodeSetting, Question, digest
+from fedstill.node.plan import PLAN_FILE, PROTOCOL, Plan, check_public, fingerprint, public_tensors
+from fedstill.node.questions import GRADIENTS, NodeSetting, digest
 from fedstill.records import write_text
 from fedstill.state import load_state, save_state
 from fedstill.tasks import make_task
@@ -49,6 +51,8 @@ logger = logging.getLogger("fedstill.node")
 
 CHUNK = 20  # local steps between two looks at the clock
 LEARNING = "learning.safetensors"
+MOST = 2**31  # numbers of questions are below it
+OWN_TROUBLES = (OwnDataError, RunFolderError)  # errors whose texts are the owner's alone
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
@@ -68,6 +72,8 @@ class Host:
         self.compute = owner.make_compute(self.file)
         self.session: Session | None = None
         self._lock = threading.Lock()
+        self._server, self._heard = "", -1  # the server process that asks, and the last of its messages
+        self._over: set[str] = set()  # server processes before it
 
     @property
     def name(self) -> str:
@@ -96,9 +102,13 @@ class Host:
         if what == "hello":
             return self.hello(), {}
         if what == "join":
-            return self.join(Plan.from_dict(header["plan"]), tensors), {}
+            told = self.join(Plan.from_dict(header["plan"]), tensors)
+            self._begin_with(str(header.get("server", "")))
+            return told, {}
         if self.session is None or self.session.plan.run != header.get("run"):
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
+        if what in ("remember", "recall", "leave") and self._late(header):
+            return {}, {}
         if what == "learn":
             return self.session.learn(float(header["seconds"])), {}
         if what == "answer":
@@ -120,20 +130,43 @@ class Host:
             return {}, {}
         raise ArgumentError("do", what, "hello, join, learn, answer, pull back, remember, recall or leave")
 
+    def _begin_with(self, server: str) -> None:
+        """Count messages from a server process anew; one that was followed by another is over."""
+        if server in self._over:
+            raise ArgumentError("server", server, "a server process that none has followed")
+        if server != self._server:
+            self._over.add(self._server)
+            self._server, self._heard = server, -1
+
+    def _late(self, header: Mapping[str, Any]) -> bool:
+        """Whether a message that changes a state has come before, or after a later one: it was sent twice."""
+        if str(header.get("server", "")) != self._server:
+            return True
+        heard, self._heard = self._heard, max(self._heard, int(header.get("message", self._heard + 1)))
+        return heard >= self._heard
+
     def _refused(self, header: Mapping[str, Any], error: Exception) -> dict[str, Any]:
-        """An error as a message carries it; in the owner's log and ledger it stands too."""
+        """An error as a message carries it; in the owner's log and ledger it stands whole.
+
+        The server is told what it did wrong, and of the node's own troubles only that there are some: their
+        texts may quote paths, columns of a table, or what an owner's own code says.
+        """
         text = " ".join(str(error).split()) or type(error).__name__
-        question, number = str(header.get("question") or header.get("do")), header.get("number", -1)
-        logger.warning("refused %s (number %s): %s", question, number, text)
-        if isinstance(error, QuestionRefused | QuestionMismatch) and self.session is not None:
-            rule = error.rule if isinstance(error, QuestionRefused) else text
+        question = _short(header.get("question") or header.get("do"))
+        number = header.get("number")
+        asked = number if isinstance(number, int) and abs(number) < MOST else -1
+        logger.warning("refused %s (number %d): %s", question, asked, _short(text, 1000))
+        if isinstance(error, OWN_TROUBLES):
+            text = "its data or model fail here: its own log says more"
+        elif not isinstance(error, FedstillError):
+            text = getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
+        if header.get("do") in ("answer", "pull back") and self.session is not None:
+            rule = _short(error.rule if isinstance(error, QuestionRefused) else text)
             try:
-                self.session.ledger.refuse(node=self.name, number=int(number), question=question, rule=rule)
+                self.session.ledger.refuse(node=self.name, number=asked, question=question, rule=rule)
             except OSError as full:  # the refusal stands all the same
                 logger.error("the ledger cannot be written: %s", full)
-        if not isinstance(error, FedstillError):  # what others write may quote what nobody is to read
-            text = getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
-        told: dict[str, Any] = {"kind": type(error).__name__, "text": text, "question": question}
+        told: dict[str, Any] = {"kind": type(error).__name__, "text": _short(text), "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)
@@ -180,7 +213,7 @@ class Host:
         """End with a run; its files stay."""
         if self.session is not None:
             logger.info("left run %s", self.session.plan.run)
-            self.session.ledger.close()
+            self.session.close()
             self.session = None
 
     def _public(self, plan: Plan, given: Tensors) -> Public | None:
@@ -192,7 +225,10 @@ class Host:
             public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
+            check_public(public, plan.form, self.file.policy.most_rows)
             path.parent.mkdir(exist_ok=True)
+            for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
+                other.unlink()
             save_state(path, public_tensors(public))
         elif not path.exists():
             return None
@@ -219,19 +255,17 @@ class Session:
         method, config = METHODS[plan.method["name"]], plan.config()
         self.task = make_task(form.task, len(form.classes))
         self.needs = method.needs(config)
+        self.ledger = Ledger()
         try:
             data = owner.load_data(file, host.folder, form)
             self.task.check(data, f"data of {file.name}")
-        except DataError as error:  # it may quote the data
-            logger.error("%s", error)
-            reason = "its data are not of the run's form: its own log says more"
-            raise NodeFault(file.name, "join", reason) from error
-        model = owner.make_model(file, host.folder, form)
-        self.ledger = Ledger()
-        gate = Gate(file.name, file.policy, self.ledger, secret=owner.secret(host.folder))
-        parted = self.needs.split
-        whose = f"model of {file.name}"
-        network = fitted(model, compute, form.shape, file.seed, whose, parted=parted)
+            model = owner.make_model(file, host.folder, form)
+            secret = owner.secret(host.folder)
+            whose = f"model of {file.name}"
+            network = fitted(model, compute, form.shape, file.seed, whose, parted=self.needs.split)
+        except FedstillError as error:
+            raise OwnDataError(str(error)) from error
+        gate = Gate(file.name, file.policy, self.ledger, secret=secret)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         self.side = method.node_side(config, NodeSetting(self.task, file.local, compute, placed))
@@ -252,6 +286,8 @@ class Session:
         self.learned = self.first is None
         self._saved = time.monotonic()
         self._take_up()
+        self._alone = _locked(self.folder.parent / "lock", file.name)
+        self._earlier = self._count_other_runs()
         self.ledger.open(self.folder / "ledger.jsonl")  # and lock it: nothing may fail from here on
 
     def _bind(self, told: Mapping[str, Any]) -> None:
@@ -261,7 +297,7 @@ class Session:
         Raises:
             NodeFault: a run of this name was begun with something else.
         """
-        path, text = self.folder / "plan.json", json.dumps(told, sort_keys=True)
+        path, text = self.folder / PLAN_FILE, json.dumps(told, sort_keys=True)
         if not path.exists():
             write_text(path, text)
             return
@@ -270,6 +306,11 @@ class Session:
         if other:
             changed = f"it was begun with another {' and '.join(other)}: allowed is a new run"
             raise NodeFault(self.node.name, "join", f"run {self.plan.run!r} is known here, and {changed}")
+
+    def close(self) -> None:
+        """Let others at this run, and other runs at this node."""
+        self.ledger.close()
+        self._alone.close()
 
     def about(self) -> dict[str, Any]:
         """What a server may know beforehand."""
@@ -280,8 +321,8 @@ class Session:
             "parameters": sum(parameter.numel() for parameter in self.node.model.parameters()),
             "architecture": architecture(self.node.model),
             "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
-            "objections": owner.objections(self._file, self.node.model, self.side.questions),
-            "most_questions": gate.policy.most_questions,
+            "objections": self._objections(),
+            "most_questions": max(gate.policy.most_questions - self._earlier, 0),
             "learned": self.learned,
             "marks": self._marks(),
             "last": self._last[self.node.name],
@@ -291,10 +332,10 @@ class Session:
         """Go on with the local training that the method wants first, for some seconds.
 
         How well it goes is nobody's to know, nor how many steps there are, which would tell the number of
-        examples: only how far it has come, in percent, is told.
+        examples: only how far it has come, in tens of percent, is told.
         """
         if self.first is not None and not self.learned:
-            until = time.monotonic() + seconds
+            until = time.monotonic() + min(max(seconds, 1.0), 60.0)  # so short that it counts steps, none is
             total = len(self.first.steps(self.local.steps(len(self.node.data))))
             while self.steps < total and time.monotonic() < until:
                 self.steps = training.train(
@@ -319,7 +360,7 @@ class Session:
         """How far local training has come."""
         if self.learned or self.first is None:
             return 100
-        return 100 * self.steps // len(self.first.steps(self.local.steps(len(self.node.data))))
+        return 10 * (10 * self.steps // len(self.first.steps(self.local.steps(len(self.node.data)))))
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
@@ -334,11 +375,13 @@ class Session:
             raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
         if not self.learned:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
-        objection = self._objection(question)
+        objection = self._objections().get(name)
         if objection is not None:
             raise QuestionRefused(self.node.name, name, objection)
+        if not 0 <= number < MOST:
+            raise ArgumentError("number", number, f"from 0 to {MOST - 1}")
         shape = self.node.data.inputs.shape[1:]
-        self.node.gate.inspect(name, self.desk.refined(name, tensors), question.sends, shape)
+        self.node.gate.inspect(name, tensors, question.sends, shape)
         start = time.perf_counter()
         (release,) = self.desk.answer(name, number, self.compute.here(tensors), differentiable)
         self._log(name, number, release, start)
@@ -351,8 +394,8 @@ class Session:
             QuestionRefused: gradients that are not finite.
             QuestionMismatch: the question was pulled with other gradients, or is not known any more.
         """
-        start, name, whole = time.perf_counter(), self.node.name, refine(tensors)
-        self.node.gate.inspect("gradient", whole, dict.fromkeys(whole, GRADIENTS), ())
+        start, name = time.perf_counter(), self.node.name
+        self.node.gate.inspect("gradient", tensors, dict.fromkeys(refine(tensors), GRADIENTS), ())
         release = self.desk.pull_back(number, {name: self.compute.here(tensors)})[name]
         self._log("gradient", number, release, start)
         return release
@@ -362,7 +405,13 @@ class Session:
         return dict(self.ledger.privacy(self.node.name, number, part))
 
     def remember(self, mark: int) -> None:
-        """Keep the state as it is before question ``mark``, on disk."""
+        """Keep the state as it is before question ``mark``, on disk.
+
+        Raises:
+            NodeFault: the node is not there: still learning, or further already.
+        """
+        if not self.learned or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
+            raise NodeFault(self.node.name, "remember", f"it is not before question {_short(mark)}")
         self._save(f"mark-{mark}.safetensors")
         for old in self._marks()[:-MARKS]:
             (self.folder / f"mark-{old}.safetensors").unlink()
@@ -387,9 +436,19 @@ class Session:
 
     # --- the rest -----------------------------------------------------------------------------------
 
-    def _objection(self, question: Question) -> str | None:
-        """The rule by which a question will never be answered here."""
-        return owner.objections(self._file, self.node.model, {question.name: question}).get(question.name)
+    def _objections(self) -> dict[str, str]:
+        """The rule by which each question that will never be answered here is refused."""
+        limit = self.node.gate.policy.most_questions
+        if limit and self._earlier >= limit:
+            return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
+        return owner.objections(self._file, self.node.model, self.side.questions)
+
+    def _count_other_runs(self) -> int:
+        """Let the owner's limits hold over all runs of this folder; how many questions others answered."""
+        for path in sorted(self.folder.parent.glob("*/ledger.jsonl")):
+            if path.parent != self.folder:
+                self.ledger.carry(self.node.name, path)
+        return self.ledger.answers(self.node.name)
 
     def _new_desk(self) -> Desk:
         return Desk(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
@@ -421,3 +480,23 @@ class Session:
             self._load(self.folder / LEARNING)
         elif self.learned:  # to go back to: nothing is trained before the first question
             self._save(LEARNING)
+
+
+def _locked(path: Path, node: str) -> IO[bytes]:
+    """A file that one process holds at a time: one run at a node, so that its limits hold over all of them.
+
+    Raises:
+        NodeFault: another has it.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise NodeFault(node, "join", "another run is at work here") from error
+    return file
+
+
+def _short(value: object, most: int = 200) -> str:
+    """What a server sent, for a line of a log or ledger: never more than one line, and not a long one."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())

@@ -28,7 +28,7 @@ class Ledger:
     def __init__(self) -> None:
         self._up: Counter[str] = Counter()  # bytes that left each node
         self.bytes: dict[tuple[str, str, str], int] = defaultdict(int)  # node, direction, kind
-        self._releases: dict[Release, str] = {}  # -> content of the question answered
+        self._releases: dict[Release, set[tuple[str, str]]] = defaultdict(set)  # contents, and after what
         self._privacy: dict[Release, Mapping[str, Any]] = {}
         self._answers: Counter[str] = Counter()  # questions that each node answered
         self._asked: dict[tuple[int, str], str] = {}  # number and content -> the question's name
@@ -56,9 +56,9 @@ class Ledger:
         """How many questions a node has answered."""
         return self._answers[node]
 
-    def released(self, node: str, number: int, part: str) -> str | None:
-        """The content of the question that this release answered, or None where there was none."""
-        return self._releases.get((node, number, part))
+    def released(self, node: str, number: int, part: str, content: str, after: str = "") -> bool:
+        """Whether a release that answers this content, after what was answered before, is written already."""
+        return (content, after) in self._releases[node, number, part]
 
     def privacy(self, node: str, number: int, part: str) -> Mapping[str, Any]:
         """Under which mechanism, and at which price, a release left."""
@@ -75,6 +75,7 @@ class Ledger:
         down: Mapping[str, int],
         up: Mapping[str, int],
         privacy: Mapping[str, Any],
+        after: str = "",
     ) -> None:
         """Write one line and hand it to the operating system before returning.
 
@@ -85,6 +86,7 @@ class Ledger:
             **_head(node, number, question),
             "part": part,
             "content": content,
+            **({"after": after} if after else {}),
             "down": dict(down),
             "up": dict(up),
             "privacy": dict(privacy),
@@ -102,6 +104,17 @@ class Ledger:
         line = {**_head(node, number, question), "refused": rule}
         if self._file is not None:
             self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+
+    def carry(self, node: str, path: Path) -> None:
+        """Count what a node answered in another run, whose lines are in a file, for its limits over all runs.
+
+        Raises:
+            RunFolderError: a line that is not the last is broken.
+        """
+        other = Ledger()
+        other._read(path)
+        self._answers[node] += other.answers(node)
+        self._up[node] += other.up(node)
 
     def up(self, node: str) -> int:
         """Bytes that left this node so far."""
@@ -130,6 +143,12 @@ class Ledger:
             self._file.close()
 
     def _take_up(self, path: Path) -> None:
+        good = self._read(path)
+        with path.open("rb+") as file:
+            file.truncate(good)
+
+    def _read(self, path: Path) -> int:
+        """Count the whole lines of a file; how many bytes these are."""
         good = 0
         with path.open("rb") as file:
             lines = file.readlines()
@@ -144,8 +163,7 @@ class Ledger:
                     f"{path}: line {position + 1} is no line of a ledger: {error}"
                 ) from error
             good += len(raw)
-        with path.open("rb+") as file:
-            file.truncate(good)
+        return good
 
     def _append(self, file: FileIO, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
@@ -161,7 +179,8 @@ class Ledger:
         if "refused" in line:
             return
         release = line["node"], line["number"], line["part"]
-        self._releases[release], self._privacy[release] = line["content"], line["privacy"]
+        self._releases[release].add((line["content"], line.get("after", "")))
+        self._privacy[release] = line["privacy"]
         for way in ("down", "up"):
             for kind, size in line[way].items():
                 self.bytes[line["node"], way, kind] += size

@@ -33,6 +33,7 @@ class Node:
         self.modules: dict[str, nn.Module] = {"model": model}
         self.frozen = {"model": _frozen(model)}  # parameters that their owner does not want trained
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
+        self.answered = ""  # fingerprint of all that it has answered, in order: its state follows from it
 
     @property
     def model(self) -> nn.Module:
@@ -67,6 +68,7 @@ class Node:
         return {
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
+            "answered": self.answered,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -76,6 +78,7 @@ class Node:
         for role, values in state["optimisers"].items():
             self.optimisers[role].load_state_dict(values)
             lay_out(self.optimisers[role])
+        self.answered = state["answered"]
 
 
 def _frozen(module: nn.Module) -> frozenset[str]:

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
+
 from fedstill.config import read_table
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError
+from fedstill.errors import ArgumentError, DataError
 from fedstill.methods import METHODS
 from fedstill.node.form import Form
 from fedstill.node.questions import digest
 from fedstill.wire import WireConfig
 
 PROTOCOL = 1  # of the messages between a server and a node
+PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,33 @@ def fingerprint(public: Public | None) -> str:
     if public is None:
         return ""
     return digest("public", public_tensors(public))
+
+
+def check_public(public: Public, form: Form, most: int) -> None:
+    """Refuse public data that no sound server sends.
+
+    Args:
+        public: the data.
+        form: what the server declared.
+        most: how many inputs a node takes at most; 0 is no limit.
+
+    Raises:
+        DataError: other inputs than the form's, too many, NaN, or labels outside the classes.
+    """
+    found, labels = public.inputs, public.labels
+    shape = f"(N, {', '.join(map(str, form.shape))})"
+    if found.dtype != torch.float32 or tuple(found.shape[1:]) != form.shape or not len(found):
+        raise DataError(f"public inputs are {found.dtype} {tuple(found.shape)}: allowed are float32 {shape}")
+    if most and len(found) > most:
+        raise DataError(f"public data have {len(found)} inputs: allowed are {most}, by policy most_rows")
+    if not torch.isfinite(found).all():
+        raise DataError("public inputs hold NaN or infinity")
+    if labels is not None and (
+        labels.dtype != torch.int64
+        or labels.shape != found.shape[:1]
+        or not 0 <= int(labels.min()) <= int(labels.max()) < len(form.classes)
+    ):
+        raise DataError(f"public labels are none of {len(form.classes)} classes")
 
 
 def public_tensors(public: Public) -> dict[str, Any]:

@@ -103,3 +103,8 @@ def digest(question: str, tensors: Mapping[str, torch.Tensor]) -> str:
         hashed.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         hashed.update(tensor.view(-1).view(torch.uint8).numpy().data)
     return hashed.hexdigest()
+
+
+def chained(before: str, content: str) -> str:
+    """A fingerprint of everything up to and including one content."""
+    return hashlib.blake2b(f"{before} {content}".encode(), digest_size=16).hexdigest()

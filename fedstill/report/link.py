@@ -16,6 +16,7 @@ PARTS = (
     ("training", "local training", "the nodes train their own models before the first question"),
     ("nodes", "nodes", "the nodes at work on answers, on average"),
     ("waiting", "waiting", "for the slowest node, while the others are done"),
+    ("absent", "absent nodes", "for nodes that stayed away, until they were left out"),
     ("link", "link", "messages on their way: packed, sent, unpacked"),
     ("server", "server", "the server's own work"),
 )

@@ -246,7 +246,8 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "accuracy_plot": plots.accuracy_plot(line, references, central, own, turn) if line else None,
         "central": central_of(result),
         # Neither a simulation nor a rehearsal, which read nodes' figures past their gates.
-        "apart": "link" in result and not (pick(result, "standalone") or pick(result, "local")),
+        "apart": "files" in result
+        or ("link" in result and not (pick(result, "standalone") or pick(result, "local"))),
         "processes": _processes(result),
         "central_name": central,
         "turn": turn,
@@ -618,7 +619,11 @@ def _files(result: Mapping[str, Any]) -> list[str]:
     for node in answers if isinstance(answers, list) else []:
         known = "the node's own" if pick(node, "key_known") else "which nobody compared"
         size = human_bytes(whole(node, "bytes") or 0)
-        lines.append(f"{words(node, 'node')}: {size}, signed by key {words(node, 'signed_by')}, {known}")
+        asker = pick(node, "asker_known")
+        asked = "" if asker is None else f"; it had {'' if asker else 'not '}compared the server's key"
+        lines.append(
+            f"{words(node, 'node')}: {size}, signed by key {words(node, 'signed_by')}, {known}{asked}"
+        )
     return lines
 
 

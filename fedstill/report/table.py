@@ -6,6 +6,8 @@ The page and the terminal share what is here, so that they can never disagree.
 from __future__ import annotations
 
 import dataclasses
+import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 MISSING = "not measured"
+UNBROKEN = "\u00a0"  # a space at which no line ends
 LARGEST = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
 
 
@@ -190,8 +193,8 @@ def comparison(result: Mapping[str, Any]) -> list[Row]:
         rows.append(_over_nodes("nodes' own models", own, pick(result, "local", "accuracy")))
     rows.append(ours)
     if not _has_none(result, "ensemble") and central_of(result) != "ensemble":
-        rows.append(Row("teachers' ensemble", "the nodes' models, answering together",
-                        number(result, "ensemble", "accuracy")))  # fmt: skip
+        together = _among("the nodes' models, answering together", pick(result, "ensemble"))
+        rows.append(Row("teachers' ensemble", together, number(result, "ensemble", "accuracy")))
     rows.append(Row("centralised", "one model, if all data lay in one place",
                     number(result, "centralised", "accuracy")))  # fmt: skip
     return rows
@@ -202,7 +205,13 @@ def _over_nodes(name: str, meaning: str, figures: object) -> Row:
     per_node = pick(figures, "per_node")
     each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
     known = tuple(value for value in each if value is not None)
-    return Row(name, meaning, number(figures, "mean"), number(figures, "std"), known)
+    return Row(name, _among(meaning, figures), number(figures, "mean"), number(figures, "std"), known)
+
+
+def _among(meaning: str, figures: object) -> str:
+    """What a figure means; where it is not over all nodes, it names them."""
+    names = pick(figures, "nodes")
+    return f"{meaning} (only {', '.join(map(str, names))})" if isinstance(names, list) else meaning
 
 
 def _has_none(result: Mapping[str, Any], key: str) -> bool:
@@ -240,7 +249,16 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
         ("time", MISSING if seconds is None else human_seconds(seconds)),
         *_reached(result),
     ):
-        console.print(Text(f"  {label + ':':<19}{value}"))
+        # Under each other where the terminal is narrow, and no figure parted from its unit.
+        figures = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value)
+        told = textwrap.fill(
+            f"  {label + ':':<19}{figures}",
+            width=console.width,
+            subsequent_indent=" " * 21,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+        console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
 
 
 def _reached(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from fedstill import afar, records, run
+from fedstill import records, run
 from fedstill.config import RunConfig, read_toml, to_toml
 from fedstill.errors import FedstillError
 from fedstill.experiment import Experiment
@@ -172,6 +172,8 @@ class Sites:
     """
 
     def __init__(self, folder: Path, config: RunConfig[Any], delay: float = 0.0) -> None:
+        from fedstill import afar  # with all of FLARE, which the processes need not load
+
         self.folder, self.config, self.delay = folder, config, delay
         experiment, _ = run.prepare(config)
         self.names = [node.name for node in experiment.nodes]

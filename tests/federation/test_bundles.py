@@ -358,6 +358,15 @@ def test_answers_to_another_file_of_questions_are_refused(world: World) -> None:
         world.read()
 
 
+def test_answers_to_what_another_key_signed_are_refused(world: World) -> None:
+    """Somebody on the way signed the same questions, so that the node compared the wrong fingerprint."""
+    swapped = world.print("thief")
+    world.forge(lambda header, tensors: header.update(asked_by=swapped))
+    with pytest.raises(BundleError, match=f"as signed by another key .{swapped}.") as caught:
+        world.read()
+    assert "\n" not in str(caught.value)
+
+
 def test_two_files_of_one_node_are_refused(world: World) -> None:
     for name in (world.path("node-0"), signed.signature_of(world.path("node-0"))):
         copy = name.with_name(name.name.replace("node-0", "again"))

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.federation.checks import faults, not_finite
+from fedstill.errors import NodeFault
+from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.node.questions import Question
 
 ASKED = Question("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
@@ -86,14 +87,37 @@ def test_far_too_large_logits_are_found_by_the_others_median() -> None:
     assert faults(answers, ASKED, float("inf")) == {}
 
 
-def test_only_logits_are_compared_in_size() -> None:
-    assert found(a=sound(0), b=sound(1, rate=torch.full((B,), 1e6)), c=sound(2)) == {}
+@pytest.mark.parametrize("kind", ["critic", "parameters", "head parameters", "generator parameters"])
+def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
+    asked = Question("tell", lambda group, number: {}, releases={"w": kind})
+    answers = {
+        name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
+    }
+    # The others' median is 2.25, so 225 is the most.
+    assert list(faults(answers, asked, 100.0)) == ["c"]
+    assert faults(answers, asked, 120.0) == {}
+    # Others that say next to nothing make no outlier of one that says as much as is usual.
+    answers = {
+        name: {"w": torch.full((4,), size)} for name, size in zip("abc", (1e-6, 1e-3, 99.0), strict=True)
+    }
+    assert faults(answers, asked, 100.0) == {}
+    answers["c"]["w"] *= 2
+    assert list(faults(answers, asked, 100.0)) == ["c"]
+    assert faults({"c": answers["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
 
 
-def test_of_two_nodes_the_larger_one_is_the_outlier() -> None:
-    assert list(found(a=sound(0, logits=torch.ones(B, C)), b=sound(1, logits=torch.full((B, C), 1e3)))) == [
-        "b"
-    ]
+def test_of_two_nodes_that_differ_neither_is_blamed() -> None:
+    small, large = sound(0, logits=torch.ones(B, C)), sound(1, logits=torch.full((B, C), 1e3))
+    told = "logits of b are 1e+03 times as large as those of a: link.outlier 100"
+    with pytest.raises(NodeFault, match=re.escape(told)) as caught:
+        found(a=small, b=large)
+    assert caught.value.node == "a, b"
+    with pytest.raises(NodeFault, match="not known which is wrong"):
+        found(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
+    assert found(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
+    with pytest.raises(NodeFault, match="it is not known which") as caught:
+        found(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
+    assert caught.value.node == "a, b"
 
 
 def test_nodes_that_say_nothing_make_no_outlier_of_one_that_does() -> None:
@@ -111,3 +135,73 @@ def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, 
     answers = {name: sound(seed) for seed, name in enumerate("abc")}
     answers["abc"[row]]["logits"].view(-1)[place] = wrong
     assert list(faults(answers, ASKED, 100.0)) == ["abc"[row]]
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "wrong"),
+    [
+        ([3.0, 0.0, 7.0], 10.0, None),
+        ([0.0, 0.0, 0.0], 0.0, None),
+        ([33333333.0, 33333333.0, 0.0], 66666668.0, None),  # as near as float32 comes
+        ([3.0, 0.0, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
+        ([-3.0, 6.0, 7.0], 10.0, "counts are not whole numbers from 0 up to 1e+12"),
+        ([2.5, 0.5, 7.0], 10.0, "counts are not whole numbers"),
+        ([2e12, 0.0, 0.0], 2e12, "counts are not whole numbers"),
+        ([1e38, 1e38, 0.0], 2e38, "counts are not whole numbers"),
+        ([3.0, 0.0, 7.0], -10.0, "sizes are not whole numbers"),
+    ],
+)
+def test_examples_are_counted_in_whole_numbers_that_agree(
+    counts: list[float], size: float, wrong: str | None
+) -> None:
+    asked = Question(
+        "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
+    )
+    good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
+    told = faults(
+        {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, asked, 100.0
+    )
+    assert list(told) == (["b"] if wrong else [])
+    assert (wrong or "") in told.get("b", "")
+
+
+def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: {"d/dx": torch.full((2, 3), float(size))} for name, size in zip("abc", sizes, strict=False)}
+
+
+def test_far_too_large_gradients_are_found_and_tiny_ones_are_not() -> None:
+    pulls = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
+    # Allowed is 100 x 100 times the others' median, which is 1.5.
+    assert list(oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
+    assert oversized_gradients(gradients(1, 2, 14e3), pulls, 100.0, "ask") == {}
+    assert oversized_gradients(gradients(1, 1e-9, 2), pulls, 100.0, "ask") == {}
+    assert oversized_gradients(gradients(0, 0, 2), pulls, 100.0, "ask") == {}
+    assert oversized_gradients(gradients(1, 2, 1e30), pulls, float("inf"), "ask") == {}
+    # Of whom more was asked, more may come.
+    pulls["c"] = {"logits": torch.full((2, 2), 1e5)}
+    assert oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask") == {}
+    # Who was asked for nothing may say as much as the others, and no more.
+    pulls["c"] = {"logits": torch.zeros(2, 2)}
+    assert oversized_gradients(gradients(1, 2, 3), pulls, 100.0, "ask") == {}
+    assert list(oversized_gradients(gradients(1, 2, 1e30), pulls, 100.0, "ask")) == ["c"]
+    with pytest.raises(NodeFault, match="gradients of b") as caught:
+        oversized_gradients(gradients(1, 1e30), pulls, 100.0, "ask")
+    assert caught.value.node == "a, b"
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int8])
+def test_gradients_are_numbers_with_a_fraction(dtype: torch.dtype) -> None:
+    x = {"x": torch.zeros(2, 3)}
+    assert unlike_inputs({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
+    assert list(unlike_inputs({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
+
+
+def test_what_nothing_can_be_computed_with_is_strange() -> None:
+    ones = torch.ones(2)
+    assert strange({"x": ones, "y": ones.half(), "y:scale": ones, "n": ones.long()}) is None
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.uint16):
+        assert strange({"x": ones.to(dtype)}) == f"x are {dtype}"
+    assert strange({"x": ones, "x:scale": ones.long()}) == "x:scale are torch.int64"
+    assert strange({"x": ones, "x:scale": ones, "x:scale:scale": ones}) == (
+        "x:scale:scale scales what is a scale"
+    )

@@ -7,6 +7,7 @@ bad one: it lets jobs bring any code and name any class. Whatever is refused, th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import shutil
 import socket
@@ -210,7 +211,10 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
         ("a:1", ["x"], {}, "host is 'a:1'"),
         ("localhost", [], {}, "nodes is ''"),
         ("localhost", ["x", "x"], {}, "each name once"),
+        ("localhost", ["North", "north"], {}, "each name once, in whichever case"),
         ("localhost", ["../x"], {}, r"node is '\.\./x'"),
+        ("localhost", ["-x"], {}, "node is '-x'"),
+        ("localhost", ["Server"], {}, "not 'server'"),
         ("localhost", ["server"], {}, "not 'server'"),
         ("localhost", ["localhost"], {}, "another name than the server's host"),
         ("localhost", ["x"], {"port": 0}, "port is 0"),
@@ -280,6 +284,35 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
             command.main(["start", str(folder)])
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             site.start_server(folder)
+
+
+def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) -> None:
+    here = site.Site("client", tmp_path)
+    assert site.running(here) is None
+    here.pid.write_text("1")  # of a site that was killed, and that number is somebody else's now
+    with here.pid.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # another who asks, at this moment
+        assert site.running(here) is None
+        assert site.stop(here) is False
+    with here.pid.open("r+") as own:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        assert site.running(here) == 1
+
+
+def test_a_process_that_is_no_site_is_never_ended(tmp_path: Path) -> None:
+    here = site.Site("client", tmp_path)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        here.pid.write_text(str(stranger.pid))
+        with here.pid.open("r+") as own:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            with pytest.raises(DeployError, match=rf"process {stranger.pid}, which .* names, is no site"):
+                site.stop(here)
+        assert stranger.poll() is None
+        assert here.pid.exists()
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_without_flare_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,5 +502,6 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []
-    assert not list(federation.folder.rglob("*.pid"))
+    assert site.running(site.server(federation.folder)) is None
+    assert [path.read_text() for path in federation.folder.rglob("*.pid")] == [""] * 3
     assert "ended" in (federation.node("east") / "node.log").read_text()

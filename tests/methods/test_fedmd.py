@@ -119,8 +119,8 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
     torch.testing.assert_close(digested["consensus"], before[:, rows].mean(0))
     assert torch.equal(digested["rows"], sent["rows"])
     # What came up are the scores on the next subset, from models that have digested and revisited.
-    scores = made.server.scores
-    assert scores is not None
+    assert made.server.scores is not None
+    scores = made.server.scores["logits"]
     torch.testing.assert_close(scores, answers(made)[:, digested["rows_next"].long()], rtol=1e-4, atol=1e-5)
     made.server.step()
     torch.testing.assert_close(log[2][1]["consensus"], scores.mean(0))

@@ -23,7 +23,7 @@ def gate(ledger: Ledger | None = None, **policy: Any) -> Gate:
 
 
 def asked(number: int = 0, content: str = "c0", question: str = "examine") -> Asked:
-    return Asked(number, question, content, {"inputs": 10})
+    return Asked(number, question, content, "", {"inputs": 10})
 
 
 class Journal:

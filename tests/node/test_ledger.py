@@ -78,8 +78,9 @@ def test_sums_by_kind_node_and_direction() -> None:
     }
     assert (ledger.up("a"), ledger.up("b"), ledger.up("nobody")) == (124, 12, 0)
     assert (ledger.answers("a"), ledger.answers("b"), ledger.answers("nobody")) == (2, 1, 0)
-    assert ledger.released("a", 1, "gradient") == "c0"
-    assert ledger.released("b", 1, "answer") is None
+    assert ledger.released("a", 1, "gradient", "c0")
+    assert not ledger.released("a", 1, "gradient", "other")
+    assert not ledger.released("b", 1, "answer", "c0")
 
 
 def test_a_ledger_that_is_opened_again_takes_up_its_sums_and_goes_on(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_ledger_that_is_opened_again_takes_up_its_sums_and_goes_on(tmp_path: P
     again = opened(path)
     assert again.summary() == first.summary()
     assert again.answers("a") == 1
-    assert again.released("b", 0, "answer") == "other"
+    assert again.released("b", 0, "answer", "other")
     write(again, "a", 1)
     again.close()
     assert [line["number"] for line in lines(path)] == [0, 0, 1]

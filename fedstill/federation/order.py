@@ -1,0 +1,14 @@
+"""The order in which nodes are named, whatever the order in which they came."""
+
+from __future__ import annotations
+
+import re
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Orders node-2 before node-10, as a simulation has them.
+
+    >>> sorted(["node-10", "node-2", "ward-3-b", "ward-3-a", "clinic"], key=natural)
+    ['clinic', 'node-2', 'node-10', 'ward-3-a', 'ward-3-b']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]

@@ -1,0 +1,224 @@
+"""What nodes reply, read as soon as it arrives: of the right kind, in range, and no longer than it need be.
+
+A node's word ends up in the run's state, its ledger and its report, and on a terminal. What is not of its
+form is that node's fault, and goes no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedstill.errors import DataError, FedstillError, NodeFault, QuestionMismatch, QuestionRefused
+
+LONGEST = 300  # characters that are kept of a text
+MOST = 1000  # entries that a list or table may have
+LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
+
+
+def clip(text: str, longest: int = LONGEST) -> str:
+    """A text of others as one line that can be shown anywhere.
+
+    >>> clip("two\\nlines, \\x1b[31mred")
+    'two lines, [31mred'
+    >>> clip("0123456789", 8)
+    '01234...'
+    """
+    start = text[: 4 * longest]
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
+    return line if len(line) <= longest and len(start) == len(text) else line[: longest - 3] + "..."
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who a node is: the protocol that it speaks, and versions of its software for the report."""
+
+    protocol: int
+    versions: Mapping[str, str]
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Hello:
+        """Read a reply to ``hello``.
+
+        Raises:
+            DataError: it is none.
+        """
+        versions = _table(told, "versions")
+        return cls(
+            _whole(told, "protocol", 0),
+            {clip(name, 40): _text(versions, name, 80) for name in versions},
+        )
+
+
+@dataclass(frozen=True)
+class About:
+    """A node that has joined: what it says of itself, and where it is.
+
+    Args:
+        objections: the rule by which each question will be refused, by the question's name.
+        most_questions: that it answers; 0 is no limit.
+        learned: whether its local training is done.
+        marks: that it could go back to.
+        last: number of the last question that it answered, -1 before the first.
+        model: its class, for the report.
+        parameters: how many its model has.
+        architecture: a fingerprint of its model's.
+        frozen: whether nothing of its model may be trained.
+        wants_public: it cannot join before it gets the public data; then nothing else is known.
+        versions: of its software.
+    """
+
+    objections: Mapping[str, str] = field(default_factory=dict)
+    most_questions: int = 0
+    learned: bool = False
+    marks: tuple[int, ...] = ()
+    last: int = -1
+    model: str | None = None
+    parameters: int | None = None
+    architecture: str = ""
+    frozen: bool = False
+    wants_public: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
+        """Read a reply to ``join``.
+
+        Args:
+            told: the reply.
+            versions: what it said before.
+
+        Raises:
+            DataError: it is none.
+        """
+        if told.get("wants_public") is True:
+            return cls(wants_public=True, versions=versions)
+        objections, marks = _table(told, "objections"), told.get("marks")
+        if not isinstance(marks, list) or len(marks) > MOST:
+            raise _odd("marks", marks)
+        return cls(
+            objections={clip(name): _text(objections, name) for name in objections},
+            most_questions=_whole(told, "most_questions", 0),
+            learned=_flag(told, "learned"),
+            marks=tuple(_whole({"mark": mark}, "mark", 0) for mark in marks),
+            last=_whole(told, "last", -1),
+            model=_text(told, "model", 80) if "model" in told else None,
+            parameters=_whole(told, "parameters", 0) if "parameters" in told else None,
+            architecture=_text(told, "architecture", 80) if "architecture" in told else "",
+            frozen=_flag(told, "frozen") if "frozen" in told else False,
+            versions=versions,
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a node's local training has come."""
+
+    percent: int
+    learned: bool
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Progress:
+        """Read a reply to ``learn``.
+
+        Raises:
+            DataError: it is none.
+        """
+        return cls(_whole(told, "percent", 0, 100), _flag(told, "learned"))
+
+
+def read_privacy(told: Mapping[str, Any]) -> dict[str, str | float | None]:
+    """Under which mechanism a release left, and at which price, as far as the node says it.
+
+    Raises:
+        DataError: it says it in another form.
+
+    >>> read_privacy({"privacy": {"mechanism": "none", "price": None}})
+    {'mechanism': 'none', 'price': None}
+    """
+    table = _table(told, "privacy") if "privacy" in told else {}
+    read: dict[str, str | float | None] = {}
+    if "mechanism" in table:
+        read["mechanism"] = _text(table, "mechanism", 80)
+    if "price" in table:
+        read["price"] = None if table["price"] is None else _number(table, "price")
+    return read
+
+
+def read_seconds(header: Mapping[str, Any], most: float) -> float:
+    """A node's own seconds: from 0 up to those that went by.
+
+    Raises:
+        DataError: they are no number.
+
+    >>> read_seconds({"seconds": 7.5}, 2.0), read_seconds({"seconds": -1}, 2.0), read_seconds({}, 2.0)
+    (2.0, 0.0, 0.0)
+    """
+    return min(max(_number(header, "seconds"), 0.0), most) if "seconds" in header else 0.0
+
+
+def read_told(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a node says beside its tensors.
+
+    Raises:
+        DataError: it is no table.
+    """
+    return _table(header, "told") if "told" in header else {}
+
+
+def read_failure(node: str, question: str, header: Mapping[str, Any]) -> FedstillError | None:
+    """A node's error as it is raised at the server; None for a reply that is none.
+
+    Raises:
+        DataError: it is told in another form.
+    """
+    if "error" not in header:
+        return None
+    told = _table(header, "error")
+    kind = _text(told, "kind")
+    if kind == "QuestionRefused":
+        return QuestionRefused(node, question, _text(told, "rule"))
+    if kind == "QuestionMismatch":
+        return QuestionMismatch(node, question, _whole(told, "number", -1) if "number" in told else -1)
+    return NodeFault(node, question, _text(told, "text"))
+
+
+def _odd(name: str, value: object) -> DataError:
+    told = clip(repr(value), 60) if isinstance(value, str | int | float | None) else type(value).__name__
+    return DataError(f"it replied in a form that is not known: {name} is {told}")
+
+
+def _table(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = told.get(name)
+    if not isinstance(value, dict) or len(value) > MOST:
+        raise _odd(name, value)
+    return value
+
+
+def _text(told: Mapping[str, Any], name: str, longest: int = LONGEST) -> str:
+    value = told.get(name)
+    if not isinstance(value, str):
+        raise _odd(clip(name, 40), value)
+    return clip(value, longest)
+
+
+def _flag(told: Mapping[str, Any], name: str) -> bool:
+    value = told.get(name)
+    if not isinstance(value, bool):
+        raise _odd(name, value)
+    return value
+
+
+def _whole(told: Mapping[str, Any], name: str, least: int, most: int = LARGEST) -> int:
+    value = told.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _odd(name, value)
+    return value
+
+
+def _number(told: Mapping[str, Any], name: str) -> float:
+    value = told.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
+        raise _odd(name, value)  # NaN too is not below anything
+    return float(value)

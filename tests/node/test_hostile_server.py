@@ -1,0 +1,229 @@
+"""A server that wants more than a node's owner allows: each test is one of its tricks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.data.public import Public
+from fedstill.node.plan import PLAN_FILE, Plan, fingerprint, public_tensors
+from fedstill.wire import pack, unpack
+from tests.node.test_host import FEDIOD, FORM, PLAN, SHAPE, Clinic, same
+
+
+def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
+    """A critic that has seen question 1 answers question 2 otherwise than one that has not."""
+    clinic = Clinic(tmp_path / "clinic", "most_questions = 4").ready()
+    first = [clinic.ask(number)[1] for number in (0, 1, 2)]
+    lines = len(clinic.left())
+    clinic.say("recall", mark=0)
+    _, skipped = clinic.ask(2)
+    assert not torch.equal(skipped["critic"], first[2]["critic"])
+    assert clinic.session.ledger.answers("clinic") == 4
+    assert len(clinic.left()) == lines + 1
+    assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
+    # The fifth is one too many; in the old order they are the old answers, and cost nothing.
+    clinic.say("recall", mark=0)
+    assert "most_questions: 4" in clinic.ask(1)["text"]
+    clinic.say("recall", mark=0)
+    for number in (0, 1, 2):
+        same(clinic.ask(number)[1], first[number])
+    assert clinic.session.ledger.answers("clinic") == 4
+
+
+def test_leaving_and_joining_again_does_not_make_an_answer_free(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_questions = 2").ready()
+    clinic.ask(0)
+    clinic.ask(1)
+    clinic.say("leave")
+    clinic.ready()
+    assert "most_questions: 2" in clinic.ask(1)["text"]
+
+
+def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_questions = 3").ready()
+    clinic.ask(0)
+    clinic.ask(1)
+    clinic.say("leave")
+    other = Clinic(tmp_path / "clinic", "most_questions = 3", dataclasses.replace(PLAN, run="two"))
+    told, _ = other.say("join", plan=other.plan.to_dict())
+    assert told["most_questions"] == 1  # are left
+    other.say("learn", seconds=60)
+    other.ask(0)
+    assert "most_questions: 3" in other.ask(1)["text"]
+    other.say("leave")
+    third = Clinic(tmp_path / "clinic", "most_questions = 3", dataclasses.replace(PLAN, run="three"))
+    told, _ = third.say("join", plan=third.plan.to_dict())
+    assert told["objections"] == dict.fromkeys(
+        ("count_labels", "examine"), "most_questions: 3, over all runs"
+    )
+
+
+def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
+    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
+    policy = f"most_bytes = {one + 1}"
+    Clinic(tmp_path / "clinic", policy).ready().ask(0)
+    other = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="two")).ready()
+    assert "most_bytes" in other.ask(0)["text"]
+
+
+def test_two_runs_are_not_at_work_at_once(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, run="two"))
+    assert "another run is at work here" in other.say("join", plan=other.plan.to_dict())["text"]
+    clinic.say("leave")
+    other.ready()
+
+
+def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    clinic.ask(0)
+    clinic.say("leave")
+    other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
+    said = clinic.say("join", plan=other.to_dict())["text"]
+    assert "run 'one' is known here, and it was begun with another plan" in said
+    told = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
+    assert told["plan"]["method"]["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "secret"),
+    [
+        (('path = "data.npz"', 'path = "patients.npz"'), "patients.npz"),
+        (('name = "mlp:8"', 'name = "mine_of_hostile:make"'), "pa55"),
+    ],
+)
+def test_what_is_wrong_with_the_owners_own_things_stays_in_the_owners_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: tuple[str, str], secret: str
+) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    (clinic.folder / "mine_of_hostile.py").write_text(
+        "def make(shape, classes):\n    raise RuntimeError('no database at postgres://admin:pa55@10.0.0.3')\n"
+    )
+    path = clinic.folder / "node.toml"
+    path.write_text(path.read_text().replace(*change))
+    clinic.again()
+    with caplog.at_level(logging.WARNING, "fedstill.node"):
+        told = clinic.say("join", plan=PLAN.to_dict())
+    assert secret not in json.dumps(told)
+    assert told["text"] == "its data or model fail here: its own log says more"
+    assert secret in caplog.text
+
+
+PUBLIC = Public("ours", torch.zeros(6, *SHAPE), None, "")
+
+
+@pytest.mark.parametrize(
+    ("public", "said"),
+    [
+        (Public("ours", torch.full((6, *SHAPE), float("nan"))), "NaN or infinity"),
+        (Public("ours", torch.zeros(6, 3, 5, 5)), "allowed are float32 (N, 1, 8, 8)"),
+        (Public("ours", torch.zeros(65, *SHAPE)), "have 65 inputs: allowed are 64"),
+        (Public("ours", torch.zeros(6, *SHAPE), torch.full((6,), 10)), "none of 10 classes"),
+    ],
+)
+def test_public_data_that_no_sound_server_sends_are_refused(
+    tmp_path: Path, public: Public, said: str
+) -> None:
+    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, FORM, public=fingerprint(public))
+    clinic = Clinic(tmp_path / "clinic", "most_rows = 64", plan)
+    assert said in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
+    assert not (clinic.folder / "public").exists()
+
+
+def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
+    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, FORM, public=fingerprint(PUBLIC))
+    clinic = Clinic(tmp_path / "clinic", "most_rows = 64", plan)
+    clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    rows = {"rows": torch.zeros(50_000, dtype=torch.uint8)}
+    given = {"question": "communicate", "number": 0, "differentiable": False}
+    assert "most_rows: 64, and rows names 50000" in clinic.say("answer", rows, **given)["text"]
+    assert clinic.left() == []
+
+
+def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    for run, value in (("one", 0.0), ("two", 0.5)):
+        public = Public("ours", torch.full((6, *SHAPE), value))
+        plan = Plan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, FORM, public=fingerprint(public))
+        clinic.say("join", public_tensors(public), plan=plan.to_dict())
+    assert len(list((clinic.folder / "public").iterdir())) == 1
+
+
+def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
+    """A link that sends again may deliver the first copy after what followed."""
+    clinic = Clinic(tmp_path / "clinic")
+    clinic.say("join", plan=PLAN.to_dict(), server="s", message=0)
+    clinic.say("learn", seconds=60)
+    clinic.ask(0)
+    clinic.say("remember", mark=1, server="s", message=5)
+    kept = (clinic.folder / "runs/one/mark-1.safetensors").read_bytes()
+    clinic.ask(1)
+    critic = clinic.critic()
+    clinic.say("remember", mark=1, server="s", message=5)  # the same once more
+    assert (clinic.folder / "runs/one/mark-1.safetensors").read_bytes() == kept
+    clinic.say("recall", mark=0, server="s", message=3)  # an older one
+    assert torch.equal(clinic.critic(), critic)
+    # Another server process has taken over; the one before is heard no more.
+    clinic.say("join", plan=PLAN.to_dict(), server="t", message=0)
+    clinic.say("recall", mark=0, server="s", message=99)
+    assert torch.equal(clinic.critic(), critic)
+    again = clinic.say("join", plan=PLAN.to_dict(), server="s", message=100)
+    assert "that none has followed" in again["text"]
+    clinic.say("recall", mark=1, server="t", message=1)
+    assert not torch.equal(clinic.critic(), critic)
+
+
+def test_a_mark_is_set_where_the_node_is(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    clinic.say("join", plan=PLAN.to_dict())
+    assert "it is not before question 0" in clinic.say("remember", mark=0)["text"]  # still learning
+    clinic.say("learn", seconds=60)
+    clinic.ask(3)
+    assert "it is not before question 2" in clinic.say("remember", mark=2)["text"]
+
+
+def test_what_a_server_sends_forges_no_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    name = "x\n2026-11-22 06:05:11 INFO node: number 3, predict: 0 bytes left" + "y" * 1_000_000
+    with caplog.at_level(logging.WARNING, "fedstill.node"):
+        clinic.ask(0, question=name)
+    (line,) = caplog.messages
+    assert "\n" not in line
+    assert len(line) < 2000
+    assert len(clinic.lines()[-1]["question"]) <= 200
+
+
+@pytest.mark.parametrize("std", [float("inf"), 1e-38, 1e5])
+def test_a_wild_normalisation_is_refused(tmp_path: Path, std: float) -> None:
+    plan = PLAN.to_dict()
+    plan["form"]["std"] = [std]
+    message = pack({"do": "join", "plan": plan})
+    told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(message))
+    assert "form.std" in told["error"]["text"]
+
+
+def test_noise_of_one_run_tells_nothing_of_another(tmp_path: Path) -> None:
+    """On other public data it is other noise: else an image repeated in one run would reveal it for all."""
+    config: dict[str, Any] = {"name": "fedkd", "noise_at": "nodes", "levels": 0, "gamma": 1.0}
+    released = []
+    for run, value in (("one", 0.0), ("two", 0.001)):
+        public = Public("ours", torch.full((6, *SHAPE), value))
+        plan = Plan(run, config, FORM, public=fingerprint(public))
+        clinic = Clinic(tmp_path / run, plan=plan)
+        clinic.say("join", public_tensors(public), plan=plan.to_dict())
+        clinic.say("learn", seconds=60)
+        sent = {"rows": torch.tensor([0, 6]), "view": torch.tensor(0)}
+        given = {"question": "predict", "number": 0, "differentiable": False}
+        released.append(clinic.say("answer", sent, **given)[1]["logits"])
+    # The same model on nearly the same inputs: what differs is the noise, of variance 2 each.
+    assert (released[0] - released[1]).std() > 1.0

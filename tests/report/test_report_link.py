@@ -1,0 +1,105 @@
+"""How the nodes were reached, as the report and the terminal say it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedstill.report import link, write_report
+from fedstill.report.table import print_table
+
+RESULT: dict[str, Any] = {
+    "name": "clinics",
+    "title": "FedIOD",
+    "central": "student",
+    "accuracy": 90.0,
+    "link": {
+        "messages": 10,
+        "seconds_each": 0.5,
+        "bytes_each": 2000.0,
+        "starting": 4.0,
+        "training": 1.0,
+        "nodes": 2.0,
+        "waiting": 0.5,
+        "link": 2.5,
+        "server": 10.0,
+        "share": 0.125,
+    },
+    "events": [
+        {"node": "north", "number": 7, "event": "left out", "reason": "logits hold <NaN>"},
+        {"node": "east", "number": 9, "event": "back", "reason": ""},
+    ],
+}
+
+
+def test_the_parts_of_the_time_add_up() -> None:
+    parts = link.parts(RESULT)
+    assert [part.key for part in parts] == ["starting", "training", "nodes", "waiting", "link", "server"]
+    assert [part.share for part in parts] == [0.2, 0.05, 0.1, 0.025, 0.125, 0.5]
+    assert sum(part.seconds for part in parts) == 20.0
+
+
+def test_a_run_in_one_process_has_no_link_to_report() -> None:
+    assert link.parts({"link": None}) == []
+    assert link.message_cost({}) is None
+    assert link.time_split({}) is None
+    assert link.events({}) == []
+
+
+def test_a_part_that_was_not_measured_is_left_out() -> None:
+    without = {**RESULT, "link": {key: value for key, value in RESULT["link"].items() if key != "starting"}}
+    assert link.parts(without)[0].key == "training"
+    assert link.parts(without)[-1].share == 10 / 16
+
+
+def test_the_bar_is_as_long_as_its_parts_and_says_them() -> None:
+    bar = str(link.time_bar(link.parts(RESULT)))
+    assert 'class="part link" x="37.50%" width="12.50%"' in bar
+    assert 'class="part server" x="50.00%" width="50.00%"' in bar
+    assert 'aria-label="start and end 20.0%; local training 5.0%; nodes 10.0%; waiting 2.5%' in bar
+
+
+def test_the_terminal_says_where_the_time_went_and_who_was_left_out() -> None:
+    console = Console(record=True, width=200)
+    print_table(RESULT, console)
+    told = console.export_text()
+    assert "of it:             start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in told
+    assert "10 rounds of messages, 500 ms and 2.0 kB each; the link took 12.5% of the run" in told
+    assert "north:             left out at question 7: logits hold <NaN>" in told
+    assert "east:              back at question 9" in told
+
+
+def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    page = write_report(tmp_path).read_text()
+    assert "How the nodes were reached" in page
+    assert "logits hold &lt;NaN&gt;" in page
+    assert "<NaN>" not in page
+    quiet = {key: value for key, value in RESULT.items() if key not in ("link", "events")}
+    (tmp_path / "result.json").write_text(json.dumps(quiet))
+    assert "How the nodes were reached" not in write_report(tmp_path).read_text()
+
+
+def test_a_refused_question_is_no_traffic(tmp_path: Path) -> None:
+    released = {"node": "north", "number": 0, "question": "examine", "part": "answer", "up": {"logits": 8}}
+    refused = {"node": "north", "number": 1, "question": "examine", "refused": "most_rows: 10, and x has 11"}
+    lines = [json.dumps({**released, "down": {}}), json.dumps(refused)]
+    (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    from fedstill.report.files import read_ledger
+
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger is not None
+    assert ledger.nodes["north"].questions == {0}
+    assert ledger.total("up") == {"logits": 8}
+
+
+def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:
+    waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
+    told = {part.key: part for part in link.parts(waited)}
+    assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)
+    assert told["link"].share == 0.1
+    assert "absent nodes 5.0 s, link 2.5 s" in str(link.time_split(waited))
+    assert 'class="part absent" x="30.00%" width="20.00%"' in str(link.time_bar(link.parts(waited)))

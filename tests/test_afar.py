@@ -1,0 +1,299 @@
+"""Runs whose nodes are elsewhere: with whom a run begins and goes on, and what is known of a rehearsal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+from fedstill import afar, cli, records, run
+from fedstill.config import load_toml
+from fedstill.errors import ArgumentError, DeployError, FedstillError, RunFolderError
+from fedstill.federation.remote import Link, LinkError, Loopback
+from fedstill.wire import unpack
+from tests.federation.test_remote import Away, tiny
+
+RESULT = {"method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
+
+
+class Server:
+    """Stands for a federation's server and what an admin sees of it: no process, no network."""
+
+    def __init__(self) -> None:
+        self.there = ["node-0", "node-1", "node-10", "node-2"]
+        self.known: list[dict[str, Any]] = []
+        self.handed_in: list[dict[str, Any]] = []
+        self.left: dict[str, dict[str, Any]] = {"result.json": RESULT}
+        self.kits: list[Path] = []
+        self.waited_for: list[str] = []
+
+    def admin(self, kit: Path, patience: float = 0.0) -> Server:
+        if kit.name != "admin":
+            raise DeployError(f"{kit} is no admin's startup kit")
+        self.kits.append(kit)
+        return self
+
+    server = "localhost:8002"
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        pass
+
+    def nodes(self) -> dict[str, float]:
+        return dict.fromkeys(self.there, 0.0)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return self.known
+
+    def submit(self, job: Path) -> str:
+        told = json.loads((job / "meta.json").read_text())
+        self.handed_in.append(told)
+        number = f"job-{len(self.known)}"
+        self.known.insert(0, {"job_id": number, "name": told["name"], "status": "FINISHED:COMPLETED"})
+        return number
+
+    def wait(self, job: str, patience: float, every: float = 0.0) -> str:
+        self.waited_for.append(job)
+        return "FINISHED:COMPLETED"
+
+    def download(self, job: str, to: Path) -> Path:
+        place = to / job / "workspace" / "fedstill"
+        place.mkdir(parents=True)
+        for name, told in self.left.items():
+            (place / name).write_text(json.dumps(told))
+        return to / job
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    made = Server()
+    monkeypatch.setattr(afar, "Admin", made.admin)
+    monkeypatch.setattr(run, "write_report", lambda folder: folder)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def begin(*words: str) -> None:
+    config = cli._configure(
+        ["digits-fedavg", "--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words], "run"
+    )
+    run.run(config, Path("out"), command="fedstill run", progress=False)
+
+
+def told() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out/live.json").read_text())
+    return found
+
+
+# --- at a deployed federation -------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_nodes_that_it_began_with(server: Server) -> None:
+    server.left = {"stopped.json": {"text": "node-2 is gone"}}
+    with pytest.raises(FedstillError, match="node-2 is gone"):
+        begin("--link.quorum", "0.5")
+    names = ["node-0", "node-1", "node-2", "node-10"]
+    assert told()["nodes"] == names
+    server.there.append("node-3")  # one more has come since
+    server.left = {"result.json": RESULT}
+    assert run.resume(Path("out"), progress=False)["accuracy"] == 80.0
+    assert [job["deploy_map"]["app"] for job in server.handed_in] == [["server", *names]] * 2
+    assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also under a quorum
+    assert {job["name"] for job in server.handed_in} == {told()["run"]}
+
+
+def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
+    server.left = {"stopped.json": {"text": "x"}}
+    with pytest.raises(FedstillError):
+        begin()
+    server.there.remove("node-2")
+    with pytest.raises(DeployError, match=r"not connected to the server at localhost:8002: node-2\. The run"):
+        run.resume(Path("out"), progress=False)
+    assert len(server.handed_in) == 1
+
+
+def test_a_job_that_is_still_at_work_is_waited_for(server: Server) -> None:
+    server.left = {"stopped.json": {"text": "x"}}
+    with pytest.raises(FedstillError):
+        begin()
+    other = {"job_id": "theirs", "name": "another", "status": "RUNNING"}
+    mine = {"job_id": "mine", "name": told()["run"], "status": "RUNNING"}
+    server.known, server.left = [other, mine], {"result.json": RESULT}
+    run.resume(Path("out"), progress=False)
+    assert server.waited_for == ["job-0", "mine"]
+    assert len(server.handed_in) == 1
+
+
+def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
+    server.left = {"result.json": RESULT, "stopped.json": {"text": "in use"}, "ledger.jsonl": {}}
+    begin()
+    assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
+    assert Path("out/ledger.jsonl").exists()
+    assert not Path("out/stopped.json").exists()
+    server.left = {}
+    Path("out/result.json").unlink()
+    with pytest.raises(DeployError, match=r"job job-1 ended as FINISHED:COMPLETED and left no result"):
+        run.resume(Path("out"), progress=False)
+
+
+def test_where_nothing_can_begin_no_folder_is_made(server: Server) -> None:
+    with pytest.raises(DeployError, match="is no admin's startup kit"):
+        begin("--startup-kit", "amdin")
+    server.there = []
+    with pytest.raises(DeployError, match="no node is connected"):
+        begin()
+    assert not Path("out").exists()
+
+
+def test_the_kit_is_found_from_anywhere_and_can_be_another(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path("out").resolve()
+    server.left = {"stopped.json": {"text": "x"}}
+    with pytest.raises(FedstillError):
+        begin()
+    assert load_toml(out / "config.toml").engine.startup_kit == str(out.parent / "admin")
+    monkeypatch.chdir("/")
+    with pytest.raises(FedstillError):
+        run.resume(out, progress=False)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", "--resume", str(out), "--startup-kit", str(out.parent / "new/admin")])
+    assert left.value.code == 2  # it stopped again
+    assert server.kits[-1] == out.parent / "new/admin"
+    text = (out / "config.toml").read_text()
+    assert text.startswith("# Made by: fedstill run\n")
+    assert f'startup_kit = "{out.parent / "new/admin"}"' in text
+    with pytest.raises(DeployError, match="no admin's startup kit"):
+        run.resume(out, progress=False, startup_kit=Path("amdin"))
+    assert (out / "config.toml").read_text() == text
+
+
+def test_a_kit_is_refused_where_there_is_no_federation(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('# Made by: x\n\n[method]\nname = "fedavg"\n')
+    with pytest.raises(ArgumentError, match="none, as this run began without one"):
+        run.resume(tmp_path, progress=False, startup_kit=Path("admin"))
+
+
+def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
+    Path("out").mkdir()
+    held = os.open("out", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    config = tiny("fedavg")
+    experiment, _ = run.prepare(config)
+    for start in (
+        lambda: afar.rehearse(config, experiment, Path("out"), False),
+        lambda: afar.submit(config, Path("out"), False),
+    ):
+        with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
+            start()
+    os.close(held)
+    assert not list(Path("out").iterdir())
+
+
+# --- rehearsed here ---------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_is_deployed_anew_each_time(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port may be another's by now, and what was killed while it was made is no federation."""
+    made: list[str] = []
+
+    def provision(folder: Path, host: str, nodes: list[str], **given: Any) -> int:
+        assert not folder.exists()
+        made.append(f"kit {len(made)}")
+        for place, file in (
+            ("admin", "admin"),
+            ("server", "server"),
+            *((f"nodes/{name}", "client") for name in nodes),
+        ):
+            (folder / place / "startup").mkdir(parents=True)
+            (folder / place / "startup" / f"fed_{file}.json").write_text(made[-1])
+        return 1
+
+    events: list[str] = []
+    monkeypatch.setattr(afar, "provision", provision)
+    monkeypatch.setattr(afar.site, "start", lambda here, **given: events.append(f"start {here.folder.name}"))
+    monkeypatch.setattr(afar.site, "stop", lambda here: events.append(f"stop {here.folder.name}"))
+    monkeypatch.setattr(Server, "wait_for", lambda *given: None, raising=False)
+    home, names = tmp_path / "federation", ["node-0", "node-1"]
+    for name in names:
+        (home / "nodes" / name).mkdir(parents=True)
+    (home / "runs/run").mkdir(parents=True)
+    (home / "runs/run/result.json").write_text("{}")
+    for again in ("whole", "half", "whole"):
+        events.clear()
+        afar._deploy_here(tiny("fedavg"), "run", names, home)
+        kits = [home / "nodes" / name / "kit/startup/fed_client.json" for name in names]
+        assert [kit.read_text() for kit in kits] == [made[-1]] * 2
+        assert sorted(events[-6:]) == sorted(f"{what} {name}" for what in ("start", "stop") for name in
+                                             ("flare", *names))  # fmt: skip
+        assert (home / "flare/runs/run/result.json").exists()
+        if again == "half":  # killed as the kits were handed out
+            (home / "nodes/node-1/kit/startup/fed_client.json").unlink()
+            (home / "nodes/node-1/kit/startup").rmdir()
+            (home / "nodes/node-1/kit").rmdir()
+    assert made == ["kit 0", "kit 1", "kit 2"]
+    assert (home / "runs/run/result.json").exists()  # behind a link, and not thrown away with it
+
+
+def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The figures of a rehearsal whose node-2 does not answer where it is absent."""
+    config = tiny(method, quorum=0.6, wait=0.2)
+    away = Away(config, folder)
+
+    class Gone(Loopback):
+        def call(self, node: str, message: bytes, seconds: float) -> bytes:
+            if node == "node-2" and absent(unpack(message)[0]):
+                raise LinkError("gone")
+            return super().call(node, message, seconds)
+
+    link: Link = Gone(away.serve)
+    live = away.live(link)
+    figures = live.run()
+    live.records.finish({**live.about(), **figures}, live.trained(), keep_state=True)
+    (folder / "out").mkdir()
+    experiment, about = run.prepare(config)
+    found = afar._looked_into(experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0)
+    return run.finish(experiment, about, found, folder / "out")
+
+
+@pytest.mark.parametrize("method", ["fediod", "fedkd"])
+def test_a_node_that_never_took_part_has_no_figures(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "SECONDS_BETWEEN", 0.0)
+    all_there = rehearsed(tmp_path / "all", method, lambda header: False)
+    assert "nodes" not in all_there["standalone"]["accuracy"]
+    assert "nodes" not in all_there["ensemble"]
+    result = rehearsed(tmp_path / "two", method, lambda header: True)
+    alone, whole = result["standalone"]["accuracy"], all_there["standalone"]["accuracy"]["per_node"]
+    assert alone["nodes"] == result["ensemble"]["nodes"] == ["node-0", "node-1"]
+    assert alone["per_node"] == [*whole[:2], None]
+    assert alone["mean"] == pytest.approx(np.mean(whole[:2]))
+    page = (tmp_path / "two/out/report.html").read_text()
+    assert "each node alone, on its own data (only node-0, node-1)" in page
+    assert "answering together (only node-0, node-1)" in page
+
+
+def test_a_node_that_was_left_out_is_measured_as_it_was_last(
+    tmp_path: Path,
+) -> None:
+    all_there = rehearsed(tmp_path / "all", "fediod", lambda header: False)
+    result = rehearsed(
+        tmp_path / "two", "fediod", lambda header: header["do"] == "answer" and header["number"] >= 2
+    )
+    # Its own model is what it had learned before the first question, not what it began with.
+    assert result["standalone"] == all_there["standalone"]
+    assert result["ensemble"]["nodes"] == ["node-0", "node-1"]
+    assert [event["node"] for event in result["events"]] == ["node-2"]
