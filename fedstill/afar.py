@@ -43,6 +43,10 @@ from fedstill.state import load_state
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENGINES = ("flare", "flare-poc")
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
+ENDING = 20.0  # seconds for a job that was ended to be over
+SLOW = 15.0  # seconds until it is said that a job waits
+# Errors after which the same run would only stop again.
+FINAL = ("QuestionRefused", "MethodRefused", "ArgumentError", "UnknownName", "DataError", "ModelError")
 
 
 def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress: bool) -> dict[str, Any]:
@@ -62,6 +66,8 @@ def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress
         RunFolderError: another process is at work on the run.
     """
     require_flare()
+    if config.engine.name == "flare":
+        print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
     with _alone(out):
         home = out / "federation"
         names = [node.name for node in experiment.nodes]
@@ -116,8 +122,9 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
         print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
     with _alone(out), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)
-        job = _job_at_work(admin, run) or _begin(admin, config, run, out)
-        status = admin.wait(job, float("inf"), every=1.0)
+        _end_jobs(admin, run)
+        job = _begin(admin, config, run, out)
+        status = _waited(admin, job)
         fetched = admin.download(job, out / "fetched")
         return _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
 
@@ -154,14 +161,35 @@ def _connected(admin: Admin) -> list[str]:
     return names
 
 
-def _job_at_work(admin: Admin, run: str) -> str | None:
-    """The job of this run that is still at work at the server, though nobody waits for it: a second one
-    would only be in its way."""
+def _end_jobs(admin: Admin, run: str) -> None:
+    """End the jobs of this run that nobody waits for any more: it goes on from its last mark.
+
+    Those of a server that was killed FLARE may call running for ever.
+    """
     for job in admin.jobs():
         if job["name"] == run and not str(job["status"]).startswith("FINISHED"):
-            print(f"Job {job['job_id']} is still at work.", file=sys.stderr)
-            return str(job["job_id"])
-    return None
+            print(f"Ending job {job['job_id']}, which nobody waited for.", file=sys.stderr)
+            with contextlib.suppress(DeployError):  # not at work, whatever the server says
+                admin.abort(str(job["job_id"]))
+                admin.wait(str(job["job_id"]), ENDING)
+
+
+def _waited(admin: Admin, job: str) -> str:
+    """Wait for a job, and say how it does; whoever stops waiting ends it."""
+    since, said = time.monotonic(), ""
+    try:
+        while not (status := admin.status(job)).startswith("FINISHED"):
+            late = status == "SUBMITTED" and time.monotonic() - since > SLOW
+            now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
+            if now != said:
+                print(f"  {now}", file=sys.stderr)
+                said = now
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        with contextlib.suppress(DeployError):
+            admin.abort(job)
+        raise
+    return status
 
 
 def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
@@ -371,7 +399,8 @@ def _raise_if_stopped(served: Path) -> None:
     path = served / STOPPED
     if path.exists() and not (served / "result.json").exists():
         told = json.loads(path.read_text(encoding="utf-8"))
-        raise FedstillError(f"the run stopped, and can go on: {told['text']}")
+        how = "cannot go on as it is" if told["error"] in FINAL else "stopped, and can go on"
+        raise FedstillError(f"the run {how}: {told['text']}")
 
 
 __all__ = ["ENGINES", "reach", "rehearse", "run_name", "submit", "write_nodes"]

@@ -34,6 +34,8 @@ class Server:
         self.left: dict[str, dict[str, Any]] = {"result.json": RESULT}
         self.kits: list[Path] = []
         self.waited_for: list[str] = []
+        self.ended: list[str] = []
+        self.interrupted = False
 
     def admin(self, kit: Path, patience: float = 0.0) -> Server:
         if kit.name != "admin":
@@ -62,9 +64,17 @@ class Server:
         self.known.insert(0, {"job_id": number, "name": told["name"], "status": "FINISHED:COMPLETED"})
         return number
 
-    def wait(self, job: str, patience: float, every: float = 0.0) -> str:
+    def status(self, job: str) -> str:
         self.waited_for.append(job)
+        if self.interrupted:
+            raise KeyboardInterrupt
         return "FINISHED:COMPLETED"
+
+    def abort(self, job: str) -> None:
+        self.ended.append(job)
+
+    def wait(self, job: str, patience: float, every: float = 0.0) -> str:
+        return "FINISHED:ABORTED"
 
     def download(self, job: str, to: Path) -> Path:
         place = to / job / "workspace" / "fedstill"
@@ -113,7 +123,7 @@ def test_a_run_goes_on_with_the_nodes_that_it_began_with(server: Server) -> None
 
 
 def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
-    server.left = {"stopped.json": {"text": "x"}}
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
     server.there.remove("node-2")
@@ -122,20 +132,39 @@ def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
     assert len(server.handed_in) == 1
 
 
-def test_a_job_that_is_still_at_work_is_waited_for(server: Server) -> None:
-    server.left = {"stopped.json": {"text": "x"}}
+def test_a_job_that_nobody_waits_for_any_more_is_ended_before_the_run_goes_on(server: Server) -> None:
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
     other = {"job_id": "theirs", "name": "another", "status": "RUNNING"}
     mine = {"job_id": "mine", "name": told()["run"], "status": "RUNNING"}
     server.known, server.left = [other, mine], {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    assert server.waited_for == ["job-0", "mine"]
-    assert len(server.handed_in) == 1
+    assert server.ended == ["mine"]  # and not another run's
+    assert len(server.handed_in) == 2
+
+
+def test_who_stops_waiting_ends_the_job(server: Server) -> None:
+    server.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert server.ended == ["job-0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("QuestionRefused", "cannot go on as it is: x"), ("NodeFault", "stopped, and can go on: x")],
+)
+def test_a_run_that_would_only_be_refused_again_is_not_said_to_go_on(
+    server: Server, kind: str, said: str
+) -> None:
+    server.left = {"stopped.json": {"error": kind, "text": "x"}}
+    with pytest.raises(FedstillError, match=said):
+        begin()
 
 
 def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
-    server.left = {"result.json": RESULT, "stopped.json": {"text": "in use"}, "ledger.jsonl": {}}
+    server.left = {"result.json": RESULT, "stopped.json": {"error": "NodeFault", "text": "in use"}, "ledger.jsonl": {}}
     begin()
     assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
     assert Path("out/ledger.jsonl").exists()
@@ -159,7 +188,7 @@ def test_the_kit_is_found_from_anywhere_and_can_be_another(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = Path("out").resolve()
-    server.left = {"stopped.json": {"text": "x"}}
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
     assert load_toml(out / "config.toml").engine.startup_kit == str(out.parent / "admin")

@@ -39,6 +39,7 @@ def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(tmp_
     for hospital in ("north", "east", "west"):
         (run,) = (home / hospital / "node" / "runs").iterdir()
         lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+        assert not any("refused" in line for line in lines)
         up = sum(sum(line["up"].values()) for line in lines)
         (node,) = [node for node in result["nodes"] if node["name"] == hospital]
         assert node["bytes"]["up"] == up > 0  # the server's account and the owner's agree

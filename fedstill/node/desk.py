@@ -87,7 +87,8 @@ class Desk:
             if any(number <= self._last[node.name] for node in self.group.nodes):
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
             down = _bytes(arrived, question.sends)
-            asked = [Asked(number, name, content, node.answered, down) for node in self.group.nodes]
+            before = ["" if question.constant else node.answered for node in self.group.nodes]
+            asked = [Asked(number, name, content, after, down) for after in before]
             for node, here in zip(self.group.nodes, asked, strict=True):
                 node.gate.admit(here, question.kinds())
             inputs, outputs = self._compute(question, number, tensors, differentiable)

@@ -286,7 +286,7 @@ class Session:
         self.learned = self.first is None
         self._saved = time.monotonic()
         self._take_up()
-        self._alone = _locked(self.folder.parent / "lock", file.name)
+        self._alone = _locked(host.folder / "busy", file.name)
         self._earlier = self._count_other_runs()
         self.ledger.open(self.folder / "ledger.jsonl")  # and lock it: nothing may fail from here on
 

@@ -32,6 +32,8 @@ class Question:
         differentiable: the inputs through which gradients that reach the answer are pulled back. They
             leave the node as kind ``gradients``.
         times: how often a run asks it, so that a node with a limit can refuse beforehand; 0 is not known.
+        constant: the answer follows from the node's data alone, whatever it has been asked before; asked
+            again under another number's state, it is the same release.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Question:
     releases: Mapping[str, str] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     times: int = 0
+    constant: bool = False
 
     def kinds(self) -> Mapping[str, str]:
         """The kind of everything that may leave a node for this question."""
