@@ -134,18 +134,19 @@ def _begin(admin: Admin, config: RunConfig[Any], run: str, out: Path) -> str:
     there = _connected(admin)
     names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
     absent = [name for name in names if name not in there]
-    if absent:
+    taking_part = [name for name in names if name in there]
+    if len(taking_part) < config.link.least(len(names)):
         raise DeployError(
             f"not connected to the server at {admin.server}: {', '.join(absent)}. The run began with "
-            f"{'this node' if len(absent) == 1 else 'these nodes'}: it goes on once all are there again"
+            f"{'this node' if len(absent) == 1 else 'these nodes'}: it goes on once enough are there again"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
     job_folder = out / "job"
     shutil.rmtree(job_folder, ignore_errors=True)
-    # All of them are mandatory, and only at the start: how many may be lost later is the quorum's to say.
-    told = {"config": servers_part(config), "run": run}
-    job = admin.submit(write_job(job_folder, names, told, name=run))
-    print(f"Job {job} with {', '.join(names)}.", file=sys.stderr)
+    # All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
+    told = {"config": servers_part(config), "run": run, "nodes": names}
+    job = admin.submit(write_job(job_folder, taking_part, told, name=run))
+    print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job
 
 

@@ -109,7 +109,7 @@ def told() -> dict[str, Any]:
 
 
 def test_a_run_goes_on_with_the_nodes_that_it_began_with(server: Server) -> None:
-    server.left = {"stopped.json": {"text": "node-2 is gone"}}
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "node-2 is gone"}}
     with pytest.raises(FedstillError, match="node-2 is gone"):
         begin("--link.quorum", "0.5")
     names = ["node-0", "node-1", "node-2", "node-10"]
@@ -130,6 +130,18 @@ def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
     with pytest.raises(DeployError, match=r"not connected to the server at localhost:8002: node-2\. The run"):
         run.resume(Path("out"), progress=False)
     assert len(server.handed_in) == 1
+
+
+def test_under_a_quorum_a_run_goes_on_without_a_node_that_is_away(server: Server) -> None:
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    with pytest.raises(FedstillError):
+        begin("--link.quorum", "0.5")
+    server.there.remove("node-2")
+    server.left = {"result.json": RESULT}
+    run.resume(Path("out"), progress=False)
+    there = ["node-0", "node-1", "node-10"]
+    assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *there]
+    assert told()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
 
 
 def test_a_job_that_nobody_waits_for_any_more_is_ended_before_the_run_goes_on(server: Server) -> None:
@@ -164,7 +176,8 @@ def test_a_run_that_would_only_be_refused_again_is_not_said_to_go_on(
 
 
 def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
-    server.left = {"result.json": RESULT, "stopped.json": {"error": "NodeFault", "text": "in use"}, "ledger.jsonl": {}}
+    stopped = {"error": "NodeFault", "text": "in use"}
+    server.left = {"result.json": RESULT, "stopped.json": stopped, "ledger.jsonl": {}}
     begin()
     assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
     assert Path("out/ledger.jsonl").exists()
@@ -326,3 +339,17 @@ def test_a_node_that_was_left_out_is_measured_as_it_was_last(
     assert result["standalone"] == all_there["standalone"]
     assert result["ensemble"]["nodes"] == ["node-0", "node-1"]
     assert [event["node"] for event in result["events"]] == ["node-2"]
+
+
+def test_a_node_that_is_not_in_the_job_is_unreachable_at_once() -> None:
+    pytest.importorskip("nvflare")
+    from fedstill.federation.flare import FlareLink
+    from fedstill.federation.remote import Unreachable
+
+    class Client:
+        name = "north"
+
+    link = FlareLink([Client()], ["south", "north"])
+    assert link.nodes == ["north", "south"]
+    with pytest.raises(Unreachable, match="not connected when this part of the run began"):
+        link.call("south", b"", 60.0)

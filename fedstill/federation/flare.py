@@ -20,7 +20,7 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.errors import DeployError, FedstillError, RunFolderError
 from fedstill.federation.order import natural
-from fedstill.federation.remote import LinkError
+from fedstill.federation.remote import LinkError, Unreachable
 from fedstill.progress import Noted
 from fedstill.records import write_text
 
@@ -40,10 +40,11 @@ class ServerProgram:
     Args:
         config: the run's configuration, as TOML.
         run: its name; a run of this name that was stopped goes on.
+        nodes: with which the run began, also those that are not in this job; none is those that are.
     """
 
-    def __init__(self, config: str, run: str) -> None:
-        self.config, self.run_name = config, run
+    def __init__(self, config: str, run: str, nodes: Sequence[str] = ()) -> None:
+        self.config, self.run_name, self.nodes = config, run, list(nodes)
 
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
@@ -94,7 +95,7 @@ class ServerProgram:
         from fedstill.live import Live
 
         config = read_toml(self.config)
-        link, bars = FlareLink(collab.clients), Noted(folder / PROGRESS)
+        link, bars = FlareLink(collab.clients, self.nodes), Noted(folder / PROGRESS)
         live = Live(config, link, self.run_name, folder, bars)
         logger.info("run %s begins", self.run_name)
         figures = live.run()
@@ -134,15 +135,18 @@ class FlareLink:
     """Carries messages through FLARE.
 
     Args:
-        clients: FLARE's proxies of the nodes.
+        clients: FLARE's proxies of the nodes of a job.
+        nodes: of the run, if there are more.
     """
 
-    def __init__(self, clients: Sequence[Any]) -> None:
+    def __init__(self, clients: Sequence[Any], nodes: Sequence[str] = ()) -> None:
         self._clients = {str(client.name): client for client in clients}
-        self.nodes: Sequence[str] = sorted(self._clients, key=natural)
+        self.nodes: Sequence[str] = sorted({*self._clients, *nodes}, key=natural)
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
         """See :class:`fedstill.federation.remote.Link`."""
+        if node not in self._clients:
+            raise Unreachable("it was not connected when this part of the run began")
         try:
             reply: bytes = self._clients[node](timeout=seconds).serve(message)
         except CollabCallError as error:

@@ -52,6 +52,10 @@ class LinkError(Exception):
     """A message found no way, or no answer came in time."""
 
 
+class Unreachable(LinkError):
+    """There is no way to this node, and there will be none as long as this link lasts."""
+
+
 class Link(Protocol):
     """What carries messages to nodes."""
 
@@ -298,6 +302,8 @@ class Remote(Federation):
             try:
                 reply = self.carrier.call(node, message, max(min(left, self.link.wait / ATTEMPTS), 0.1))
                 break
+            except Unreachable:
+                raise
             except LinkError as error:
                 if until - time.monotonic() < PAUSE:
                     raise LinkError(f"no answer within {self.link.wait:g} s: {error}") from error
