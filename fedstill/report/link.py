@@ -41,7 +41,7 @@ def parts(result: Mapping[str, Any]) -> list[Part]:
     return [
         Part(key, name, meaning, known[key], known[key] / total)
         for key, name, meaning in PARTS
-        if key in known and total > 0
+        if known.get(key, 0) > 0
     ]
 
 
