@@ -41,7 +41,6 @@ from fedstill.records import write_text
 from fedstill.state import load_state
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
-ENGINES = ("flare", "flare-poc")
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
@@ -404,4 +403,4 @@ def _raise_if_stopped(served: Path) -> None:
         raise FedstillError(f"the run {how}: {told['text']}")
 
 
-__all__ = ["ENGINES", "reach", "rehearse", "run_name", "submit", "write_nodes"]
+__all__ = ["reach", "rehearse", "run_name", "submit", "write_nodes"]

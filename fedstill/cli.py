@@ -119,9 +119,10 @@ def _dispatch(words: list[str]) -> None:
         "server": _afar("server"),
         "questions": _afar("bundles"),
         "distil": _afar("bundles", "distil"),
+        "distill": _afar("bundles", "distil"),
     }
     helps = ("-h", "--help")
-    own_help = ("node", "server", "questions", "distil")
+    own_help = ("node", "server", "questions", "distil", "distill")
     asked = len(words) > 1 and words[0] in commands and words[0] not in own_help and words[1] in helps
     if not words or words[0] in helps or asked:
         print(HELP, end="")

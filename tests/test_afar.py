@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("nvflare")
 
 from fedstill import afar, cli, records, run
-from fedstill.config import load_toml
+from fedstill.config import NodesConfig, from_dict, load_toml, read_toml
+from fedstill.data.splits import SplitConfig
 from fedstill.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.federation.remote import Link, LinkError, Loopback
 from fedstill.wire import unpack
@@ -353,3 +354,19 @@ def test_a_node_that_is_not_in_the_job_is_unreachable_at_once() -> None:
     assert link.nodes == ["north", "south"]
     with pytest.raises(Unreachable, match="not connected when this part of the run began"):
         link.call("south", b"", 60.0)
+
+
+def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
+    config = from_dict(
+        {
+            "method": {"name": "fediod", "steps": 7},
+            "split": {"nodes": 9},
+            "nodes": {"models": ["mine:make"], "policy": {"outputs_only": False}},
+            "engine": {"name": "flare", "startup_kit": "federation/admin"},
+        }
+    )
+    told = read_toml(afar.servers_part(config))
+    assert told.method.steps == 7
+    assert (told.nodes, told.split) == (NodesConfig(), SplitConfig())
+    assert told.engine.startup_kit == ""
+    assert not any(word in afar.servers_part(config) for word in ("mine:make", "policy", "models"))
