@@ -9,7 +9,6 @@ only a simulation knows.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -17,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from safetensors.torch import save_file
 from fedstill.config import NodesConfig, RunConfig, as_table, to_dict
 from fedstill.data.private import PrivateConfig
 from fedstill.data.splits import SplitConfig
-from fedstill.errors import DeployError, FedstillError, RunFolderError
+from fedstill.errors import DeployError, FedstillError
 from fedstill.experiment import Experiment
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
@@ -37,7 +36,7 @@ from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.node.owner import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.progress import following
-from fedstill.records import write_text
+from fedstill.records import holding, write_text
 from fedstill.state import load_state
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
@@ -67,7 +66,7 @@ def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress
     require_flare()
     if config.engine.name == "flare":
         print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
-    with _alone(out):
+    with holding(out, "run"):
         home = out / "federation"
         names = [node.name for node in experiment.nodes]
         run = run_name(config, out)
@@ -119,7 +118,7 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
     """
     if config.nodes != NodesConfig() or config.split != SplitConfig():
         print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
-    with _alone(out), Admin(Path(config.engine.startup_kit)) as admin:
+    with holding(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)
         _end_jobs(admin, run)
         job = _begin(admin, config, run, out)
@@ -211,24 +210,6 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     (out / "result.json").unlink()  # until the report's caller writes it, whole
     return result
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Hold a run's folder: the system lets it go however this process ends.
-
-    Raises:
-        RunFolderError: another process holds it.
-    """
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunFolderError(f"{out} is in use: another process is at work on this run") from error
-        yield
-    finally:
-        os.close(folder)
 
 
 def servers_part(config: RunConfig[Any]) -> str:

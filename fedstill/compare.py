@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import fcntl
 import json
-import os
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +44,7 @@ from fedstill.methods import METHODS, method_of
 from fedstill.node.gate import NOT_OUTPUTS
 from fedstill.node.questions import NodeSetting, Question
 from fedstill.presets import Table
-from fedstill.records import write_text
+from fedstill.records import holding, write_text
 from fedstill.report.table import human_seconds
 from fedstill.tasks import make_task
 
@@ -496,7 +493,7 @@ def compare(
     console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
     refused = _refusals(comparison, out, console)
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
+    with holding(out, "comparison"):
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
         _remember(out, refused)
@@ -604,24 +601,6 @@ def _differ(first: Comparison, second: Comparison, part: str) -> bool:
     """Whether a part differs, the order of methods and settings included."""
     one, other = getattr(first, part), getattr(second, part)
     return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """One process at a time works on a comparison.
-
-    Raises:
-        RunFolderError: another one does.
-    """
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunFolderError(f"{out} is in use: another process is at work on this comparison") from error
-        yield
-    finally:
-        os.close(folder)
 
 
 def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:

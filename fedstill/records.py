@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedstill.errors import RunFolderError
 from fedstill.state import load_state, save_state
 
 STATE = "state.safetensors"
@@ -104,3 +108,25 @@ def write_text(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+@contextlib.contextmanager
+def holding(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder, so that no two processes work in it; the system lets it go however this one ends.
+
+    Args:
+        folder: which must exist.
+        what: is in it, for the error: a run or a comparison.
+
+    Raises:
+        RunFolderError: another process holds it.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(f"{folder} is in use: another process is at work on this {what}") from error
+        yield
+    finally:
+        os.close(held)

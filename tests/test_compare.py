@@ -22,6 +22,7 @@ from fedstill.config import PaperFigure, RunConfig
 from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.methods import METHODS
 from fedstill.node.gate import NOT_OUTPUTS
+from fedstill.records import holding
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -367,7 +368,8 @@ def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_work_on_one_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with compare._alone(tmp_path / "out"), pytest.raises(RunFolderError, match="is in use"):
+    held = holding(tmp_path / "out", "comparison")
+    with held, pytest.raises(RunFolderError, match="at work on this comparison"):
         compare.compare(a_quick_plan(), tmp_path / "out", command="", quiet=True)
 
 

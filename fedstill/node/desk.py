@@ -161,16 +161,6 @@ class Desk:
                 )
         return {node: kept.gradients[node] for node in pulls}
 
-    def refined(self, name: str, tensors: Tensors) -> Tensors:
-        """A question's tensors as a handler will get them.
-
-        Raises:
-            ArgumentError: no such question, or other tensors than it declares.
-        """
-        whole = refine(tensors)
-        self._question(name, whole)
-        return whole
-
     def _compute(
         self, question: Question, number: int, tensors: Tensors, differentiable: bool
     ) -> tuple[Tensors, Tensors]:

@@ -287,8 +287,12 @@ class Session:
         self._saved = time.monotonic()
         self._take_up()
         self._alone = _locked(host.folder / "busy", file.name)
-        self._earlier = self._count_other_runs()
-        self.ledger.open(self.folder / "ledger.jsonl")  # and lock it: nothing may fail from here on
+        try:
+            self._earlier = self._count_other_runs()
+            self.ledger.open(self.folder / "ledger.jsonl")  # and lock it: nothing may fail from here on
+        except (FedstillError, OSError):  # a ledger that is broken or cannot be opened holds up no other run
+            self.close()
+            raise
 
     def _bind(self, told: Mapping[str, Any]) -> None:
         """Keep what a run was begun with. With other options, data or model the same question would have

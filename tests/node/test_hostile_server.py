@@ -227,3 +227,14 @@ def test_noise_of_one_run_tells_nothing_of_another(tmp_path: Path) -> None:
         released.append(clinic.say("answer", sent, **given)[1]["logits"])
     # The same model on nearly the same inputs: what differs is the noise, of variance 2 each.
     assert (released[0] - released[1]).std() > 1.0
+
+
+def test_a_broken_ledger_of_another_run_holds_up_nobody_after_it_is_mended(tmp_path: Path) -> None:
+    broken = tmp_path / "clinic" / "runs" / "old" / "ledger.jsonl"
+    clinic = Clinic(tmp_path / "clinic")
+    broken.parent.mkdir(parents=True)
+    broken.write_text("no line of a ledger\n{}\n")
+    assert "its own log says more" in clinic.say("join", plan=PLAN.to_dict())["text"]
+    broken.unlink()
+    other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, run="two"))
+    other.ready()
