@@ -268,12 +268,13 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
             model=OwnModelConfig(names[index % len(names)], weights="model.safetensors"),
             local=config.nodes.local,
             policy=config.nodes.policy,
+            privacy=config.nodes.privacy,
             compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
         )
         (own / "node.toml").write_text(tomli_w.dumps(as_table(file)), encoding="utf-8")
         secret = own / "secret"
         secret.touch(mode=0o600)
-        secret.write_text(f"{node.gate.secret}\n", encoding="utf-8")
+        secret.write_text(f"{experiment.secret(node.name)}\n", encoding="utf-8")
 
 
 def _looked_into(
@@ -286,7 +287,9 @@ def _looked_into(
         path = _latest(nodes / node.name / "runs" / run, saved["mark"])
         if path is not None:
             states[node.name] = load_state(path)["node"]
-            states[node.name]["optimisers"].pop("model", None)  # of a node left out as it still learned
+            # Of a node that was left out as it still learned:
+            for optimisers in (states[node.name]["optimisers"], *states[node.name]["teachers"]):
+                optimisers.pop("model", None)
     live = json.loads((served / "result.json").read_text(encoding="utf-8"))
     for name in ("ledger.jsonl", "metrics.jsonl"):
         shutil.copy2(served / name, out / name)

@@ -21,6 +21,7 @@ from fedstill.methods.fediod import FedIODConfig
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.questions import digest
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
 from fedstill.records import write_text
 from fedstill.run import REHEARSED, check_folder, finish
 from fedstill.setting import Setting
@@ -55,6 +56,7 @@ def distil(
     engine: EngineConfig | None = None,
     names: Sequence[str] = (),
     policies: Sequence[PolicyConfig] = (),
+    privacies: Sequence[PrivacyConfig] = (),
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     seed: int = 0,
@@ -80,6 +82,7 @@ def distil(
         names: of the nodes; none is ``node-0``, ``node-1``...
         policies: of the nodes' gates; none is ``PolicyConfig()`` for each, which lets only outputs pass:
             methods that share parameters need ``PolicyConfig(outputs_only=False)``.
+        privacies: how the nodes protect their records, and their budgets; none is no mechanism, no guarantee.
         mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
             None is 0.5 and 0.5: inputs from -1 to 1.
         seed: of every random draw.
@@ -123,6 +126,7 @@ def distil(
         method=method or FedIODConfig(),
         names=names,
         policies=policies,
+        privacies=privacies,
         local=local or LocalConfig(),
         engine=engine or EngineConfig(),
         mean=mean,

@@ -47,6 +47,8 @@ usage:
   fedstill run PRESET --help                every option, with its meaning and default
   fedstill node init|check|start|answer DIR     a node of a real federation, for whoever owns its data
   fedstill server init|start|status|stop DIR    the server that they join
+  fedstill privacy plan NODE RUN                what a run will cost a node, before anything is trained
+  fedstill ledger show|verify|export|settle DIR what has left a node, when, to which run, at which price
   fedstill questions make ...                   questions in a file, for nodes without a live link
   fedstill distil ANSWERS ...                   a student from the files of answers that came back
   fedstill --version
@@ -116,13 +118,15 @@ def _dispatch(words: list[str]) -> None:
         "show": _show,
         "report": _report,
         "node": _afar("node"),
+        "ledger": _afar("ledger"),
+        "privacy": _afar("privacy"),
         "server": _afar("server"),
         "questions": _afar("bundles"),
         "distil": _afar("bundles", "distil"),
         "distill": _afar("bundles", "distil"),
     }
     helps = ("-h", "--help")
-    own_help = ("node", "server", "questions", "distil", "distill")
+    own_help = ("node", "ledger", "privacy", "server", "questions", "distil", "distill")
     asked = len(words) > 1 and words[0] in commands and words[0] not in own_help and words[1] in helps
     if not words or words[0] in helps or asked:
         print(HELP, end="")

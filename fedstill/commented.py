@@ -17,8 +17,12 @@ from fedstill.config import describe
 WIDTH = 100  # columns of a comment
 
 
-def commented(config: Any) -> str:
+def commented(config: Any, path: str = "") -> str:
     """A dataclass, with dataclasses as its sections, as commented TOML.
+
+    Args:
+        config: the dataclass.
+        path: of the section that it is, up to its last dot.
 
     >>> from fedstill.config import StudentConfig
     >>> print(commented(StudentConfig()), end="")
@@ -36,7 +40,9 @@ def commented(config: Any) -> str:
             lines += [*_comment(meaning), f"{name} = {_toml(value)}"]
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            lines += ["", "", *_comment(meanings.get(name, "")), f"[{name}]", commented(value).rstrip("\n")]
+            inner = f"{path}{name}"
+            lines += ["", "", *_comment(meanings.get(name, "")), f"[{inner}]"]
+            lines.append(commented(value, f"{inner}.").rstrip("\n"))
     return "\n".join(lines) + "\n"
 
 

@@ -30,6 +30,7 @@ from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.methods import METHODS, method_of
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
 
 __all__ = [
     "EvaluationConfig",
@@ -69,6 +70,9 @@ class NodesConfig:
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """What a node's gate lets out."""
+
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    """How a node protects its records, and how much of their privacy a run may cost."""
 
     def __post_init__(self) -> None:
         if not self.models or not all(self.models):

@@ -27,13 +27,16 @@ from fedstill.methods import Server, ServerSetting, method_of
 from fedstill.methods.counting import Census
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
+from fedstill.node.account import Account
 from fedstill.node.fit import fitted
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group, signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.protect import check_priced, protect, wanted
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import WHOLE, Span
+from fedstill.privacy.config import PrivacyConfig
 from fedstill.progress import Bars
 from fedstill.records import Records
 from fedstill.seeds import derive, torch_generator
@@ -41,6 +44,8 @@ from fedstill.setting import Setting, check, check_architectures, normalisation,
 from fedstill.turns import drive
 
 CHUNK = 50  # local steps between two looks at the clock
+LEDGER = "ledger.sqlite"  # in a run's folder: what its nodes' privacy has cost
+RUN = "run"  # what a simulation is called in it
 
 
 class Experiment:
@@ -57,13 +62,14 @@ class Experiment:
         self.ledger = Ledger()
         self.needs = self.method.needs(setting.method)
         names, policies = check(setting)
+        privacies = list(setting.privacies) or [PrivacyConfig()] * len(names)
         parts = [part.to(self.compute.device) for part in setting.parts]
         self.nodes = [
             Node(
                 name,
                 part,
                 self._network(model, f"model of {name}"),
-                Gate(name, policy, self.ledger, secret=derive(setting.seed, name, "gate")),
+                Gate(name, policy, self.ledger),
                 setting.seed,
             )
             for name, part, model, policy in zip(names, parts, setting.models, policies, strict=True)
@@ -75,12 +81,18 @@ class Experiment:
         self.kinds = self._kinds()
         at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public)
         self.side = self.method.node_side(setting.method, at_nodes)
+        self.account = Account(None, self._ledger_key, durable=False)
+        for node, privacy in zip(self.nodes, privacies, strict=True):
+            if wanted(privacy):
+                self._protect(node, privacy)
+        self.learners = [learner for node in self.nodes for learner in node.learners]
         self.side.prepare(self.nodes)
         for node in self.nodes:
+            check_priced(node)
             for module in node.modules.values():
                 self.compute.place(module)
         if self.side.first is not None:
-            training.prepare(self.nodes, setting.local)
+            training.prepare(self.learners, setting.local)
         # Before anything is trained or written: would every node answer what the method asks?
         self._federation([[node] for node in self.nodes]).require(list(self.side.questions))
 
@@ -97,6 +109,35 @@ class Experiment:
         self.server: Any = None
         self.known = self.nodes  # whose models can be measured: all, but for what was left out of a rehearsal
 
+    def secret(self, name: str) -> int:
+        """What keys the noise at a node: no secret in a simulation, whose seed is known."""
+        return derive(self.setting.seed, name, "gate")
+
+    @property
+    def _ledger_key(self) -> int:
+        return derive(self.setting.seed, LEDGER)
+
+    def _protect(self, node: Node, privacy: PrivacyConfig) -> None:
+        protect(
+            node,
+            privacy,
+            self.side,
+            self.setting.method,
+            self.setting.local,
+            self.task.classes,
+            account=self.account,
+            run=RUN,
+            secret=self.secret(node.name),
+        )
+
+    def _open_account(self, path: Path) -> None:
+        """Charge to a file from now on, so that a run that goes on finds what it has spent."""
+        purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
+        if purses:
+            self.account = Account(path, self._ledger_key, durable=False)
+        for purse in purses:
+            purse.account = self.account
+
     def run(self, out: Path | None = None, *, progress: bool = False) -> dict[str, Any]:
         """All phases, from the start or from where an earlier run in ``out`` stopped.
 
@@ -112,9 +153,11 @@ class Experiment:
         try:
             if out is not None:
                 self.ledger.open(out / "ledger.jsonl")
+                self._open_account(out / LEDGER)
             return self._run(self.records.load(), progress)
         finally:
             self.ledger.close()
+            self.account.close()
 
     def adopt(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]
@@ -138,7 +181,8 @@ class Experiment:
         self.records.samples = server["samples"]
         self.known = [node for node in self.nodes if node.name in nodes]
         for node in self.known:
-            node.optimisers.pop("model", None)
+            for learner in node.learners:
+                learner.optimisers.pop("model", None)
             node.load(nodes[node.name])
         self.server = self._make_server([[node] for node in self.nodes])
         self.server.load(server["server"])
@@ -180,11 +224,11 @@ class Experiment:
             training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
 
         # A node that brings a finished model, all frozen, has nothing to train and only answers.
-        learning = [node for node in self.nodes if "model" in node.optimisers]
+        learning = [node for node in self.learners if "model" in node.optimisers]
         with self._timed("local_training"):
             for group in self._parted("local_training", learning, trial):
                 self._train(group, "local", span)
-        for node in self.nodes:
+        for node in self.learners:
             node.optimisers.pop("model", None)
 
     def _train_centrally(self, saved: dict[str, Any] | None) -> None:
@@ -269,7 +313,7 @@ class Experiment:
         if phase == "centralised" and self.mark is not None:
             return "centralised", self.local_steps["centralised"], local.steps(len(self.mark.data))
         span = self.side.first or WHOLE
-        totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.nodes}
+        totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.learners}
         groups = self.groups["local_training"]
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals[name] for group in groups for name in group)
@@ -374,6 +418,11 @@ class Experiment:
             compute=self.compute,
             engine=self.compute.config.name,
             parted={"stacked_over_one_by_one": self.ratios, "groups": self.groups},
+            statements={
+                node.name: node.gate.purse.guard.statement()
+                for node in self.nodes
+                if node.gate.purse is not None
+            },
         )
         return {
             **told,
@@ -444,7 +493,7 @@ class Experiment:
         if phase not in self.groups:
             groups, self.ratios[phase] = choose(nodes, self.compute, trial)
             self.groups[phase] = [[node.name for node in group] for group in groups]
-        by_name = {node.name: node for node in self.nodes}
+        by_name = {node.name: node for node in (*self.nodes, *self.learners)}
         return [[by_name[name] for name in group] for group in self.groups[phase]]
 
     @contextmanager

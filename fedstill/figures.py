@@ -12,6 +12,7 @@ from fedstill.compute import Compute
 from fedstill.data.public import Public
 from fedstill.methods import Method, Needs, Server
 from fedstill.node.ledger import Ledger
+from fedstill.privacy.statement import Statement, summary
 from fedstill.tasks import Task
 
 
@@ -28,6 +29,7 @@ def common(
     compute: Compute,
     engine: str,
     parted: Mapping[str, Any],
+    statements: Mapping[str, Statement],
 ) -> tuple[dict[str, Any], Mapping[str, dict[str, int]]]:
     """The part of a result that follows from the method, its server and the ledger.
 
@@ -43,6 +45,7 @@ def common(
         compute: where it was computed.
         engine: its name.
         parted: how nodes were grouped, and what that was chosen by.
+        statements: how nodes protect their records, as far as they have said.
 
     Returns:
         The part, and bytes up and down by node.
@@ -73,6 +76,6 @@ def common(
             "threads": torch.get_num_threads(),
             **parted,
         },
-        "privacy": {"guarantee": None, "text": "no guarantee"},
+        "privacy": summary(statements, {name: ledger.spent(name) for name in server.federation.nodes}),
     }
     return told, by_node

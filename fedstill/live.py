@@ -207,6 +207,7 @@ class Live:
             compute=self.compute,
             engine=self.config.engine.name,
             parted={},
+            statements={name: about.privacy for name, about in self.federation.about.items()},
         )
         parameters = sum(parameter.numel() for parameter in self.student.parameters())
         student = {"model": self.config.student.model, "parameters": parameters, **reached}
@@ -233,8 +234,8 @@ class Live:
             "name": name,
             "model": about.model,
             "parameters": about.parameters,
-            "examples": None if row is None else int(row.sizes[0]),
-            "label_counts": None if row is None else [int(count) for count in row.counts[0]],
+            "examples": None if row is None else round(float(row.sizes[0])),
+            "label_counts": None if row is None else [round(float(count)) for count in row.counts[0]],
             "bytes": sizes or {"up": 0, "down": 0},
             "versions": dict(about.versions) or None,
         }

@@ -29,6 +29,7 @@ from fedstill.federation.bundles import (
     QUESTIONS,
     WAYS,
     AnswersHeader,
+    Asked,
     Files,
     Model,
     NodeAnswers,
@@ -177,13 +178,21 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
             Model(told["model"], told["parameters"]),
             Versions(**host.hello()["versions"]),
             host.file.policy,
-            tuple(Release(**asdict(asked), **session.privacy(asked.number)) for asked in given.asked),
+            json.dumps(told["privacy"]),
+            tuple(_release(asked, session.privacy(asked.number)) for asked in given.asked),
         )
         by_kind = session.ledger.summary()["by_kind"]
         crossed = {way: {kind: sizes[way] for kind, sizes in by_kind.items() if sizes[way]} for way in WAYS}
         save_state(kept, {"header": asdict(header), "bytes": crossed, "answers": answers})
     finally:
         host.leave()
+
+
+def _release(asked: Asked, privacy: Mapping[str, Any]) -> Release:
+    """A line of the file's ledger."""
+    price = privacy["price"]
+    told = None if price is None else tuple(sorted(price.items()))
+    return Release(**asdict(asked), mechanism=privacy["mechanism"], price=told)
 
 
 def _again(
@@ -198,7 +207,7 @@ def _again(
         RunFolderError: the file is none of ours, or another process is at work on the run.
     """
     gate = Gate(host.name, host.file.policy, Ledger())
-    rules = {name: gate.objection(name, question.kinds()) for name, question in given.declared().items()}
+    rules = {name: gate.objection(question) for name, question in given.declared().items()}
     ledger = Ledger()
     ledger.open(kept.parent / "ledger.jsonl")
     try:

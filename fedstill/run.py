@@ -169,6 +169,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             method=config.method,
             mark=network(config.student.model, "student") if config.evaluation.centralised else None,
             policies=[config.nodes.policy] * len(indices),
+            privacies=[config.nodes.privacy] * len(indices),
             local=config.nodes.local,
             engine=config.engine,
             mean=data.mean,

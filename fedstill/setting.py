@@ -20,6 +20,7 @@ from fedstill.node.gate import PolicyConfig
 from fedstill.node.group import signature
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
 from fedstill.tasks import Task
 
 Shape = tuple[int, int, int]
@@ -47,6 +48,7 @@ class Setting:
         samples: generated inputs kept at each evaluation.
         public: public data, for methods that need some.
         link: in which form tensors travel, and what is done about nodes that fail.
+        privacies: how the nodes protect their records; none is not at all.
     """
 
     task: Task
@@ -67,6 +69,7 @@ class Setting:
     samples: int = 12
     public: Public | None = None
     link: LinkConfig = field(default_factory=LinkConfig)
+    privacies: Sequence[PrivacyConfig] = ()
 
 
 def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
@@ -78,7 +81,9 @@ def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     count = len(setting.parts)
     names = list(setting.names) or [f"node-{index}" for index in range(count)]
     policies = list(setting.policies) or [PolicyConfig()] * count
-    for what, given in (("models", setting.models), ("names", names), ("policies", policies)):
+    privacies = list(setting.privacies) or [PrivacyConfig()] * count
+    by_node: dict[str, Sequence[Any]] = {"names": names, "policies": policies, "privacies": privacies}
+    for what, given in {"models": setting.models, **by_node}.items():
         if not given or len(given) != count:
             raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
     if len(set(names)) < count:

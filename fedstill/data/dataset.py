@@ -26,17 +26,20 @@ class TensorData:
 
     inputs: torch.Tensor  # (N, C, H, W) float32, (pixel / 255 - mean) / std
     targets: torch.Tensor  # (N, ...) int64, for classification (N,) class indices
+    groups: torch.Tensor | None = None  # (N,) int64, whose each example is, by a number of its own
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def subset(self, indices: torch.Tensor) -> TensorData:
         """The examples at ``indices`` (int64, in that order), copied."""
-        return TensorData(self.inputs[indices], self.targets[indices])
+        groups = None if self.groups is None else self.groups[indices]
+        return TensorData(self.inputs[indices], self.targets[indices], groups)
 
     def to(self, device: torch.device | str) -> TensorData:
         """The same examples on ``device``; no copy where they are there already."""
-        return TensorData(self.inputs.to(device), self.targets.to(device))
+        groups = None if self.groups is None else self.groups.to(device)
+        return TensorData(self.inputs.to(device), self.targets.to(device), groups)
 
 
 @dataclass(frozen=True, eq=False)

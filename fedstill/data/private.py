@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 
 from fedstill.data.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.data.groups import limit_groups as limit_groups
+from fedstill.data.groups import numbered
 from fedstill.data.loaders import MEAN, STD
 from fedstill.data.packs import MOST_CLASSES, Images, Raw, decoded, from_arrays, read_folder, read_npz
 from fedstill.data.public import in_form
@@ -58,6 +60,10 @@ class PrivateConfig:
     white: float = 255.0
     """csv of pixels: the value of white; black is 0."""
 
+    group: str = ""
+    """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the
+    npz with one number or name an example; if empty, none."""
+
     def __post_init__(self) -> None:
         if self.source not in SOURCES and not is_path(self.source):
             raise ArgumentError(
@@ -79,7 +85,8 @@ def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple
             normalisation.
 
     Returns:
-        Inputs ``(N, C, H, W)`` float32 and targets ``(N,)`` int64, and their form.
+        Inputs ``(N, C, H, W)`` float32 and targets ``(N,)`` int64, with groups if the owner names them, and
+        their form.
 
     Raises:
         ArgumentError: an option that cannot be followed.
@@ -87,13 +94,15 @@ def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
     raw, named = _read(config, folder, form)
+    groups = _groups(raw, config)
     if raw.test is not None:
         rows = np.flatnonzero(~raw.test)
         raw = Raw(raw.images[rows], raw.labels[rows], raw.classes)
+        groups = None if groups is None else groups[torch.from_numpy(rows)]
     if form is None:
         form = _own_form(raw, config.source, what)
     targets = torch.from_numpy(_class_numbers(raw, named, form, what))
-    data = TensorData(_inputs(raw.images, config, form, what), targets)
+    data = TensorData(_inputs(raw.images, config, form, what), targets, groups)
     make_task(form.task, len(form.classes)).check(data, what)
     return data, form
 
@@ -107,6 +116,16 @@ def _own_form(raw: Raw, source: str, what: str) -> Form:
     if len(classes) < 2:
         raise DataError(f"{what}: one class does not tell which others there are: name the run, which does")
     return Form("classification", classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+
+
+def _groups(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
+    """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
+    if not config.group:
+        return None
+    if config.group not in raw.columns:
+        known = ", ".join(raw.columns) or "none"
+        raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
+    return numbered(raw.columns[config.group].tolist())
 
 
 # --- classes ------------------------------------------------------------------------------------------
@@ -262,13 +281,15 @@ def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
     labels: list[str] = []
     files: list[str] = []
     pixels: list[npt.NDArray[np.float32]] = []
+    groups: list[str] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             lines = csv.reader(stream)
             header = [name.strip() for name in next(lines, [])]
             label = _column(header, config.label, "data.label", path)
             image = _column(header, config.image, "data.image", path) if config.image else None
-            rest = [column for column in range(len(header)) if column != label]
+            group = _column(header, config.group, "data.group", path) if config.group else None
+            rest = [column for column in range(len(header)) if column not in (label, group)]
             for line in lines:
                 if not line:
                     continue  # an empty line, as at the end
@@ -277,6 +298,8 @@ def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
                         f"{path}: line {lines.line_num} has {len(line)} cells: allowed are {len(header)}"
                     )
                 labels.append(line[label].strip())
+                if group is not None:
+                    groups.append(line[group].strip())
                 if image is not None:
                     files.append(line[image].strip())
                 else:
@@ -287,7 +310,7 @@ def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
         raise DataError(f"{path}: there are no examples: allowed is one line or more below the header")
     numbers, classes = _by_name(labels)
     images = _files(path, files) if config.image else _pixels(np.stack(pixels), config, path, form)
-    return Raw(images, numbers, classes)
+    return Raw(images, numbers, classes, columns={config.group: np.array(groups)} if groups else {})
 
 
 def _column(header: list[str], name: str, option: str, path: Path) -> int:

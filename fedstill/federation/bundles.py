@@ -9,6 +9,7 @@ can reach.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -80,7 +81,7 @@ class Release:
     question: str
     content: str
     mechanism: str
-    price: float | None
+    price: tuple[tuple[str, int], ...] | None  # events and how often; None: no guarantee
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class AnswersHeader:
     model: Model
     versions: Versions
     policy: PolicyConfig
+    protection: str  # what the node states of its privacy, as JSON
     releases: tuple[Release, ...]
 
 
@@ -402,6 +404,7 @@ class Files:
             told = {"name": node, "protocol": PROTOCOL, "versions": asdict(mine.versions)}
         elif header["do"] == "join":
             ready = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
+            ready["privacy"] = json.loads(mine.protection)
             told = {"name": node, "architecture": "", "frozen": True, **asdict(mine.model), **ready}
         elif header["do"] in ("answer", "pull back"):
             number, question = header["number"], header["question"]
@@ -410,7 +413,8 @@ class Files:
                 error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question}
                 return pack({"error": {**error, "number": number}})
             release = next(release for release in mine.releases if release.number == number)
-            told = {"privacy": {"mechanism": release.mechanism, "price": release.price}}
+            price = None if release.price is None else dict(release.price)
+            told = {"privacy": {"mechanism": release.mechanism, "price": price}}
             answer = self.bundles[node].tensors[number]
         return pack({"told": told, "seconds": 0.0}, answer)
 

@@ -113,7 +113,7 @@ class InProcess(Federation):
         found = {
             name: "model: it predicts, and has no gradients"
             if question.differentiable and not getattr(node.model, "differentiable", True)
-            else node.gate.objection(question.name, question.kinds())
+            else node.gate.objection(question)
             for name, node in self._members.items()
         }
         return {name: rule for name, rule in found.items() if rule is not None}

@@ -83,7 +83,7 @@ class Reply:
     """
 
     told: Mapping[str, Any]
-    privacy: Mapping[str, str | float | None]
+    privacy: Mapping[str, Any]
     tensors: Tensors
     own: float
     elapsed: float

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-from fedstill.errors import DataError, FedstillError, NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.errors import (
+    ArgumentError,
+    DataError,
+    FedstillError,
+    NodeFault,
+    QuestionMismatch,
+    QuestionRefused,
+)
+from fedstill.privacy.config import Accountant
+from fedstill.privacy.events import as_text, from_text
+from fedstill.privacy.statement import Statement
 
 LONGEST = 300  # characters that are kept of a text
+MOST_EVENTS = 100  # kinds of event in one price
 MOST = 1000  # entries that a list or table may have
 LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
 
@@ -67,6 +78,7 @@ class About:
         frozen: whether nothing of its model may be trained.
         wants_public: it cannot join before it gets the public data; then nothing else is known.
         versions: of its software.
+        privacy: how it says that it protects its records.
     """
 
     objections: Mapping[str, str] = field(default_factory=dict)
@@ -80,6 +92,7 @@ class About:
     frozen: bool = False
     wants_public: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
+    privacy: Statement = field(default_factory=Statement)
 
     @classmethod
     def read(cls, told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
@@ -108,7 +121,39 @@ class About:
             architecture=_text(told, "architecture", 80) if "architecture" in told else "",
             frozen=_flag(told, "frozen") if "frozen" in told else False,
             versions=versions,
+            privacy=_statement(_table(told, "privacy")) if told.get("privacy") else Statement(),
         )
+
+
+def _statement(table: Mapping[str, Any]) -> Statement:
+    """What a node says of its protection.
+
+    Raises:
+        DataError: it is none.
+    """
+    delta, budget, accountant = _number(table, "delta"), table.get("budget"), table.get("accountant")
+    if not 0 < delta < 1:
+        raise _odd("delta", delta)
+    if accountant not in get_args(Accountant):
+        raise _odd("accountant", accountant)
+    noise = _table(table, "noise")
+    lines = {}
+    for name in ("rules", "assumes"):
+        given = table.get(name)
+        if not isinstance(given, list) or len(given) > MOST:
+            raise _odd(name, given)
+        lines[name] = tuple(_text({name: line}, name) for line in given)
+    return Statement(
+        mechanism=_text(table, "mechanism", 80),
+        unit=_text(table, "unit"),
+        delta=delta,
+        budget=None if budget is None else _number(table, "budget"),
+        accountant="rdp" if accountant == "rdp" else "pld",
+        randomness=_text(table, "randomness"),
+        noise={clip(name, 80): _number(noise, name) for name in noise},
+        rules=lines["rules"],
+        assumes=lines["assumes"],
+    )
 
 
 @dataclass(frozen=True)
@@ -128,22 +173,40 @@ class Progress:
         return cls(_whole(told, "percent", 0, 100), _flag(told, "learned"))
 
 
-def read_privacy(told: Mapping[str, Any]) -> dict[str, str | float | None]:
+def read_privacy(told: Mapping[str, Any]) -> dict[str, Any]:
     """Under which mechanism a release left, and at which price, as far as the node says it.
+
+    The price is None, which is no guarantee, or events as text and how often each.
 
     Raises:
         DataError: it says it in another form.
 
     >>> read_privacy({"privacy": {"mechanism": "none", "price": None}})
     {'mechanism': 'none', 'price': None}
+    >>> read_privacy({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}})["price"]
+    {'gaussian(2.0)': 1}
     """
     table = _table(told, "privacy") if "privacy" in told else {}
-    read: dict[str, str | float | None] = {}
+    read: dict[str, Any] = {}
     if "mechanism" in table:
         read["mechanism"] = _text(table, "mechanism", 80)
     if "price" in table:
-        read["price"] = None if table["price"] is None else _number(table, "price")
+        read["price"] = None if table["price"] is None else _price(_table(table, "price"))
     return read
+
+
+def _price(table: Mapping[str, Any]) -> dict[str, int]:
+    """Events that a node says it has paid.
+
+    Raises:
+        DataError: they are none, or too many.
+    """
+    if len(table) > MOST_EVENTS:
+        raise DataError(f"price has {len(table)} events: allowed are {MOST_EVENTS}")
+    try:
+        return as_text(from_text(table))
+    except ArgumentError as error:
+        raise DataError(f"price: {error}") from error
 
 
 def read_seconds(header: Mapping[str, Any], most: float) -> float:

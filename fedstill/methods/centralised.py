@@ -78,7 +78,8 @@ class CentralisedServer(Server):
         super().load(state)
         if state["optimiser"]:
             self.federation.number = 0
-            self._gather().load({"modules": {}, "optimisers": {"model": state["optimiser"]}, "answered": ""})
+            none = {"modules": {}, "answered": "", "teachers": []}
+        self._gather().load({**none, "optimisers": {"model": state["optimiser"]}})
 
     def _gather(self) -> Node:
         """One node at the server, which has everything."""

@@ -25,13 +25,16 @@ def count_labels(task: Task) -> Question:
     """The question how many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
 
     def handler(group: Group, number: int) -> Mapping[str, torch.Tensor]:
-        return {
-            "counts": torch.stack([task.counts(node.data) for node in group.nodes]),
-            "sizes": sizes(group),
-        }
+        return {"counts": torch.stack([task.counts(node.data) for node in group.nodes])}
+
+    def in_all(
+        told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """Each example is counted in one class: the sum of what leaves costs nothing more."""
+        return {"counts": told["counts"], "sizes": told["counts"].sum()}
 
     told = {"counts": LABEL_COUNTS, "sizes": LABEL_COUNTS}
-    return Question("count_labels", handler, releases=told, times=1)
+    return Question("count_labels", handler, releases=told, times=1, reads=("counts",), finish=in_all)
 
 
 def tell_size() -> Question:
@@ -40,7 +43,7 @@ def tell_size() -> Question:
     def handler(group: Group, number: int) -> Mapping[str, torch.Tensor]:
         return {"sizes": sizes(group)}
 
-    return Question("tell_size", handler, releases={"sizes": DATA_SIZES}, times=1)
+    return Question("tell_size", handler, releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def node_side(config: EnsembleConfig, setting: NodeSetting) -> NodeSide:
 
     questions = (
         count_labels(setting.task),
-        Question("predict", predict, {"x": "inputs"}, {"logits": "logits"}),
+        Question("predict", predict, {"x": "inputs"}, {"logits": "logits"}, reads=()),
     )
     return NodeSide({question.name: question for question in questions}, look=look)
 

@@ -32,6 +32,7 @@ from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.memory import AnswerMemory
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.models import Generator, PatchCritic
+from fedstill.node import dpsgd
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
@@ -57,8 +58,11 @@ class FedIODConfig:
     critic_width: int = 32
     """Channels of D_k's first convolution (published: 128)."""
 
+    through: bool = True
+    """Pull losses back through the nodes; false: they only answer, and G learns from S (and from what else
+    is known without them), as models that have no gradients, or gates that withhold them, allow."""
     gan: float = 1.0
-    """Weight of L_gan (Eq. 2)."""
+    """Weight of L_gan (Eq. 2); 0: the nodes have no critics."""
     conf: float = 0.2
     """Weight of L_conf (Eq. 3)."""
     unique: float = 0.2
@@ -134,6 +138,10 @@ class FedIODConfig:
                 raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
         if not self.tau > 0:
             raise ArgumentError("method.tau", self.tau, "above 0, or inf")
+        if not self.through and self.mimic == 0:
+            raise ArgumentError(
+                "method.mimic", self.mimic, "above 0, where nothing else teaches the generator"
+            )
         if self.memory < self.batch:
             raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
@@ -141,6 +149,11 @@ class FedIODConfig:
     def rated(self) -> bool:
         """Whether pi_k(x) needs the critics."""
         return self.importance in ("fakeness", "realness")
+
+    @property
+    def critical(self) -> bool:
+        """Whether there are critics at all."""
+        return self.gan > 0 or self.rated
 
 
 # --- at the nodes -----------------------------------------------------------------------------------
@@ -151,22 +164,46 @@ def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
     task = setting.task
 
     def prepare(nodes: Sequence[Node]) -> None:
-        """A critic D_k for each node, with its own first weights."""
-        for node in nodes:
+        """A critic D_k for each node, with its own first weights; none where nothing needs it."""
+        for node in nodes if config.critical else ():
+            norm: Literal["batch", "group"] = "group" if "critic" in node.private else "batch"
             with seeded(node.seed, node.name, "critic"):
-                critic = PatchCritic(node.data.inputs.shape[1], config.critic_width)
+                critic = PatchCritic(node.data.inputs.shape[1], config.critic_width, norm)
             node.add("critic", critic, _critic_adam(config))
 
     def examine(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
+        if not config.critical:
+            return {"logits": group.bench("model")(x)}
         real, _ = group.sample(x.shape[1], "critic", number)  # x'_k (G, B, C, H, W)
+        if "critic" in group.nodes[0].private:
+            learn_privately(group.nodes[0], number, x[0].detach())
+        else:
+            learn(group, real, x.detach())
+        answer = {"logits": group.bench("model")(x), "critic": group.bench("critic")(x)}
+        return {**answer, **rating(group, real)}
+
+    def learn(group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
+        """A step of each D_k (Eq. 2)."""
         critic = group.bench("critic")
         with torch.enable_grad():
             critic.train(True)
-            losses = critic_loss(critic(real), critic(x.detach()), config)
+            losses = critic_loss(critic(real), critic(fake), config)
             group.step("critic", losses)
-        answer = {"logits": group.bench("model")(x), "critic": critic(x)}
-        return {**answer, **rating(group, real)}
+
+    def learn_privately(node: Node, number: int, fake: torch.Tensor) -> None:
+        """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
+        n, batch = len(node.data), config.batch
+        dpsgd.step(
+            node,
+            "critic",
+            node.private["critic"],
+            dpsgd.rate(n, batch),
+            number,
+            private_loss=lambda D, real, _: on_real(D(real), config).flatten(1).mean(1),
+            public_loss=lambda D: on_fake(D(fake), config).mean(),
+            batch=min(n, batch),
+        )
 
     def rating(group: Group, real: torch.Tensor) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), over the examples just drawn, if pi_k(x) needs it."""
@@ -192,17 +229,32 @@ def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
         shape = group.nodes[0].data.inputs.shape[1:]
         x = torch.zeros(len(group), config.batch, *shape, device=group.device, requires_grad=True)
         answer = examine(group, 0, x)
-        torch.autograd.grad(answer["logits"].sum() + answer["critic"].sum(), x)
+        torch.autograd.grad(torch.stack([told.sum() for told in answer.values()]).sum(), x)
 
     rated = {"critic": "critic", "critic_real": "critic"} if config.rated else {}
-    examined = {"logits": "logits", "critic": "critic", **rated}
+    critic = {"critic": "critic"} if config.critical else {}
+    reads = ("critic_real",) if config.rated else ()
     questions = [
         count_labels(task),
-        Question("examine", examine, {"x": "inputs"}, examined, ("x",), times=config.steps),
+        Question(
+            "examine",
+            examine,
+            {"x": "inputs"},
+            {"logits": "logits", **critic, **rated},
+            ("x",) if config.through else (),
+            times=config.steps,
+            rows=config.batch,
+            reads=reads,
+            trains=tuple(critic),
+        ),
     ]
     if config.student_inputs == "fresh":
-        predicted = {"logits": "logits", **rated}
-        questions.append(Question("predict", predict, {"x": "inputs"}, predicted, times=config.steps))
+        predicted, fresh = {"logits": "logits", **rated}, config.student_steps * config.batch
+        questions.append(
+            Question(
+                "predict", predict, {"x": "inputs"}, predicted, times=config.steps, rows=fresh, reads=reads
+            )
+        )
     return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
 
 
@@ -219,9 +271,17 @@ def critic_loss(real: torch.Tensor, fake: torch.Tensor, config: FedIODConfig) ->
     Returns:
         ``(G,)``, a mean over batch and patches.
     """
-    if config.gan_form == "eq2":
-        return (real.sigmoid() + 1 - fake.sigmoid()).flatten(1).mean(1)
-    return (F.softplus(real) + F.softplus(-fake)).flatten(1).mean(1)
+    return (on_real(real, config) + on_fake(fake, config)).flatten(1).mean(1)
+
+
+def on_real(d: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
+    """What D_k loses where it looks at real data, value by value."""
+    return d.sigmoid() if config.gan_form == "eq2" else F.softplus(d)
+
+
+def on_fake(d: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
+    """What D_k loses where it looks at what was generated, value by value."""
+    return 1 - d.sigmoid() if config.gan_form == "eq2" else F.softplus(-d)
 
 
 def _critic_adam(config: FedIODConfig) -> Any:
@@ -266,13 +326,14 @@ class FedIODServer(Server):
         w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
         with self.compute.step(self.seed, "server", t):
             x = self.generator(w.to(self.compute.device)).float()  # (B, C, H, W)
-            answers = self.federation.ask("examine", of=self.census.names, x=x)
+            asked = x if config.through else x.detach()
+            answers = self.federation.ask("examine", of=self.census.names, x=asked)
             sizes = self.census.of(answers.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
-            z, d = answers["logits"], answers["critic"]  # (K, B, classes, ...), (K, B, h, w)
+            z = answers["logits"]  # (K, B, classes, ...)
             weights = self.importance(answers)
             z_bar = task.ensemble(z, weights, config.ensemble)  # Eq. 9  (B, classes, ...)
-            L_gan = self._fooled(d, pi, z_bar, weights)  # Eq. 2
+            L_gan = self._fooled(answers, pi, z_bar, weights)  # Eq. 2
             L_conf = task.confidence(z, pi)  # Eq. 3
             L_unique = task.uniqueness(z, pi)  # Eq. 5
             L_balance = task.balance(z_bar)
@@ -356,9 +417,12 @@ class FedIODServer(Server):
         self.memory.load(state["memory"], self.compute.device)
 
     def _fooled(
-        self, d: torch.Tensor, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
+        self, answers: Answers, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """L_gan as G descends it: each critic's doubts, summed over patches, weighed over nodes."""
+        if not self.config.critical:
+            return torch.zeros((), device=z_bar.device)
+        d = answers["critic"]  # (K, B, h, w)
         if self.config.gan_form == "eq2":
             doubts = d.sigmoid().flatten(2).sum(2)  # (K, B); descending D ascends 1 - D
         else:

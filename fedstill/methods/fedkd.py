@@ -44,7 +44,7 @@ from fedstill.methods.server import Ask, Method, Needs, Server, ServerSetting
 from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question, digest
+from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import cosine, set_lr, shifted
 from fedstill.privacy.noise import dequantise, laplace, quantise
 from fedstill.seeds import derive, torch_generator
@@ -63,11 +63,9 @@ class FedKDConfig:
     levels: int = 200
     """S, the quantiser's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
     gamma: float = 10.0
-    """Noise Lap(1 / gamma) on each ensembled logit (Eq. 2); inf is none. It carries no epsilon. The paper's
-    1 wants many public examples (it has 50,000) or logits taught without label smoothing."""
-    noise_at: Literal["server", "nodes"] = "server"
-    """Who adds it: the server to the weighted sum, as printed, or each node to its own logits, before it
-    quantises them."""
+    """Noise Lap(1 / gamma) that the server adds to each ensembled logit (Eq. 2), where it hides nothing from
+    the server and carries no epsilon; inf is none. The paper's 1 wants many public examples (it has 50,000)
+    or logits taught without label smoothing. For noise at the nodes see nodes.privacy."""
     z_max: float = 0.0
     """Bound of the logits, fixed beforehand; 0: the nodes tell their largest one, and all take the
     largest of these, as in the paper."""
@@ -118,10 +116,6 @@ class FedKDConfig:
         """Whether the nodes must agree on a bound of their logits."""
         return self.levels > 0 and self.z_max == 0
 
-    def noisy(self, where: str) -> bool:
-        """Whether noise is added there."""
-        return self.noise_at == where and not math.isinf(self.gamma)
-
 
 # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -144,23 +138,11 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
                 node.data = TensorData(inputs, torch.cat([node.data.targets, public.labels]))
 
     def predicted(group: Group, view: int) -> torch.Tensor:
-        """z^k of all public examples under one view, ``(G, N, C)``, with the node's noise."""
+        """z^k of all public examples under one view, ``(G, N, C)``."""
         names = tuple(node.name for node in group.nodes)
         if names not in kept or kept[names][0] != view:
-            z = logits(group, views(view))
-            if config.noisy("nodes"):
-                z = z + torch.stack([noise(node, view, z[0]) for node in group.nodes])
-            kept[names] = view, z
+            kept[names] = view, logits(group, views(view))
         return kept[names][1]
-
-    def noise(node: Node, view: int, like: torch.Tensor) -> torch.Tensor:
-        """Lap(1 / gamma), ``(N, C)``: the same each time, or asking again would average it out.
-
-        On other public data it is other noise, or those of one run would tell another's.
-        """
-        about = digest("public", {"inputs": known(setting.public).inputs})
-        generator = torch_generator(node.gate.secret, node.name, "laplace", view, about)
-        return laplace(tuple(like.shape), 1 / config.gamma, generator).to(like.device)
 
     def tell_range(group: Group, number: int, view: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """max over examples and classes of abs(z^k), ``(G,)``."""
@@ -171,31 +153,43 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
         number: int,
         rows: torch.Tensor,
         view: torch.Tensor,
-        z_max: torch.Tensor | None = None,
+        z_max: torch.Tensor | None = None,  # for the quantiser
     ) -> Mapping[str, torch.Tensor]:
-        """Q(z^k; S) of the public examples from one row up to another, ``(G, B, C)``."""
+        """z^k of the public examples from one row up to another, ``(G, B, C)``."""
         first, last = rows[0].tolist()
-        z = predicted(group, int(view[0]))[:, first:last]
-        if config.levels == 0:
-            return {"logits": z}
-        bound = config.z_max if z_max is None else float(z_max[0])
-        return {"logits": quantise(z, config.levels, bound)}  # Eq. 4
+        return {"logits": predicted(group, int(view[0]))[:, first:last]}
+
+    def quantised(
+        told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """Q(z^k; S) of what the gate lets out, ``(B, C)``."""
+        bound = float(sent["z_max"]) if "z_max" in sent else config.z_max
+        return {"logits": quantise(told["logits"], config.levels, bound)}  # Eq. 4
 
     def rehearse(group: Group) -> None:
         """A part of a pass, for the engine to time."""
         logits(group, views(0)[:AT_ONCE])
 
-    chunks = 0 if setting.public is None else math.ceil(len(setting.public) / CHUNK)
+    known_rows = 0 if setting.public is None else len(setting.public)
     sends = {"rows": INDICES, "view": SCHEDULE, **({"z_max": LOGIT_RANGE} if config.agreed else {})}
     questions = [
-        Question("predict", predict, sends, {"logits": LOGITS}, times=config.predictions * chunks),
+        Question(
+            "predict",
+            predict,
+            sends,
+            {"logits": LOGITS},
+            times=config.predictions * math.ceil(known_rows / CHUNK),
+            rows=min(known_rows, CHUNK),
+            reads=(),
+            finish=quantised if config.levels else None,
+        ),
     ]
     if config.weights == "counts":
         questions.append(count_labels(setting.task))
     if config.agreed:
         told = {"largest": LOGIT_RANGE}
         questions.append(
-            Question("tell_range", tell_range, {"view": SCHEDULE}, told, times=config.predictions)
+            Question("tell_range", tell_range, {"view": SCHEDULE}, told, times=config.predictions, reads=())
         )
     return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
 
@@ -329,7 +323,7 @@ class FedKDServer(Server):
                 z = dequantise(z, config.levels, float(ask.tensors.get("z_max", config.z_max)))
             parts.append(self.task.ensemble(z, self.omega(answers), config.ensemble))  # Eq. 2
         z_hat = torch.cat(parts).view(config.predictions, -1, self.task.classes)
-        if config.noisy("server"):
+        if not math.isinf(config.gamma):
             z_hat = z_hat + torch.stack([self._noise(p, z_hat[p]) for p in range(config.predictions)])
         return z_hat
 

@@ -27,7 +27,7 @@ from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.ensemble import look
-from fedstill.methods.parameters import finite, train_round
+from fedstill.methods.parameters import finite, round_span, train_round
 from fedstill.methods.public import (
     AT_ONCE,
     LOGITS,
@@ -203,21 +203,28 @@ def node_side(config: FedMDConfig, setting: NodeSetting) -> NodeSide:
         if learns(group):
             learn(group, inputs, target, matched, 1, "rehearse")
 
+    def revisit(sent: Mapping[str, torch.Tensor]) -> Span:
+        return round_span(sent, config.rounds, config.first)
+
     taken = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
     scores = {"logits": LOGITS}
+    rows = min(config.subset, config.subset if setting.public is None else len(setting.public))
     questions = [
-        Question("communicate", communicate, {"rows": INDICES}, scores, times=1),
+        Question("communicate", communicate, {"rows": INDICES}, scores, times=1, rows=rows, reads=()),
         Question(
             "digest_and_communicate",
             digest_and_communicate,
             {**taken, "rows_next": INDICES},
             scores,
             times=config.rounds - 1,
+            rows=rows,
+            reads=(),
+            span=revisit,
         ),
-        Question("digest", digest, taken, times=1),
+        Question("digest", digest, taken, times=1, reads=(), span=revisit),
     ]
     if config.public_epochs:
-        questions.append(Question("transfer", transfer, times=1))
+        questions.append(Question("transfer", transfer, times=1, reads=(), span=lambda sent: before))
     if config.weights == "counts":
         questions.append(count_labels(task))
     first = before if config.first and not config.public_epochs else None

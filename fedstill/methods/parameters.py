@@ -96,7 +96,15 @@ def train(
         sends={"parameters": kind, "round": "schedule"},
         releases={"parameters": kind},
         times=config.rounds,
+        reads=() if make_work is None else None,
+        span=lambda sent: round_span(sent, config.rounds),
     )
+
+
+def round_span(sent: Mapping[str, torch.Tensor], rounds: int, first: int = 0) -> Span:
+    """The part of the local training in the round that ``sent`` names, behind ``first`` other parts."""
+    t = first + int(sent["round"].flatten()[0])
+    return Span(t, t + 1, first + rounds)
 
 
 def train_round(

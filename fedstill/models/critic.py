@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 from torch import nn
+
+Norm = Literal["batch", "group"]
 
 
 class PatchCritic(nn.Sequential):
@@ -10,14 +15,22 @@ class PatchCritic(nn.Sequential):
 
     As published: 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky
     ReLU; 1x1 to one map. Published width w: 128. Batch norm always uses the batch's own statistics.
+
+    Args:
+        channels: of the input.
+        width: w.
+        norm: ``group`` puts group norm, of up to 8 groups, in place of batch norm, which mixes examples: a
+            critic that learns privately must not.
     """
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
         super().__init__(
             nn.Conv2d(channels, width, 4, 2, 1),
             nn.LeakyReLU(0.2),
             nn.Conv2d(width, 2 * width, 4, 2, 1),
-            nn.BatchNorm2d(2 * width, track_running_stats=False),
+            nn.BatchNorm2d(2 * width, track_running_stats=False)
+            if norm == "batch"
+            else nn.GroupNorm(math.gcd(8, 2 * width), 2 * width),
             nn.LeakyReLU(0.2),
             nn.Conv2d(2 * width, 1, 1),
             nn.Flatten(1, 2),

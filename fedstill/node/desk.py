@@ -12,6 +12,7 @@ from fedstill.compute import Compute
 from fedstill.errors import ArgumentError, QuestionMismatch
 from fedstill.node.gate import Asked
 from fedstill.node.group import Group, stack
+from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.questions import GRADIENTS, NodeSide, Question, chained, digest
 from fedstill.wire import WireConfig, kind_of, refine, size
 
@@ -90,8 +91,8 @@ class Desk:
             before = ["" if question.constant else node.answered for node in self.group.nodes]
             asked = [Asked(number, name, content, after, down) for after in before]
             for node, here in zip(self.group.nodes, asked, strict=True):
-                node.gate.admit(here, question.kinds())
-            inputs, outputs = self._compute(question, number, tensors, differentiable)
+                node.gate.admit(here, question, tensors)
+            inputs, outputs = self._compute(question, number, content, tensors, differentiable)
             kept = _Answered(question, content, asked, inputs, outputs)
             self._remember(number, kept)
         elif kept.content != content:
@@ -99,7 +100,7 @@ class Desk:
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
             kept.releases.append(
-                node.gate.release(kept.asked[row], "answer", mine, question.kinds(), self.wire)
+                node.gate.release(kept.asked[row], ANSWER, mine, question, tensors, self.wire)
             )
         return kept.releases
 
@@ -157,12 +158,12 @@ class Desk:
             if node.name in pulls and node.name not in kept.gradients:
                 mine = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
                 kept.gradients[node.name] = node.gate.release(
-                    pulled[node.name], "gradient", mine, kept.question.kinds(), self.wire
+                    pulled[node.name], GRADIENT, mine, kept.question, {}, self.wire
                 )
         return {node: kept.gradients[node] for node in pulls}
 
     def _compute(
-        self, question: Question, number: int, tensors: Tensors, differentiable: bool
+        self, question: Question, number: int, content: str, tensors: Tensors, differentiable: bool
     ) -> tuple[Tensors, Tensors]:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
         inputs = {
@@ -170,6 +171,8 @@ class Desk:
             for key, tensor in tensors.items()
         }
         first = self.group.nodes[0]
+        for node in self.group.nodes:
+            node.asking = chained(node.answered, content)
         with (
             self.compute.step(first.seed, first.name, question.name, number),
             torch.set_grad_enabled(differentiable),

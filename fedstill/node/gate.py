@@ -6,14 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.node.ledger import ANSWER, Ledger
-from fedstill.privacy.mechanism import Mechanism, NoMechanism
-from fedstill.seeds import torch_generator
+from fedstill.privacy.events import Price, as_text
 from fedstill.wire import INPUTS, SCALE, WireConfig, kind_of, refine, size
+
+if TYPE_CHECKING:
+    from fedstill.node.purse import Purse
+    from fedstill.node.questions import Question
 
 # Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
 PARAMETERS = "parameters"
@@ -41,9 +45,12 @@ class PolicyConfig:
     """Refuse once so many bytes have left the node; 0 is no limit."""
     most_rows: int = 100_000
     """Refuse a question about more inputs than this at once; 0 is no limit."""
+    most_parameters: int = 50_000_000
+    """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
+    them; 0 is no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("most_questions", "most_bytes", "most_rows"):
+        for name in ("most_questions", "most_bytes", "most_rows", "most_parameters"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"policy.{name}", getattr(self, name), "0 (no limit) or more")
 
@@ -66,37 +73,22 @@ class Gate:
         node: the node's name.
         policy: its owner's policy.
         ledger: where releases are written.
-        mechanism: what is done to a release before it leaves.
-        secret: seeds the noise. Whoever knows it can take the noise away again, so a real node draws one
-            of its own; a simulation derives it from the run's seed.
     """
 
-    def __init__(
-        self,
-        node: str,
-        policy: PolicyConfig,
-        ledger: Ledger,
-        mechanism: Mechanism | None = None,
-        secret: int = 0,
-    ) -> None:
-        self.node, self.policy, self.ledger, self.secret = node, policy, ledger, secret
-        self.mechanism: Mechanism = mechanism or NoMechanism()
+    def __init__(self, node: str, policy: PolicyConfig, ledger: Ledger) -> None:
+        self.node, self.policy, self.ledger = node, policy, ledger
+        self.purse: Purse | None = None  # privacy: what protects its releases, and pays for them
 
-    def objection(self, question: str, kinds: Mapping[str, str]) -> str | None:
-        """The rule by which this question could never be answered, or None. Asks nothing, counts nothing.
-
-        Args:
-            question: its name.
-            kinds: the kind of each tensor in its answer.
-        """
-        allowed = self.policy.questions
-        if "*" not in allowed and question not in allowed:
+    def objection(self, question: Question) -> str | None:
+        """The rule by which this question could never be answered, or None. Asks nothing, counts nothing."""
+        allowed, kinds = self.policy.questions, question.kinds()
+        if "*" not in allowed and question.name not in allowed:
             return f"questions: {', '.join(allowed) or 'none'}"
         if self.policy.outputs_only:
             told = sorted(set(kinds.values()) - set(OUTPUTS))
             if told:
                 return f"outputs_only: no {' and '.join(told)}"
-        return None
+        return None if self.purse is None else self.purse.objection(question)
 
     def inspect(
         self,
@@ -140,13 +132,14 @@ class Gate:
         if rule is not None:
             raise QuestionRefused(self.node, question, rule)
 
-    def admit(self, asked: Asked, kinds: Mapping[str, str]) -> None:
+    def admit(self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]) -> None:
         """Let a question in, or refuse it before anything is computed.
 
         Raises:
-            QuestionRefused: by the policy's list, its refusal of parameters, or a limit reached.
+            QuestionRefused: by the policy's list, its refusal of parameters, a limit reached, or a budget
+                that the answer would pass.
         """
-        rule = self.objection(asked.question, kinds)
+        rule = self.objection(question)
         # What was answered once may be again; other content under the same number is another question.
         again = self.ledger.released(self.node, asked.number, ANSWER, asked.content, asked.after)
         limit = self.policy.most_questions
@@ -157,13 +150,16 @@ class Gate:
                 rule = f"most_bytes: {self.policy.most_bytes}"
         if rule is not None:
             raise QuestionRefused(self.node, asked.question, rule)
+        if self.purse is not None and not again:
+            self.purse.afford(question, sent)
 
     def release(
         self,
         asked: Asked,
         part: str,
         tensors: Mapping[str, torch.Tensor],
-        kinds: Mapping[str, str],
+        question: Question,
+        sent: Mapping[str, torch.Tensor],
         wire: WireConfig | None = None,
     ) -> Mapping[str, torch.Tensor]:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
@@ -172,36 +168,72 @@ class Gate:
             asked: the question they answer.
             part: ``"answer"`` or ``"gradient"``.
             tensors: by name, what would leave.
-            kinds: the kind of each, for the audit.
+            question: as the method declares it.
+            sent: the tensors that came with it.
             wire: the form in which they travel; None is float32.
 
         Raises:
-            QuestionRefused: a tensor of undeclared kind, or more bytes than the policy allows.
-            OSError: the ledger cannot be written; nothing is released then.
+            QuestionRefused: a tensor of undeclared kind, more bytes than the policy allows, or more privacy
+                than the budget.
+            OSError: a ledger cannot be written; nothing is released then.
         """
+        kinds = question.kinds()
         undeclared = sorted(set(tensors) - set(kinds))
         if undeclared:
             raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
-        bounded = self.mechanism.bound(tensors)
-        # With the content, and with what came before: equal noise on two answers would cancel.
-        purpose = (self.node, "gate", asked.number, part, asked.content, asked.after)
-        generator = torch_generator(self.secret, *purpose)
-        noised = self.mechanism.noise(bounded, generator)
+        noised, price, rule = self._protected(asked, part, tensors, question, sent)
+        if part == ANSWER and question.finish is not None:
+            noised = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(noised, kinds)
-        self._charge(asked, part, leaving, kinds)
+        self._charge(asked, part, leaving, kinds, price, rule)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
+    def _protected(
+        self,
+        asked: Asked,
+        part: str,
+        tensors: Mapping[str, torch.Tensor],
+        question: Question,
+        sent: Mapping[str, torch.Tensor],
+    ) -> tuple[Mapping[str, torch.Tensor], Price | None, str]:
+        """Tensors as they may leave, what that costs, and what was done to them."""
+        if self.purse is None:
+            return tensors, None, "none"
+        guard = self.purse.guard
+        rules = {name: guard.rule(question, name) for name in tensors}
+        # With the content, and with what came before: equal noise on two answers would cancel.
+        about = ("gate", asked.number, part, asked.content, asked.after)
+        noised = {
+            name: rule.noise(rule.bound(tensors[name]), guard.draws(*about, name))
+            for name, rule in rules.items()
+        }
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        price = guard.price(question, part, shapes, sent, noised)
+        return noised, price, "; ".join(f"{name}: {rule.text}" for name, rule in rules.items())
+
     def _charge(
-        self, asked: Asked, part: str, tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]
+        self,
+        asked: Asked,
+        part: str,
+        tensors: Mapping[str, torch.Tensor],
+        kinds: Mapping[str, str],
+        price: Price | None,
+        rule: str,
     ) -> None:
-        if self.ledger.released(self.node, asked.number, part, asked.content, asked.after):
-            return  # the same release once more, after a stop: written and paid for already
         up: Counter[str] = Counter()
         for name, tensor in tensors.items():
             up[kind_of(name, kinds)] += size(tensor)
+        again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after)
         limit = self.policy.most_bytes or math.inf
-        if self.ledger.up(self.node) + sum(up.values()) > limit:
+        if not again and self.ledger.up(self.node) + sum(up.values()) > limit:
             raise QuestionRefused(self.node, asked.question, f"most_bytes: {self.policy.most_bytes}")
+        if self.purse is not None:
+            self.purse.pay(asked, part, up, price, rule)
+        if again:
+            return  # the same release once more, after a stop: written and paid for already
+        if price is not None and self.purse is not None and self.ledger.silent(self.node):
+            first = self.purse.first  # the first release pays for the training that it follows from
+            price = None if first is None else price + first
         self.ledger.write(
             node=self.node,
             number=asked.number,
@@ -212,7 +244,7 @@ class Gate:
             down=asked.down,
             up=up,
             privacy={
-                "mechanism": self.mechanism.name,
-                "price": self.mechanism.price(asked.question, tensors),
+                "mechanism": "none" if self.purse is None else self.purse.guard.name,
+                "price": None if price is None else as_text(price),
             },
         )

@@ -209,14 +209,15 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
     """The nodes in lists of equal architectures, each list to be stacked or not as one pleases.
 
     A node whose modules cannot be stacked, for what they draw or for what ``vmap`` cannot take, is a
-    list of its own.
+    list of its own; so is one whose networks learn with DP-SGD or are teachers.
     """
     kinds: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
         kind: tuple[Any, ...] = tuple(
             (role, signature(module), node.frozen[role]) for role, module in node.modules.items()
         )
-        if not all(stackable(module) for module in node.modules.values()):
+        alone = node.private or node.teachers  # each learns, or is asked, in its own way
+        if alone or not all(stackable(module) for module in node.modules.values()):
             kind = ("alone", node.name)
         kinds.setdefault(kind, []).append(node)
     for nodes_alike in kinds.values():

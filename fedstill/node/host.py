@@ -34,14 +34,18 @@ from fedstill.errors import (
 from fedstill.imports import OWN
 from fedstill.methods import METHODS
 from fedstill.node import owner, training
+from fedstill.node.account import Account, LedgerError
 from fedstill.node.desk import Desk
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import ANSWER, Ledger
+from fedstill.node.networks import limited
 from fedstill.node.node import Node
 from fedstill.node.plan import PLAN_FILE, PROTOCOL, Plan, check_public, fingerprint, public_tensors
+from fedstill.node.protect import check_priced, protect
 from fedstill.node.questions import GRADIENTS, NodeSetting, digest
+from fedstill.node.training import Span
 from fedstill.records import write_text
 from fedstill.state import load_state, save_state
 from fedstill.tasks import make_task
@@ -52,7 +56,7 @@ logger = logging.getLogger("fedstill.node")
 CHUNK = 20  # local steps between two looks at the clock
 LEARNING = "learning.safetensors"
 MOST = 2**31  # numbers of questions are below it
-OWN_TROUBLES = (OwnDataError, RunFolderError)  # errors whose texts are the owner's alone
+OWN_TROUBLES = (LedgerError, OwnDataError, RunFolderError)  # errors whose texts are the owner's alone
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
@@ -265,23 +269,31 @@ class Session:
             network = fitted(model, compute, form.shape, file.seed, whose, parted=self.needs.split)
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
-        gate = Gate(file.name, file.policy, self.ledger, secret=secret)
+        gate = Gate(file.name, file.policy, self.ledger)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
-        self.side = method.node_side(config, NodeSetting(self.task, file.local, compute, placed))
+        side = method.node_side(config, NodeSetting(self.task, file.local, compute, placed))
+        self.side = limited(side, file.policy.most_parameters, file.name)
+        self.account = Account(host.folder / file.privacy.ledger, secret)
+        own = (self.side, config, file.local, len(form.classes))
+        protect(self.node, file.privacy, *own, account=self.account, run=plan.run, secret=secret)
         self.side.prepare([self.node])
+        check_priced(self.node)
         for module in self.node.modules.values():
             compute.place(module)
         self.first = self.side.first
         if self.first is not None:
-            training.prepare([self.node], file.local)
-            if "model" not in self.node.optimisers:  # used as it is: its owner lets nothing of it be trained
+            training.prepare(self.node.learners, file.local)
+            if not any(
+                "model" in learner.optimisers for learner in self.node.learners
+            ):  # used as it is: its owner lets nothing of it be trained
                 self.first = None
         self._last = {file.name: -1}
         self.desk = self._new_desk()
         self.folder.mkdir(parents=True, exist_ok=True)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
-        self._bind({"plan": plan.to_dict(), "data": examples, "model": architecture(network)})
+        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
+        self._bind({**told, "options": self._binding()})
         self.steps = 0  # of local training
         self.learned = self.first is None
         self._saved = time.monotonic()
@@ -314,6 +326,7 @@ class Session:
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
         self.ledger.close()
+        self.account.close()
         self._alone.close()
 
     def about(self) -> dict[str, Any]:
@@ -326,11 +339,22 @@ class Session:
             "architecture": architecture(self.node.model),
             "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
             "objections": self._objections(),
+            "privacy": self._statement(),
             "most_questions": max(gate.policy.most_questions - self._earlier, 0),
             "learned": self.learned,
             "marks": self._marks(),
             "last": self._last[self.node.name],
         }
+
+    def _binding(self) -> str:
+        """Of how it learns and how it is protected."""
+        purse = self.node.gate.purse
+        return "" if purse is None else purse.guard.binding
+
+    def _statement(self) -> dict[str, Any]:
+        """How its records are protected, as the server may know."""
+        purse = self.node.gate.purse
+        return {} if purse is None else purse.guard.statement().to_dict()
 
     def learn(self, seconds: float) -> dict[str, Any]:
         """Go on with the local training that the method wants first, for some seconds.
@@ -340,21 +364,13 @@ class Session:
         """
         if self.first is not None and not self.learned:
             until = time.monotonic() + min(max(seconds, 1.0), 60.0)  # so short that it counts steps, none is
-            total = len(self.first.steps(self.local.steps(len(self.node.data))))
+            total = self._first_steps()
             while self.steps < total and time.monotonic() < until:
-                self.steps = training.train(
-                    [self.node],
-                    self.task,
-                    self.local,
-                    self.compute,
-                    span=self.first,
-                    start=self.steps,
-                    steps=CHUNK,
-                )
+                self._learn_some(self.first)
                 if time.monotonic() - self._saved > SECONDS_BETWEEN:
                     self._save(LEARNING)
             if self.steps >= total:
-                self.node.optimisers.pop("model", None)
+                self._learned()
                 self.learned = True
                 self._save(LEARNING)
                 logger.info("local training is done: %d steps", self.steps)
@@ -364,7 +380,31 @@ class Session:
         """How far local training has come."""
         if self.learned or self.first is None:
             return 100
-        return 10 * (10 * self.steps // len(self.first.steps(self.local.steps(len(self.node.data)))))
+        return 10 * (10 * self.steps // self._first_steps())
+
+    def _first_steps(self) -> int:
+        """Steps of the training before the first question, of all who learn from the node's data."""
+        learners = self.node.learners if self.first is not None else ()
+        return sum(len(self._steps_of(learner)) for learner in learners)
+
+    def _steps_of(self, learner: Node) -> range:
+        return range(0) if self.first is None else self.first.steps(self.local.steps(len(learner.data)))
+
+    def _learn_some(self, span: Span) -> None:
+        """A few steps of the learner whose turn it is: one after the other."""
+        before = 0
+        for learner in self.node.learners:
+            mine = len(self._steps_of(learner))
+            if self.steps < before + mine:
+                start, own = self.steps - before, (self.task, self.local, self.compute)
+                done = training.train([learner], *own, span=span, start=start, steps=CHUNK)
+                self.steps = before + done
+                return
+            before += mine
+
+    def _learned(self) -> None:
+        for learner in self.node.learners:
+            learner.optimisers.pop("model", None)
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
@@ -445,7 +485,10 @@ class Session:
         limit = self.node.gate.policy.most_questions
         if limit and self._earlier >= limit:
             return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
-        return owner.objections(self._file, self.node.model, self.side.questions)
+        rules = owner.objections(self._file, self.node.model, self.side.questions)
+        gate, questions = self.node.gate, self.side.questions
+        priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
+        return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}
 
     def _count_other_runs(self) -> int:
         """Let the owner's limits hold over all runs of this folder; how many questions others answered."""
@@ -475,7 +518,7 @@ class Session:
         state = load_state(path)
         self.steps, self.learned = state["steps"], state["learned"]
         if self.learned:
-            self.node.optimisers.pop("model", None)
+            self._learned()
         self.node.load(state["node"])
 
     def _take_up(self) -> None:

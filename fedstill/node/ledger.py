@@ -15,7 +15,7 @@ from typing import Any
 from fedstill.errors import RunFolderError
 
 Release = tuple[str, int, str]  # node, question number, part
-ANSWER = "answer"  # the part that every answered question has; the other is "gradient"
+ANSWER, GRADIENT = "answer", "gradient"  # parts of a question: each that is answered has the first
 
 
 class Ledger:
@@ -32,6 +32,9 @@ class Ledger:
         self._privacy: dict[Release, Mapping[str, Any]] = {}
         self._answers: Counter[str] = Counter()  # questions that each node answered
         self._asked: dict[tuple[int, str], str] = {}  # number and content -> the question's name
+        self._spoken: set[str] = set()  # nodes that have released something
+        self._events: dict[str, Counter[str]] = defaultdict(Counter)  # by node: events and how often
+        self._bare: Counter[str] = Counter()  # releases without any guarantee, by node
         self._file: FileIO | None = None
 
     def open(self, path: Path) -> None:
@@ -59,6 +62,14 @@ class Ledger:
     def released(self, node: str, number: int, part: str, content: str, after: str = "") -> bool:
         """Whether a release that answers this content, after what was answered before, is written already."""
         return (content, after) in self._releases[node, number, part]
+
+    def silent(self, node: str) -> bool:
+        """Whether nothing has left this node yet."""
+        return node not in self._spoken
+
+    def spent(self, node: str) -> tuple[Counter[str], int]:
+        """What this node's releases cost: events as text and how often; and how many had no price."""
+        return Counter(self._events[node]), self._bare[node]
 
     def privacy(self, node: str, number: int, part: str) -> Mapping[str, Any]:
         """Under which mechanism, and at which price, a release left."""
@@ -181,6 +192,12 @@ class Ledger:
         release = line["node"], line["number"], line["part"]
         self._releases[release].add((line["content"], line.get("after", "")))
         self._privacy[release] = line["privacy"]
+        self._spoken.add(line["node"])
+        price = line["privacy"].get("price")
+        if price is None:
+            self._bare[line["node"]] += 1
+        else:
+            self._events[line["node"]].update(price)
         for way in ("down", "up"):
             for kind, size in line[way].items():
                 self.bytes[line["node"], way, kind] += size

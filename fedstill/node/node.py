@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from fedstill.compute import lay_out
 from fedstill.data.dataset import TensorData
 from fedstill.node.gate import Gate
 from fedstill.seeds import torch_generator
+
+if TYPE_CHECKING:
+    from fedstill.node.dpsgd import DPSGD
 
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -31,19 +34,27 @@ class Node:
     def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed
         self.modules: dict[str, nn.Module] = {"model": model}
-        self.frozen = {"model": _frozen(model)}  # parameters that their owner does not want trained
+        self.frozen = {"model": frozen(model)}  # parameters that their owner does not want trained
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.answered = ""  # fingerprint of all that it has answered, in order: its state follows from it
+        self.asking = ""  # the same with what is being answered now, which names its noise
+        self.private: Mapping[str, DPSGD] = {}  # networks that learn with DP-SGD, by role
+        self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     @property
     def model(self) -> nn.Module:
         """The node's task model T_k."""
         return self.modules["model"]
 
+    @property
+    def learners(self) -> Sequence[Node]:
+        """Those whose models learn from this node's data: itself, or its teachers."""
+        return self.teachers or [self]
+
     def add(self, role: str, module: nn.Module, make_optimiser: MakeOptimiser) -> None:
         """Give the node a further network that it trains, for example its critic."""
         self.modules[role] = module.to(self.data.inputs.device)
-        self.frozen[role] = _frozen(module)
+        self.frozen[role] = frozen(module)
         self.optimisers[role] = make_optimiser(module)
 
     def draw(self, *purpose: str | int) -> torch.Generator:
@@ -69,17 +80,24 @@ class Node:
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "answered": self.answered,
+            "teachers": [
+                {role: optimiser.state_dict() for role, optimiser in teacher.optimisers.items()}
+                for teacher in self.teachers
+            ],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a remembered state; the networks must exist already."""
         for role, values in state["modules"].items():
             self.modules[role].load_state_dict(values)
-        for role, values in state["optimisers"].items():
-            self.optimisers[role].load_state_dict(values)
-            lay_out(self.optimisers[role])
+        states = [(self, state["optimisers"]), *zip(self.teachers, state["teachers"], strict=True)]
+        for node, optimisers in states:  # teachers' networks are parts of the node's own
+            for role, values in optimisers.items():
+                node.optimisers[role].load_state_dict(values)
+                lay_out(node.optimisers[role])
         self.answered = state["answered"]
 
 
-def _frozen(module: nn.Module) -> frozenset[str]:
+def frozen(module: nn.Module) -> frozenset[str]:
+    """The names of the parameters that do not learn."""
     return frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)

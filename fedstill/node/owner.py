@@ -40,6 +40,7 @@ from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.questions import Question
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
 from fedstill.seeds import seeded
 
 T = TypeVar("T")
@@ -120,6 +121,9 @@ class NodeFile:
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """What may leave this machine. Nothing else does, whatever a server asks."""
+
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    """How your records are protected, and how much of their privacy may be spent."""
 
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """What this machine computes on."""
@@ -488,7 +492,7 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
     gate, predicts = Gate(file.name, file.policy, Ledger()), not getattr(model, "differentiable", True)
     rules = {}
     for name, question in questions.items():
-        rule = gate.objection(name, question.kinds())
+        rule = gate.objection(question)
         if PRIVATE_DATA in question.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None and question.differentiable and predicts:

@@ -34,6 +34,13 @@ class Question:
         times: how often a run asks it, so that a node with a limit can refuse beforehand; 0 is not known.
         constant: the answer follows from the node's data alone, whatever it has been asked before; asked
             again under another number's state, it is the same release.
+        rows: inputs that it is about at most, where that is known beforehand: prices follow from it.
+        reads: the tensors of its answer that are computed from the node's records themselves; all others
+            come from its networks. None: not declared, and then no mechanism can protect any of them.
+        trains: networks, beside the model, that take a step on the node's records for each answer.
+        span: the part of the local training that comes with it, by the tensors that were sent; None is none.
+        finish: what is done to an answer after the gate's noise and before it travels, by what was sent (a
+            quantiser, say). It never sees what is private.
     """
 
     name: str
@@ -43,6 +50,13 @@ class Question:
     differentiable: tuple[str, ...] = ()
     times: int = 0
     constant: bool = False
+    rows: int = 0
+    reads: tuple[str, ...] | None = None
+    trains: tuple[str, ...] = ()
+    span: Callable[[Mapping[str, torch.Tensor]], Span] | None = None
+    finish: Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | (
+        None
+    ) = None
 
     def kinds(self) -> Mapping[str, str]:
         """The kind of everything that may leave a node for this question."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from fedstill.errors import ArgumentError
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.tasks import Task
+
+if TYPE_CHECKING:
+    from fedstill.node.dpsgd import DPSGD
 
 Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
 # One step of the nodes still at work: group, the step's number, inputs (G, B, ...) and targets (G, B, ...)
@@ -166,6 +169,9 @@ def train(
     Returns:
         Steps of the span done in all.
     """
+    private = nodes[0].private.get("model")
+    if private is not None:
+        return _privately(nodes, task, config, compute, private, span, start, steps, report, work, purpose)
     totals = {node.name: max(config.steps(len(node.data)), span.of) for node in nodes}
     spans = {node.name: span.steps(totals[node.name]) for node in nodes}
     nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
@@ -198,6 +204,40 @@ def train(
     for role in nodes[0].modules:
         group.bench(role).train(False)
     return end
+
+
+def _privately(
+    nodes: Sequence[Node],
+    task: Task,
+    config: LocalConfig,
+    compute: Compute,
+    dp: DPSGD,
+    span: Span,
+    start: int,
+    steps: int | None,
+    report: Report | None,
+    work: Work | None,
+    purpose: str,
+) -> int:
+    """:func:`train` with DP-SGD, one node."""
+    from fedstill.node import dpsgd
+
+    if work is not None or len(nodes) > 1:
+        raise ArgumentError(
+            f"privacy of {nodes[0].name}", "dp-sgd", "a method that trains on the task's loss"
+        )
+    return dpsgd.train(
+        nodes[0],
+        task,
+        config,
+        compute,
+        dp=dp,
+        span=span,
+        start=start,
+        steps=steps,
+        report=report,
+        purpose=purpose,
+    )
 
 
 def plain(task: Task, config: LocalConfig) -> Work:

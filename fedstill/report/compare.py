@@ -23,9 +23,10 @@ from rich.text import Text
 
 from fedstill.node.gate import PRIVATE_DATA
 from fedstill.records import write_text
-from fedstill.report import plots
+from fedstill.report import budgets, plots
 from fedstill.report.files import Metrics, read_metrics, read_result
 from fedstill.report.page import environment
+from fedstill.report.privacy import NO_GUARANTEE, epsilon_text, guaranteed
 from fedstill.report.table import (
     CENTRAL,
     accuracy_of,
@@ -120,6 +121,7 @@ class Row:
     not_run: Mapping[int, str] = field(default_factory=dict)  # reasons by seed
     missing: tuple[int, ...] = ()  # seeds whose runs are not finished
     published: Mapping[str, PaperFigure] = field(default_factory=dict)  # by figure
+    budget: float = math.inf  # epsilon that a run may cost each node
 
     @property
     def name(self) -> str:
@@ -134,6 +136,20 @@ class Row:
         """Ours minus the paper's."""
         ours, paper = self.spread(figure), self.published.get(figure)
         return None if ours is None or paper is None else ours.mean - paper.value
+
+    def epsilon(self) -> tuple[float, float] | None:
+        """An epsilon and a delta that hold at each node in each run; None if one has no guarantee."""
+        kept = [price for run in self.runs if (price := guaranteed(run.result)) is not None]
+        if not kept or len(kept) < len(self.runs):
+            return None
+        return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
+
+    def price(self) -> str:
+        """That epsilon, or "no guarantee", or that nothing left the nodes."""
+        kept = self.epsilon()
+        if all(run.figure("bytes up") == 0 for run in self.runs):
+            return "nothing left"
+        return NO_GUARANTEE if kept is None else epsilon_text(kept[0])
 
     def traffic(self) -> float | None:
         """Bytes up and down of a whole run, all nodes, the mean over seeds."""
@@ -201,6 +217,37 @@ class Summary:
         """Of all settings."""
         return [row for setting in self.settings for row in setting.rows]
 
+    @property
+    def priced(self) -> bool:
+        """Whether any row has a guarantee of privacy."""
+        return any(row.epsilon() is not None for row in self.rows)
+
+    def budgets(self) -> list[budgets.Line]:
+        """Each method's accuracy under each budget; none unless settings differ in it, each from each."""
+        lines = []
+        for place, rows in enumerate(zip(*(setting.rows for setting in self.settings), strict=True), start=1):
+            asked = [row.budget for row in rows]
+            if len(rows) < 2 or len(set(asked)) < len(rows):
+                return []
+            points = [
+                budgets.Point(row.budget, accuracy.mean, accuracy.std)
+                for row in rows
+                if (accuracy := row.spread("accuracy")) is not None
+            ]
+            lines.append(budgets.Line(place, rows[0].name, points))
+        return lines if any(line.points for line in lines) else []
+
+    def privacy(self) -> str:
+        """Which runs have a formal guarantee of privacy."""
+        runs = [run for row in self.rows for run in row.runs if run.figure("bytes up")]
+        kept = sum(guaranteed(run.result) is not None for run in runs)
+        if kept == 0:
+            return "There is no formal guarantee of privacy."
+        if kept == len(runs):
+            return "What left the nodes has a formal guarantee of privacy in every run: see epsilon."
+        have = f"{kept} {'has' if kept == 1 else 'have'} a formal guarantee of privacy (see epsilon)"
+        return f"Of {len(runs)} runs in which anything left the nodes {have}, the others none."
+
 
 # --- from files to figures ----------------------------------------------------------------------------
 
@@ -260,6 +307,7 @@ def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: M
         not_run=not_run,
         missing=tuple(missing),
         published={figure: paper for figure, paper in published.items() if paper is not None},
+        budget=config.nodes.privacy.epsilon,
     )
 
 
@@ -324,9 +372,18 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         "Local accuracy is the mean over the nodes' own models at the end, each on a random share of the "
         "test data of its own (FedMD-CG, section 3.1); on all test data it is in the CSV."
     )
+    deltas = {kept[1] for setting in settings for row in setting.rows if (kept := row.epsilon()) is not None}
+    if deltas:
+        notes.append(
+            "Epsilon: what a run costs each record (or group of records) of a node, the most over nodes and "
+            f"seeds, rounded up, at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}. What was "
+            "learned in choosing options by looking at private data is not in it."
+        )
     for label, table in comparison.runs.items():
         keys = ", ".join(_dotted(table))
-        if any(key in SHARED for key in table):
+        # How a node is protected is of its owner, and what a comparison by privacy is about.
+        nodes = {key: value for key, value in table.get("nodes", {}).items() if key != "privacy"}
+        if nodes or any(key in SHARED for key in table if key != "nodes"):
             notes.append(f"Not on equal terms: {label} has other run options ({keys}).")
         elif keys:
             notes.append(f"{label} has run options of its own: {keys}.")
@@ -371,15 +428,15 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
 RUN_COLUMNS = (
     "setting", "method", "name", "title", "seed", "status", "judged_by", "accuracy", "local_accuracy",
     "local_accuracy_all_tests", "standalone", "ensemble", "centralised", "bytes_up", "bytes_down",
-    "questions", "turn", "turns", "seconds", "leaves", "needs", "reason", "folder",
+    "questions", "turn", "turns", "seconds", "epsilon", "delta", "leaves", "needs", "reason", "folder",
 )  # fmt: skip
 SUMMARY_COLUMNS = (
     "setting", "method", "name", "title", "seeds", "judged_by", "accuracy_mean", "accuracy_std",
     "local_accuracy_mean", "local_accuracy_std", "local_accuracy_all_tests_mean",
     "local_accuracy_all_tests_std", "bytes_up_mean", "bytes_down_mean", "questions_mean", "seconds_mean",
-    "leaves", "needs", "paper_accuracy", "paper_accuracy_std", "paper_accuracy_source", "accuracy_gap",
-    "paper_local_accuracy", "paper_local_accuracy_std", "paper_local_accuracy_source", "local_accuracy_gap",
-    "reason",
+    "epsilon_most", "delta", "leaves", "needs", "paper_accuracy", "paper_accuracy_std",
+    "paper_accuracy_source", "accuracy_gap", "paper_local_accuracy", "paper_local_accuracy_std",
+    "paper_local_accuracy_source", "local_accuracy_gap", "reason",
 )  # fmt: skip
 
 
@@ -410,6 +467,7 @@ def _run_records(summary: Summary) -> list[dict[str, Any]]:
                         "seed": run.seed,
                         "status": "finished",
                         "turn": words(run.result, "turn"),
+                        **dict(zip(("epsilon", "delta"), guaranteed(run.result) or (), strict=False)),
                         "leaves": _joined(run.result, row),
                         "folder": run.folder,
                     }
@@ -433,6 +491,7 @@ def _summary_records(summary: Summary) -> list[dict[str, Any]]:
             for name in ("bytes up", "bytes down", "questions", "seconds"):
                 ours = row.spread(name)
                 record[f"{_column(name)}_mean"] = None if ours is None else ours.mean
+            record.update(zip(("epsilon_most", "delta"), row.epsilon() or (), strict=False))
             for name, paper in row.published.items():
                 record[f"paper_{_column(name)}"], record[f"paper_{_column(name)}_std"] = (
                     paper.value,
@@ -469,6 +528,7 @@ def latex(summary: Summary) -> str:
     """The table for a paper; it needs the package booktabs."""
     figures = [name for name in FIGURES if any(name in row.published for row in summary.rows)]
     heads = ["Method", "Accuracy", "Local accuracy", "Bytes up", "Bytes down", "Questions", "Seconds"]
+    heads += ["Epsilon"] if summary.priced else []
     for name in figures:
         heads += ["Paper", "Gap"] if name == "accuracy" else ["Paper, local", "Gap, local"]
     lines = [
@@ -500,6 +560,7 @@ def latex(summary: Summary) -> str:
                 *(_tex(_bytes(row.spread(name))) for name in ("bytes up", "bytes down")),
                 _tex(_count(row.spread("questions"))),
                 _tex(_seconds(row)),
+                *([_tex(row.price())] if summary.priced else []),
             ]
             for name in figures:
                 cells += [_tex_spread(_paper(row, name)), _tex_gap(row.gap(name))]
@@ -508,19 +569,21 @@ def latex(summary: Summary) -> str:
 
 
 def markdown(summary: Summary) -> str:
-    """A table for each setting, for a page of documentation."""
+    """A table for each setting, for a page of documentation; before them accuracy against epsilon."""
     figures = [name for name in FIGURES if any(name in row.published for row in summary.rows)]
     heads = ["method", "judged by", "accuracy", "local accuracy", "bytes up", "down", "questions", "seconds"]
+    heads += ["epsilon"] if summary.priced else []
     for name in figures:
         heads += ["paper", "gap"] if name == "accuracy" else ["paper, local", "gap, local"]
-    lines: list[str] = []
+    priced = summary.budgets()
+    lines = [*budgets.table(priced), ""] if priced else []
     for setting in summary.settings:
         if setting.name:
             lines += [f"**{setting.name}**", ""]
         lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
         highest = setting.highest()
         for row in setting.rows:
-            accuracy, *rest = _cells(row, figures)
+            accuracy, *rest = _cells(row, figures, summary.priced)
             shown = f"**{accuracy}**" if row.label in highest else accuracy
             cells = [row.name, row.central or NONE, shown, *rest]
             lines.append(f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |")
@@ -598,7 +661,8 @@ def print_comparison(summary: Summary, console: Console) -> None:
         console.print(Text(setting.context, style="dim"))
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("method", no_wrap=wide)
-        for head in ("accuracy", "local", "bytes up", "down", "questions", "seconds"):
+        heads = ("accuracy", "local", "bytes up", "down", "questions", "seconds")
+        for head in (*heads, "epsilon") if summary.priced else heads:
             table.add_column(head, justify="right", no_wrap=True)
         for name in figures:
             local = "" if name == "accuracy" else " (local)"
@@ -609,7 +673,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
             table.add_column("needs", ratio=2)
         highest = setting.highest()
         for row in setting.rows:
-            cells = [Text(row.name), *map(Text, _cells(row, figures))]
+            cells = [Text(row.name), *map(Text, _cells(row, figures, summary.priced))]
             if row.label in highest:
                 cells[1].stylize("bold")
             told = [Text(", ".join(row.leaves) or "nothing"), Text(", ".join(row.needs) or "nothing")]
@@ -631,16 +695,17 @@ def print_comparison(summary: Summary, console: Console) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _cells(row: Row, figures: Sequence[str]) -> list[str]:
+def _cells(row: Row, figures: Sequence[str], priced: bool) -> list[str]:
     if not row.runs:
         short = row.reason().partition(":")[0]
-        return [short, *[NONE] * (5 + 2 * len(figures))]
+        return [short, *[NONE] * (5 + priced + 2 * len(figures))]
     cells = [
         _text(row.spread("accuracy")),
         _text(row.spread("local accuracy")),
         *(_bytes(row.spread(name)) for name in ("bytes up", "bytes down")),
         _count(row.spread("questions")),
         _seconds(row),
+        *([row.price() if row.epsilon() else NONE] if priced else []),
     ]
     for name in figures:
         cells += [_text(_paper(row, name)), _gap(row.gap(name))]
@@ -664,6 +729,7 @@ def _print_terms(summary: Summary, console: Console) -> None:
 
 def html(summary: Summary) -> str:
     """The page: one file that loads nothing, with links to the runs' own reports."""
+    lines = summary.budgets()
     return (
         environment()
         .get_template("compare.html.j2")
@@ -671,7 +737,12 @@ def html(summary: Summary) -> str:
             title=summary.about or (summary.name if summary.name != "compare" else "Methods, side by side"),
             name=summary.name,
             lede=_lede(summary),
+            privacy=summary.privacy(),
+            priced=summary.priced,
             settings=[_setting_view(setting) for setting in summary.settings],
+            lines=lines,
+            columns=[(epsilon, budgets.named(epsilon)) for epsilon in budgets.budgets(lines)],
+            against=budgets.plot(lines) if lines else None,
             papers=[(paper, Spread(paper.value, paper.std).text()) for paper in summary.published],
             notes=summary.notes,
             command=summary.command,
@@ -732,6 +803,7 @@ def _row_view(place: int, row: Row, highest: bool) -> dict[str, Any]:
         "down": None if down is None else round(down.mean),
         "questions": _count(row.spread("questions")),
         "seconds": None if seconds is None else human_seconds(seconds.mean),
+        "epsilon": row.price(),
         "leaves": ", ".join(row.leaves) or "nothing",
         "needs": ", ".join(row.needs) or "nothing",
         "papers": {

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstill.errors import RunFolderError
 from fedstill.report import plots
-from fedstill.report.table import number, whole, words
+from fedstill.report.table import number, pick, whole, words
 
 MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
 
@@ -34,6 +34,8 @@ class Traffic:
     up: Counter[str] = field(default_factory=Counter)  # bytes that left the node, by kind
     down: Counter[str] = field(default_factory=Counter)  # bytes that came to it, by kind
     questions: set[int] = field(default_factory=set)  # numbers: a question in several parts is one
+    price: Counter[str] = field(default_factory=Counter)  # what its releases cost: events, how often each
+    bare: int = 0  # releases without any guarantee
 
 
 @dataclass
@@ -123,6 +125,11 @@ def read_ledger(path: Path) -> Ledger | None:
                 counter[str(kind)] += whole(by_kind, kind) or 0
         if whole(record, "down", "inputs"):
             ledger.about_inputs.add(words(record, "question") or "question")
+        price = pick(record, "privacy", "price")
+        if isinstance(price, Mapping):
+            traffic.price.update({str(event): whole(price, event) or 0 for event in price})
+        else:
+            traffic.bare += 1
         mechanism = words(record, "privacy", "mechanism")
         if mechanism:
             ledger.mechanisms.add(mechanism)
@@ -150,6 +157,3 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
         for step, images in stacks.items()
         if images.dtype == "uint8" and images.ndim == 4 and images.shape[1] in (1, 3) and images.size
     ]
-
-
-# --- what the template shows ---

@@ -7,7 +7,6 @@ Names and texts in the folder come from users and nodes: everything is escaped.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstill.report import link, plots
+from fedstill.report import link, plots, privacy
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
 from fedstill.report.table import (
     CENTRAL,
@@ -27,6 +26,7 @@ from fedstill.report.table import (
     comparison,
     human_bytes,
     human_seconds,
+    listed,
     method_title,
     number,
     percent,
@@ -154,27 +154,19 @@ def _what_left(result: Mapping[str, Any]) -> str:
         extra = " Parameters of models are among it." if left & MODELS else ""
         return f"What left each node is listed below, kind by kind.{extra}"
     if left & MODELS:
-        sentence = f"No training data left a node, but {_listed(sorted(left & MODELS))} of models did."
+        sentence = f"No training data left a node, but {listed(sorted(left & MODELS))} of models did."
     elif not by_kind:
         sentence = "Nothing left a node."
     elif MODELS & set(by_kind):
         sentence = "No training data left a node; parameters of models were sent to the nodes."
     else:
         sentence = "No training data and no model left a node."
+    count = "roughly, with noise, how many" if privacy.counts_are_noisy(result) else "how many"
     if "label counts" in left:
-        sentence += " Beside its answers, each node told how many examples of each class it holds."
+        sentence += f" Beside its answers, each node told {count} examples of each class it holds."
     elif "data sizes" in left:
-        sentence += " Each node told how many examples it holds."
+        sentence += f" Each node told {count} examples it holds."
     return sentence
-
-
-def _listed(words: Sequence[str]) -> str:
-    """
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _count_word(count: int) -> str:
@@ -266,7 +258,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "link_bar": link.time_bar(link.parts(result)),
         "message_cost": link.message_cost(result),
         "events": link.events(result),
-        "privacy": _privacy(result, ledger),
+        "privacy": privacy.section(result, ledger),
         "nodes": _nodes(result),
         "command": words(result, "command"),
         "facts": _facts(result),
@@ -485,21 +477,6 @@ def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _privacy(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
-    guarantee = pick(result, "privacy", "guarantee")
-    facts: list[tuple[str, str]] = []
-    if isinstance(guarantee, Mapping):
-        facts = [(str(key).replace("_", " "), _plain(value)) for key, value in guarantee.items()]
-    elif guarantee is not None:
-        facts = [("guarantee", _plain(guarantee))]
-    return {
-        "known": isinstance(pick(result, "privacy"), Mapping),
-        "text": words(result, "privacy", "text"),
-        "facts": facts,
-        "mechanisms": sorted(ledger.mechanisms) if ledger else [],
-    }
-
-
 def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     _, alone = _own_accuracies(result)
     nodes: list[dict[str, Any]] = [
@@ -625,7 +602,3 @@ def _files(result: Mapping[str, Any]) -> list[str]:
             f"{words(node, 'node')}: {size}, signed by key {words(node, 'signed_by')}, {known}{asked}"
         )
     return lines
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

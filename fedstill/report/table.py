@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,16 @@ def words(record: object, *keys: str) -> str | None:
     """The value at a path of keys as text, or None where it is missing or empty."""
     value = pick(record, *keys)
     return None if value in (None, "") else str(value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def percent(value: float) -> str:
@@ -240,12 +250,14 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
         table.add_row(Text(row.name, style=style), Text(accuracy_text(row), style=style))
     console.print(table)
 
+    from fedstill.report.privacy import in_words
+
     up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
     seconds = number(result, "seconds", "total")
     for label, value in (
         ("left the nodes", MISSING if up is None else human_bytes(up)),
         ("came to the nodes", MISSING if down is None else human_bytes(down)),
-        ("privacy", words(result, "privacy", "text") or MISSING),
+        ("privacy", in_words(result) or MISSING),
         ("time", MISSING if seconds is None else human_seconds(seconds)),
         *_reached(result),
     ):

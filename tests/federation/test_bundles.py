@@ -44,7 +44,6 @@ from fedstill.node.node import Node
 from fedstill.node.plan import Plan, fingerprint
 from fedstill.node.questions import NodeSetting, digest
 from fedstill.node.training import LocalConfig
-from fedstill.seeds import derive
 from fedstill.tasks import Classification
 from fedstill.wire import pack, unpack
 
@@ -67,7 +66,7 @@ def live() -> InProcess:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(6 + index, *SHAPE, generator=generator)
         targets = torch.randint(CLASSES, (6 + index,), generator=generator)
-        gate = Gate(name, PolicyConfig(), Ledger(), secret=derive(SEED, index))
+        gate = Gate(name, PolicyConfig(), Ledger())
         model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
         nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
     side = node_side(CONFIG, NodeSetting(TASK, LOCAL, COMPUTE, public_data()))

@@ -783,8 +783,24 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "an undeclared part": (replying(logits=L, logits__x=torch.ones(2)), "answered ['logits', 'logits:x']"),
     "no table of privacy": (replying({"privacy": "abc"}, logits=L), "privacy is 'abc'"),
     "a list of privacy": (replying({"privacy": [1]}, logits=L), "privacy is list"),
-    "no price": (replying({"privacy": {"price": float("nan")}}, logits=L), "price is nan"),
-    "no number as a price": (replying({"privacy": {"price": "1"}}, logits=L), "price is '1'"),
+    "no price": (replying({"privacy": {"price": float("nan")}}, logits=L), "price is float"),
+    "a number as a price": (replying({"privacy": {"price": "1"}}, logits=L), "price is '1'"),
+    "a price of no event": (
+        replying({"privacy": {"price": {"luck(2.0)": 1}}}, logits=L),
+        "event is 'luck(2.0)'",
+    ),
+    "a price paid less than once": (
+        replying({"privacy": {"price": {"gaussian(2.0)": -1}}}, logits=L),
+        "times of gaussian(2.0) is -1",
+    ),
+    "a price without noise": (
+        replying({"privacy": {"price": {"gaussian(nan)": 1}}}, logits=L),
+        "noise of an event is nan",
+    ),
+    "an endless price": (
+        replying({"privacy": {"price": {f"gaussian({n}.5)": 1 for n in range(101)}}}, logits=L),
+        "price has 101 events",
+    ),
 }
 
 

@@ -23,11 +23,15 @@ from fedstill.methods import fedkd
 from fedstill.methods.fedkd import METHOD, FedKDConfig, FedKDServer, node_side
 from fedstill.methods.server import ServerSetting
 from fedstill.models import build
+from fedstill.node.account import Account
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.protect import protect
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig, shifted
+from fedstill.privacy.config import OutputsConfig, PrivacyConfig
+from fedstill.privacy.noise import dequantise
 from fedstill.seeds import derive, torch_generator
 from fedstill.state import load_state, save_state
 from fedstill.tasks import Classification
@@ -38,6 +42,9 @@ SPECS = ("small-cnn:4", "resnet8:4", "mlp:8", "small-cnn:4")
 ALIKE = ("small-cnn:4",) * 4
 CONFIG = FedKDConfig(epochs=4, batch=6, lr=1e-2, lr_end=1e-3)
 CLEAR = replace(CONFIG, gamma=math.inf, levels=0)
+NOISY = PrivacyConfig(
+    "noisy-outputs", outputs=OutputsConfig("laplace", noise=10.0, bound=2.0), counts_noise=2.0
+)
 
 
 @dataclass
@@ -61,6 +68,8 @@ def world(
     specs: Sequence[str] = SPECS,
     stacked: bool = True,
     policy: PolicyConfig | None = None,
+    privacy: PrivacyConfig | None = None,
+    secret: int = 0,
 ) -> World:
     ledger, nodes, public, compute = Ledger(), [], public_data(), Compute()
     for index, spec in enumerate(specs):
@@ -68,13 +77,16 @@ def world(
         size = 6 + 5 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
-        gate = Gate(f"n{index}", policy or PolicyConfig(), ledger, secret=derive(SEED, index))
+        gate = Gate(f"n{index}", policy or PolicyConfig(), ledger)
         model = build(spec, SHAPE, CLASSES, 0, index).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.5)  # so that the nodes disagree
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     side = node_side(config, NodeSetting(TASK, LOCAL, compute, public))
+    for node in nodes if privacy else ():
+        about = (side, config, LOCAL, CLASSES)
+        protect(node, privacy, *about, account=Account(None, 0), run="run", secret=secret)  # type: ignore[arg-type]
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
@@ -155,34 +167,57 @@ def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
     assert torch.equal(targets(run(world(replace(CLEAR, gamma=0.5)), 1)), noisy)
 
 
-def test_a_nodes_noise_is_its_own_and_the_same_when_asked_again() -> None:
-    config = replace(CLEAR, gamma=0.1, noise_at="nodes", weights="equal")
-    made = world(config)
-    sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
-    first, again = (made.federation.ask("predict", **sent)["logits"] for _ in range(2))
-    assert torch.equal(first, again)
-    part = made.federation.ask("predict", rows=torch.tensor([5, 9]), view=torch.tensor(0))["logits"]
-    assert torch.equal(part, first[:, 5:9])
+def clamped(made: World) -> torch.Tensor:
+    """z^k of all public examples, each value within the bound: (K, N, C)."""
     with torch.no_grad():
-        z = torch.stack([node.model(made.public.inputs) for node in made.nodes])
-    noise = first - z
+        return torch.stack([node.model(made.public.inputs) for node in made.nodes]).clamp(-2, 2)
+
+
+def test_a_nodes_noise_is_its_own_and_the_same_when_asked_again() -> None:
+    config = replace(CLEAR, weights="equal")
+    made = world(config, privacy=NOISY)
+    sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
+    first, again = (made.federation.ask("predict", number=0, **sent)["logits"] for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(world(config, privacy=NOISY).federation.ask("predict", **sent)["logits"], first)
+    noise = first - clamped(made)
     assert noise.abs().mean() == pytest.approx(10, rel=0.2)
     assert not torch.allclose(noise[0], noise[1], atol=1.0)
+    part = made.federation.ask("predict", rows=torch.tensor([5, 9]), view=torch.tensor(0))["logits"]
+    assert not torch.allclose(part, first[:, 5:9], atol=1.0), "another question has another noise"
+    # Whoever has another secret cannot take the noise away.
+    other = world(config, privacy=NOISY, secret=1).federation.ask("predict", **sent)["logits"]
+    assert not torch.allclose(other, first, atol=1.0)
+
+
+def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
+    made = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
+    row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
     for node in made.nodes:
-        node.gate.secret += 1  # whoever has another secret cannot take the noise away
-    other = node_side(config, NodeSetting(TASK, LOCAL, Compute(), made.public))
-    secret = InProcess(made.nodes, partition(made.nodes, True), other, Compute()).ask("predict", **sent)[
-        "logits"
-    ]
-    assert not torch.allclose(secret, first, atol=1.0)
+        assert made.ledger.spent(node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
-def test_with_noise_at_the_nodes_the_range_told_is_that_of_the_noised_logits() -> None:
-    made = world(replace(CONFIG, gamma=0.1, noise_at="nodes"))
-    told = made.federation.ask("tell_range", view=torch.tensor(0))["largest"]
-    with torch.no_grad():
-        clear = torch.stack([node.model(made.public.inputs).abs().max() for node in made.nodes])
-    assert (told > clear + 1).all()
+def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
+    sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
+    clear = replace(CLEAR, weights="equal", z_max=30.0)
+    noisy = world(clear, privacy=NOISY).federation.ask("predict", **sent)["logits"]
+    made = world(replace(clear, levels=100), privacy=replace(NOISY))
+    short = made.federation.ask("predict", **sent)["logits"]
+    assert short.dtype == torch.int8
+    # The bindings differ by the method's options, so their noise does too, and is equally large.
+    wide = dequantise(short, 100, 30.0) - clamped(made)
+    expected = (noisy.clamp(-30, 30) - clamped(made)).abs().mean().item()
+    assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
+    assert short.unique().numel() > 50, "noise is not quantised away"
+    assert made.ledger.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
+
+
+def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
+    made = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
+    assert all(made.ledger.spent(node.name)[1] == 1 for node in made.nodes), "tell_range"
+    with pytest.raises(QuestionRefused, match="without any guarantee"):
+        world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
+    world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
 
 
 # --- what leaves a node --------------------------------------------------------------------------
@@ -290,16 +325,19 @@ def test_labelled_public_data_join_every_node_and_count() -> None:
 # --- on every engine, over stops -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise_at", ["server", "nodes"])
+@pytest.mark.parametrize("privacy", [None, NOISY], ids=["plain", "noise at the nodes"])
 @pytest.mark.parametrize("specs", [ALIKE, SPECS], ids=["alike", "mixed"])
-def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...], noise_at: Any) -> None:
-    config = replace(CONFIG, predictions=2, noise_at=noise_at)
-    stacked, alone = (run(world(config, specs=specs, stacked=stacked)) for stacked in (True, False))
+def test_stacked_and_one_by_one_give_equal_figures(
+    specs: tuple[str, ...], privacy: PrivacyConfig | None
+) -> None:
+    config = replace(CONFIG, predictions=2)
+    given: dict[str, Any] = {"specs": specs, "privacy": privacy}
+    stacked, alone = (run(world(config, stacked=stacked, **given)) for stacked in (True, False))
     step = 2 * targets(alone).abs().max().item() / 100
     assert (targets(stacked) - targets(alone)).abs().max() < step  # rounding may cross one grid point
     assert stacked.ledger.summary() == alone.ledger.summary()
     clear = replace(config, levels=0)
-    stacked, alone = (run(world(clear, specs=specs, stacked=stacked)) for stacked in (True, False))
+    stacked, alone = (run(world(clear, stacked=stacked, **given)) for stacked in (True, False))
     same(stacked.server.student, alone.server.student, rtol=1e-2, atol=1e-4)
 
 
@@ -341,7 +379,6 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
         ("epochs", 0),
         ("batch", 0),
         ("lr", -1.0),
-        ("noise_at", "moon"),
         ("weights", "size"),
         ("views", "none"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,24 @@ import pytest
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.node.account import Account
 from fedstill.node.gate import PARAMETERS, Asked, Gate, PolicyConfig
+from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.purse import Purse
+from fedstill.node.questions import NodeSide, Question
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.events import Event, Price
 
-KINDS = {"logits": "logits", "critic": "critic", "d/dx": "gradients"}
+QUESTION = Question(
+    "examine",
+    lambda group, number: {},
+    sends={"x": "inputs"},
+    releases={"logits": "logits", "critic": "critic"},
+    differentiable=("x",),
+)
+UPLOAD = Question("upload", lambda group, number: {}, releases={"logits": "logits", "weights": PARAMETERS})
 ANSWER = {"logits": torch.ones(2, 3), "critic": torch.ones(4, dtype=torch.float64)}  # 24 and 32 bytes
 
 
@@ -26,28 +41,47 @@ def asked(number: int = 0, content: str = "c0", question: str = "examine") -> As
     return Asked(number, question, content, "", {"inputs": 10})
 
 
-class Journal:
-    """A mechanism and a ledger that write down what is called, in order."""
+def release(
+    door: Gate,
+    what: Asked | None = None,
+    part: str = "answer",
+    tensors: Mapping[str, torch.Tensor] = ANSWER,
+    question: Question = QUESTION,
+    sent: Mapping[str, torch.Tensor] | None = None,
+) -> Mapping[str, torch.Tensor]:
+    return door.release(what or asked(), part, tensors, question, sent or {})
 
-    name = "journal"
+
+class Journal:
+    """A purse, its guard and its rule, and a ledger, which write down what is called, in order."""
+
+    name, text, first = "journal", "written down", Price()
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.guard: Any = self
 
-    def bound(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def rule(self, question: Question, name: str) -> Any:
+        return self
+
+    def draws(self, *names: str | int) -> Any:
+        return None
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         self.calls.append("bound")
-        return {name: tensor.clamp(max=0.5) for name, tensor in tensors.items()}
+        return tensor.clamp(max=0.5)
 
-    def noise(
-        self, tensors: Mapping[str, torch.Tensor], generator: torch.Generator
-    ) -> Mapping[str, torch.Tensor]:
+    def noise(self, tensor: torch.Tensor, draws: Any) -> torch.Tensor:
         self.calls.append("noise")
-        self.drawn = torch.rand(1, generator=generator).item()
-        return {name: tensor + 1 for name, tensor in tensors.items()}
+        return tensor + 1
 
-    def price(self, question: str, tensors: Mapping[str, torch.Tensor]) -> float | None:
+    def price(self, *given: Any) -> Price:
         self.calls.append("price")
-        return 0.25
+        return Price({Event("laplace", 4.0): 2})
+
+    def pay(self, what: Asked, part: str, up: Mapping[str, int], price: Price, rule: str) -> None:
+        self.calls.append("pay")
+        self.paid = (what, part, dict(up), price, rule)
 
 
 class JournalLedger(Ledger):
@@ -82,62 +116,61 @@ class FullDisk(Ledger):
 )
 def test_only_the_questions_on_the_list_are_answered(questions: tuple[str, ...], rule: str | None) -> None:
     door = gate(questions=questions)
-    assert door.objection("examine", KINDS) == rule
+    assert door.objection(QUESTION) == rule
     if rule is None:
-        door.admit(asked(), KINDS)
+        door.admit(asked(), QUESTION, {})
     else:
         with pytest.raises(QuestionRefused) as caught:
-            door.admit(asked(), KINDS)
+            door.admit(asked(), QUESTION, {})
         assert (caught.value.node, caught.value.question, caught.value.rule) == ("clinic", "examine", rule)
 
 
 def test_outputs_only_refuses_parameters_and_nothing_else() -> None:
-    kinds = {"logits": "logits", "weights": PARAMETERS}
-    assert gate().objection("upload", kinds) == "outputs_only: no parameters"
-    assert gate(questions=("upload",)).objection("upload", kinds) == "outputs_only: no parameters"
-    assert gate(outputs_only=False).objection("upload", kinds) is None
-    assert gate().objection("examine", KINDS) is None
-    with pytest.raises(QuestionRefused, match="'clinic' refuses question 'examine' by rule outputs_only"):
-        gate().admit(asked(), kinds)
+    assert gate().objection(UPLOAD) == "outputs_only: no parameters"
+    assert gate(questions=("upload",)).objection(UPLOAD) == "outputs_only: no parameters"
+    assert gate(outputs_only=False).objection(UPLOAD) is None
+    assert gate().objection(QUESTION) is None
+    with pytest.raises(QuestionRefused, match="'clinic' refuses question 'upload' by rule outputs_only"):
+        gate().admit(asked(question="upload"), UPLOAD, {})
 
 
 def test_most_questions_counts_questions_not_releases() -> None:
     door = gate(most_questions=2)
     for number in range(2):
-        door.admit(asked(number), KINDS)
-        door.release(asked(number), "answer", ANSWER, KINDS)
-        door.release(asked(number), "gradient", {"d/dx": torch.ones(1)}, KINDS)
-    door.admit(asked(1), KINDS)  # the same question again is not a third one
+        door.admit(asked(number), QUESTION, {})
+        release(door, asked(number))
+        release(door, asked(number), "gradient", {"d/dx": torch.ones(1)})
+    door.admit(asked(1), QUESTION, {})  # the same question again is not a third one
     with pytest.raises(QuestionRefused, match="most_questions: 2"):
-        door.admit(asked(2), KINDS)
+        door.admit(asked(2), QUESTION, {})
 
 
 def test_each_node_has_its_own_limits_though_they_share_a_ledger() -> None:
     ledger = Ledger()
     first, second = (Gate(name, PolicyConfig(most_questions=1), ledger) for name in ("a", "b"))
-    first.release(asked(0), "answer", ANSWER, KINDS)
-    second.admit(asked(1), KINDS)
+    release(first, asked(0))
+    second.admit(asked(1), QUESTION, {})
     with pytest.raises(QuestionRefused, match="'a'"):
-        first.admit(asked(1), KINDS)
+        first.admit(asked(1), QUESTION, {})
 
 
 def test_most_bytes_is_never_overstepped_by_a_release() -> None:
     ledger = Ledger()
     door = gate(ledger, most_bytes=2 * 56 + 55)
     for number in range(2):
-        door.release(asked(number), "answer", ANSWER, KINDS)
-    door.admit(asked(2), KINDS)  # 55 bytes are left, so it may be asked
+        release(door, asked(number))
+    door.admit(asked(2), QUESTION, {})  # 55 bytes are left, so it may be asked
     with pytest.raises(QuestionRefused, match="most_bytes: 167"):
-        door.release(asked(2), "answer", ANSWER, KINDS)
+        release(door, asked(2))
     assert ledger.up("clinic") == 112
     assert ledger.answers("clinic") == 2
 
 
 def test_once_the_bytes_are_used_up_no_question_is_let_in() -> None:
     door = gate(most_bytes=56)
-    door.release(asked(0), "answer", ANSWER, KINDS)
+    release(door, asked(0))
     with pytest.raises(QuestionRefused, match="most_bytes: 56"):
-        door.admit(asked(1), KINDS)
+        door.admit(asked(1), QUESTION, {})
 
 
 @pytest.mark.parametrize("name", ["most_questions", "most_bytes"])
@@ -150,8 +183,8 @@ def test_objecting_counts_nothing(tmp_path: Path) -> None:
     ledger = Ledger()
     ledger.open(tmp_path / "ledger.jsonl")
     door = gate(ledger, most_questions=1)
-    door.objection("examine", KINDS)
-    door.admit(asked(), KINDS)
+    door.objection(QUESTION)
+    door.admit(asked(), QUESTION, {})
     ledger.close()
     assert ledger.summary() == Ledger().summary()
     assert (tmp_path / "ledger.jsonl").read_bytes() == b""
@@ -163,21 +196,97 @@ def test_objecting_counts_nothing(tmp_path: Path) -> None:
 def test_a_tensor_that_was_not_declared_does_not_leave() -> None:
     ledger = Ledger()
     with pytest.raises(QuestionRefused, match="undeclared: diary, secret"):
-        gate(ledger).release(
-            asked(), "answer", {**ANSWER, "secret": torch.ones(1), "diary": torch.ones(1)}, KINDS
-        )
+        release(gate(ledger), tensors={**ANSWER, "secret": torch.ones(1), "diary": torch.ones(1)})
     assert ledger.summary() == Ledger().summary()
 
 
-def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
+def journalled() -> tuple[Gate, Journal, JournalLedger]:
     journal = Journal()
     ledger = JournalLedger(journal.calls)
-    door = Gate("clinic", PolicyConfig(), ledger, journal)
-    released = door.release(asked(), "answer", ANSWER, KINDS)
-    assert journal.calls == ["bound", "noise", "price", "charge"]
-    assert ledger.line["privacy"] == {"mechanism": "journal", "price": 0.25}
+    door = gate(ledger)
+    door.purse = journal  # type: ignore[assignment]
+    return door, journal, ledger
+
+
+def test_a_release_is_bounded_noised_priced_paid_and_charged_in_this_order() -> None:
+    door, journal, ledger = journalled()
+    released = release(door)
+    assert journal.calls == ["bound", "noise", "bound", "noise", "price", "pay", "charge"]
+    assert ledger.line["privacy"] == {"mechanism": "journal", "price": {"laplace(4.0)": 2}}
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)
+    price, rule = Price({Event("laplace", 4.0): 2}), "logits: written down; critic: written down"
+    assert journal.paid == (asked(), "answer", {"logits": 24, "critic": 32}, price, rule)
+
+
+def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> None:
+    door, journal, _ = journalled()
+
+    def finish(told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> Any:
+        journal.calls.append("finish")
+        return {name: tensor.sum() * sent["z"] for name, tensor in told.items()}
+
+    released = release(door, question=replace(QUESTION, finish=finish), sent={"z": torch.tensor(2.0)})
+    assert journal.calls == ["bound", "noise", "bound", "noise", "price", "finish", "pay", "charge"]
+    assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
+    assert journal.paid[2] == {"logits": 4, "critic": 8}, "bytes are those that leave"
+
+
+def test_only_an_answer_is_finished() -> None:
+    door, _, _ = journalled()
+    finishing = replace(QUESTION, finish=lambda told, sent: {})
+    assert set(release(door, None, "gradient", {"d/dx": torch.ones(1)}, finishing)) == {"d/dx"}
+
+
+def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over() -> None:
+    door, journal, ledger = journalled()
+
+    def refuse(*given: Any) -> None:
+        raise QuestionRefused("clinic", "examine", "privacy budget: spent")
+
+    journal.pay = refuse  # type: ignore[method-assign]
+    with pytest.raises(QuestionRefused, match="privacy budget: spent"):
+        release(door)
+    assert "charge" not in journal.calls
+    assert ledger.summary() == Ledger().summary()
+
+
+def test_the_first_line_of_a_run_carries_what_the_training_cost() -> None:
+    door, journal, ledger = journalled()
+    journal.first = Price({Event("gaussian", 2.0, rate=0.5): 30})
+    release(door, asked(0))
+    assert ledger.line["privacy"]["price"] == {"laplace(4.0)": 2, "gaussian(2.0, rate=0.5)": 30}
+    release(door, asked(1))
+    assert ledger.line["privacy"]["price"] == {"laplace(4.0)": 2}
+    assert ledger.spent("clinic") == ({"laplace(4.0)": 4, "gaussian(2.0, rate=0.5)": 30}, 0)
+
+
+def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
+    door, journal, ledger = journalled()
+    journal.first = None
+    release(door)
+    assert ledger.line["privacy"] == {"mechanism": "journal", "price": None}
+    assert ledger.spent("clinic") == ({}, 1)
+
+
+def test_objections_are_the_purses_too_but_the_policys_first() -> None:
+    door, journal, _ = journalled()
+    journal.objection = lambda question: "privacy: too dear"  # type: ignore[attr-defined]
+    assert door.objection(QUESTION) == "privacy: too dear"
+    assert door.objection(UPLOAD) == "outputs_only: no parameters"
+
+
+def test_what_is_let_in_can_be_afforded_and_again_costs_nothing() -> None:
+    door, journal, _ = journalled()
+    given: list[Any] = []
+    journal.objection = lambda question: None  # type: ignore[attr-defined]
+    journal.afford = lambda *what: given.append(what)  # type: ignore[attr-defined]
+    sent = {"x": torch.ones(2)}
+    door.admit(asked(), QUESTION, sent)
+    assert given == [(QUESTION, sent)]
+    release(door)
+    door.admit(asked(), QUESTION, sent)
+    assert len(given) == 1, "asked again it is not asked for again"
 
 
 def test_the_charge_is_on_disk_before_the_release_is_handed_over(tmp_path: Path) -> None:
@@ -190,14 +299,14 @@ def test_the_charge_is_on_disk_before_the_release_is_handed_over(tmp_path: Path)
 
     ledger = Ledger()
     ledger.open(path)
-    Watching("clinic", PolicyConfig(), ledger).release(asked(), "answer", ANSWER, KINDS)
+    release(Watching("clinic", PolicyConfig(), ledger))
     ledger.close()
     assert seen == [1]
 
 
 def test_where_the_ledger_cannot_be_written_nothing_is_released() -> None:
     with pytest.raises(OSError, match="no space"):
-        gate(FullDisk()).release(asked(), "answer", ANSWER, KINDS)
+        release(gate(FullDisk()))
 
 
 def test_a_closed_ledger_file_releases_nothing_and_counts_nothing(tmp_path: Path) -> None:
@@ -205,7 +314,7 @@ def test_a_closed_ledger_file_releases_nothing_and_counts_nothing(tmp_path: Path
     ledger.open(tmp_path / "ledger.jsonl")
     ledger.close()
     with pytest.raises(ValueError, match="closed file"):
-        gate(ledger).release(asked(), "answer", ANSWER, KINDS)
+        release(gate(ledger), asked())
     assert ledger.summary() == Ledger().summary()
 
 
@@ -213,9 +322,10 @@ def test_bytes_are_counted_by_kind_and_direction_to_the_byte(tmp_path: Path) -> 
     ledger = Ledger()
     ledger.open(tmp_path / "ledger.jsonl")
     door = gate(ledger)
-    two_of_a_kind = {**KINDS, "more": "logits"}
-    door.release(asked(0), "answer", {**ANSWER, "more": torch.ones(5, dtype=torch.float16)}, two_of_a_kind)
-    door.release(asked(0), "gradient", {"d/dx": torch.ones(2, 1, 8, 8)}, KINDS)
+    two_of_a_kind = replace(QUESTION, releases={**QUESTION.releases, "more": "logits"})
+    more = {**ANSWER, "more": torch.ones(5, dtype=torch.float16)}
+    release(door, asked(0), "answer", more, two_of_a_kind)
+    release(door, asked(0), "gradient", {"d/dx": torch.ones(2, 1, 8, 8)})
     ledger.close()
     answer, gradient = (json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines())
     assert (answer["up"], answer["down"]) == ({"logits": 24 + 10, "critic": 32}, {"inputs": 10})
@@ -224,13 +334,13 @@ def test_bytes_are_counted_by_kind_and_direction_to_the_byte(tmp_path: Path) -> 
 
 def test_without_a_mechanism_there_is_no_guarantee_and_no_price() -> None:
     ledger = JournalLedger([])
-    released = gate(ledger).release(asked(), "answer", ANSWER, KINDS)
+    released = release(gate(ledger), asked())
     assert ledger.line["privacy"] == {"mechanism": "none", "price": None}
     assert all(torch.equal(released[name], ANSWER[name]) for name in ANSWER)
 
 
 def test_a_release_carries_no_graph() -> None:
-    released = gate().release(asked(), "answer", {"logits": torch.ones(2, requires_grad=True) * 2}, KINDS)
+    released = release(gate(), tensors={"logits": torch.ones(2, requires_grad=True) * 2})
     assert not released["logits"].requires_grad
 
 
@@ -240,7 +350,7 @@ def test_the_same_release_again_is_handed_over_but_not_counted_again(tmp_path: P
         ledger = Ledger()
         ledger.open(path)
         for _ in range(2):
-            assert set(gate(ledger).release(asked(), "answer", ANSWER, KINDS)) == set(ANSWER)
+            assert set(release(gate(ledger), asked())) == set(ANSWER)
         ledger.close()
         assert ledger.up("clinic") == 56
     assert len(path.read_text().splitlines()) == 1
@@ -249,27 +359,51 @@ def test_the_same_release_again_is_handed_over_but_not_counted_again(tmp_path: P
 def test_other_content_another_part_or_another_number_is_counted() -> None:
     ledger = Ledger()
     door = gate(ledger)
-    door.release(asked(0, "c0"), "answer", ANSWER, KINDS)
-    door.release(asked(0, "c1"), "answer", ANSWER, KINDS)
+    release(door, asked(0, "c0"))
+    release(door, asked(0, "c1"))
     assert ledger.up("clinic") == 2 * 56
-    door.release(asked(0, "c1"), "gradient", ANSWER, KINDS)
+    release(door, asked(0, "c1"), "gradient", ANSWER)
     assert ledger.up("clinic") == 3 * 56
-    door.release(asked(1, "c1"), "answer", ANSWER, KINDS)
+    release(door, asked(1, "c1"))
     assert ledger.up("clinic") == 4 * 56
 
 
-def test_noise_follows_from_secret_node_question_part_and_content() -> None:
+def noisy(node: str = "a", secret: int = 0, binding: str = "b") -> Gate:
+    """A gate with noise on its answers."""
+    side = NodeSide({"examine": replace(QUESTION, reads=())})
+    privacy = PrivacyConfig("noisy-outputs")
+    outputs, gradients = (replace(part, noise=1.0) for part in (privacy.outputs, privacy.gradients))
+    privacy = replace(privacy, outputs=outputs, gradients=gradients)
+    guard = Guard(node, privacy, side, LocalConfig(), 10, 3, secret=secret)
+    guard.binding = binding
+    door = Gate(node, PolicyConfig(), Ledger())
+    door.purse = Purse(guard, Account(None, 0), "run")
+    return door
+
+
+def test_noise_follows_from_secret_node_question_part_content_what_came_before_and_the_data() -> None:
+    question = replace(QUESTION, reads=())
+
     def drawn(
-        node: str = "a", secret: int = 0, number: int = 0, part: str = "answer", content: str = "c0"
-    ) -> float:
-        journal = Journal()
-        door = Gate(node, PolicyConfig(), Ledger(), journal, secret=secret)
-        door.release(asked(number, content), part, ANSWER, KINDS)
-        return journal.drawn
+        door: Gate | None = None, number: int = 0, part: str = "answer", content: str = "c0", after: str = ""
+    ) -> tuple[float, ...]:
+        what = Asked(number, "examine", content, after, {})
+        name = "logits" if part == "answer" else "d/dx"
+        left = (door or noisy()).release(what, part, {name: torch.zeros(2, 3)}, question, {})
+        return tuple(left[name].flatten().tolist())
 
     assert drawn() == drawn()
-    others = [drawn(node="b"), drawn(secret=1), drawn(number=1), drawn(part="gradient"), drawn(content="c1")]
-    assert len({drawn(), *others}) == 6
+    others = [
+        drawn(noisy("b")),
+        drawn(noisy(secret=1)),
+        drawn(noisy(binding="c")),
+        drawn(number=1),
+        drawn(part="gradient"),
+        drawn(content="c1"),
+        drawn(after="c0"),
+    ]
+    assert all(len(set(noise)) == 6 for noise in (drawn(), *others)), "each number has its own"
+    assert len({drawn(), *others}) == 8
 
 
 # --- after a restart -----------------------------------------------------------------------------
@@ -284,10 +418,10 @@ def restarted(path: Path, **policy: Any) -> Gate:
 
 def test_other_content_under_an_old_number_is_charged_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    restarted(path).release(asked(0, "c0"), "answer", ANSWER, KINDS)
+    release(restarted(path), asked(0, "c0"))
     door = restarted(path)
-    door.admit(asked(0, "c1"), KINDS)
-    door.release(asked(0, "c1"), "answer", ANSWER, KINDS)
+    door.admit(asked(0, "c1"), QUESTION, {})
+    release(door, asked(0, "c1"))
     assert door.ledger.up("clinic") == 2 * 56
     assert door.ledger.answers("clinic") == 2
     assert door.ledger.summary()["questions"] == 2
@@ -297,21 +431,21 @@ def test_other_content_under_an_old_number_is_charged_after_a_restart(tmp_path: 
 def test_an_old_number_does_not_lead_past_most_questions_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     for number in range(2):
-        restarted(path).release(asked(number), "answer", ANSWER, KINDS)
+        release(restarted(path), asked(number))
     door = restarted(path, most_questions=2)
-    door.admit(asked(1), KINDS)  # what was answered may be answered again
-    door.release(asked(1), "answer", ANSWER, KINDS)
+    door.admit(asked(1), QUESTION, {})  # what was answered may be answered again
+    release(door, asked(1))
     assert (door.ledger.answers("clinic"), len(path.read_text().splitlines())) == (2, 2)
     for number in (0, 1, 2):
         with pytest.raises(QuestionRefused, match="most_questions: 2"):
-            door.admit(asked(number, "another"), KINDS)
+            door.admit(asked(number, "another"), QUESTION, {})
 
 
 def test_an_old_number_does_not_lead_past_most_bytes_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    restarted(path).release(asked(0), "answer", ANSWER, KINDS)
+    release(restarted(path), asked(0))
     door = restarted(path, most_bytes=56 + 55)
     with pytest.raises(QuestionRefused, match="most_bytes: 111"):
-        door.release(asked(0, "another"), "answer", ANSWER, KINDS)
-    door.release(asked(0), "answer", ANSWER, KINDS)
+        release(door, asked(0, "another"))
+    release(door, asked(0))
     assert door.ledger.up("clinic") == 56

@@ -87,6 +87,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def protect(folder: Path, run: str, *epsilons: float | None) -> None:
+    """Give each node of a run an epsilon at delta 1e-5, or None: no guarantee."""
+    file = folder / "50-skew_ed" / run / "result.json"
+    nodes = [
+        {"name": f"{k}", "mechanism": "pate", "guarantee": value is not None, "epsilon": value, "delta": 1e-5}
+        for k, value in enumerate(epsilons)
+    ]  # fmt: skip
+    file.write_text(json.dumps({**json.loads(file.read_text()), "privacy": {"nodes": nodes}}))
+
+
 def records(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
 
@@ -351,3 +361,71 @@ def test_names_are_escaped_in_drawings() -> None:
     ):
         assert "<script>" not in drawing
         assert "&lt;script&gt;" in drawing
+
+
+# --- privacy ---
+
+
+def test_without_any_guarantee_no_form_has_a_column_for_it(folder: Path) -> None:
+    write_comparison(folder, a_plan())
+    for name in ("compare.html", "compare.tex", "compare.md"):
+        assert "psilon" not in (folder / name).read_text(encoding="utf-8")
+    assert "There is no formal guarantee of privacy." in (folder / "compare.html").read_text(encoding="utf-8")
+
+
+def test_epsilon_is_the_most_over_nodes_and_seeds(folder: Path) -> None:
+    protect(folder, "fedavg-seed0", 2.0, 3.0)
+    protect(folder, "fedavg-seed1", 2.5, 2.5)
+    protect(folder, "fedavg-seed2", 1.0, 4.0)
+    protect(folder, "fediod-seed0", 2.0, None)  # one node has none, and so has the run
+    protect(folder, "fediod-seed1", 2.0, 2.0)
+    protect(folder, "fediod-seed2", 2.0, 2.0)
+    summary = summarise(folder, a_plan())
+    by_label = {row.label: row for row in summary.settings[0].rows}
+    assert by_label["fedavg"].epsilon() == (4.0, 1e-5)
+    assert by_label["fediod"].epsilon() is None
+    assert by_label["fediod"].price() == "no guarantee"
+    assert by_label["standalone"].price() == "nothing left"
+    assert summary.privacy() == (
+        "Of 6 runs in which anything left the nodes 5 have a formal guarantee of privacy (see epsilon), "
+        "the others none."
+    )
+    write_comparison(folder, a_plan())
+    page = Page((folder / "compare.html").read_text(encoding="utf-8")).text
+    assert summary.privacy() in page
+    assert "There is no formal guarantee" not in page
+    finished = [row for row in records(folder / "compare.csv") if row["status"] == "finished"]
+    runs = {(row["method"], row["seed"]): row for row in finished}
+    assert [runs["fedavg", str(seed)]["epsilon"] for seed in range(3)] == ["3.0", "2.5", "4.0"]
+    assert runs["fediod", "0"]["epsilon"] == runs["fediod", "0"]["delta"] == ""
+    means = {row["method"]: row for row in records(folder / "compare-summary.csv") if row["seeds"] == "3"}
+    assert (means["fedavg"]["epsilon_most"], means["fedavg"]["delta"]) == ("4.0", "1e-05")
+    assert means["fediod"]["epsilon_most"] == ""
+
+
+def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None:
+    for seed in range(3):
+        for method in ("fedavg", "fediod"):
+            protect(folder, f"{method}-seed{seed}", 2.0)
+    plan = a_plan()
+    summary = summarise(folder, plan)
+    assert summary.privacy() == (
+        "What left the nodes has a formal guarantee of privacy in every run: see epsilon."
+    )
+    head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
+    assert "| seconds | epsilon | paper |" in head
+    assert all(row.count("|") == head.count("|") for row in rows)
+    assert any(row.startswith("| FedAvg |") and "| 12.5 | 2 |" in row for row in rows)
+    lines = latex(summary).splitlines()
+    (heads,) = [line for line in lines if line.startswith("Method &")]
+    assert "Seconds & Epsilon & Paper" in heads
+    assert any(line.startswith("FedAvg &") and "& 12.5 & 2 &" in line for line in lines)
+    for line in lines:
+        if line.startswith(("FedAvg &", "FedIOD &", "Standalone &")) and "multicolumn" not in line:
+            assert line.count("&") == heads.count("&")
+    for width in (80, 200):
+        out = StringIO()
+        print_comparison(summary, Console(file=out, width=width, color_system=None))
+        assert "epsilon" in out.getvalue()
+        assert max(map(len, out.getvalue().splitlines())) <= width
+    assert any(note.startswith("Epsilon: ") and "delta 1e-05" in note for note in summary.notes)

@@ -1,0 +1,134 @@
+"""What a charge to the privacy ledger costs: milliseconds of each release, by rows that are there already.
+
+    python benchmarks/ledger.py                   # durable, in a file; 0, 10 000 and 100 000 rows
+    python benchmarks/ledger.py --folder /data    # on the disk that it is to be on
+    python benchmarks/ledger.py --save
+
+A charge is what a gate does before it hands a release over: read what was spent, write the row with its hash
+and seal, wait until the disk has it, write the anchor. The budget's own arithmetic is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from fedstill.node.account import Account, Entry, Spent
+
+RUNS, EVENTS = 10, 20  # of the rows that are there already: different runs, different prices
+
+
+def entry(number: int) -> Entry:
+    """A release as FedIOD's question makes it."""
+    return Entry(
+        run=f"run-{number % RUNS}",
+        node="clinic",
+        number=number,
+        question="examine",
+        part="answer",
+        content=f"{number:032x}",
+        after=f"{number + 1:032x}",
+        up={"logits": 2560, "critic": 256},
+        rule="logits: votes of 10 teachers, Gaussian noise of 20 votes; critic: learned with DP-SGD",
+        price={f"gaussian({14.1 + number % EVENTS})": 1, "gaussian(1.1, rate=0.0123)": 5},
+        guarantee=True,
+    )
+
+
+def allow(spent: Spent) -> None:
+    """A budget without end."""
+
+
+def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, Any]:
+    """Charge on top of some rows, then open the file anew."""
+    with closing(Account(path, 1, durable=False)) as account, account._db.turn():
+        for number in range(rows):  # all in one transaction: only what comes after is timed
+            account._take(account._append(account._state, entry(number), 0))
+    times = []
+    with closing(Account(path, 1, durable=durable)) as account:
+        busy = time.process_time()
+        for number in range(rows, rows + charges):
+            start = time.perf_counter()
+            account.charge(entry(number), allow)
+            times.append(1000 * (time.perf_counter() - start))
+        busy = time.process_time() - busy
+    start = time.perf_counter()
+    Account(path, 1).close()
+    opening = time.perf_counter() - start
+    cuts = statistics.quantiles(times, n=100)
+    return {
+        "rows": rows,
+        "p50_ms": cuts[49],
+        "p99_ms": cuts[98],
+        "mean_ms": statistics.fmean(times),
+        "processor_ms": 1000 * busy / charges,  # the rest is waiting for the disk, and for the processor
+        "opening_s": opening,
+        "file_mb": path.stat().st_size / 1e6,
+    }
+
+
+def synced(folder: Path, times: int) -> float:
+    """Milliseconds that the disk takes to sync 4 kB that were appended to a file, the median."""
+    each = []
+    with (folder / "synced").open("wb", buffering=0) as file:
+        for _ in range(times):
+            start = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            each.append(1000 * (time.perf_counter() - start))
+    return statistics.median(each)
+
+
+def main() -> None:
+    """Measure, print a Markdown table, save."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--rows", type=int, nargs="+", default=[0, 10_000, 100_000])
+    parser.add_argument("--charges", type=int, default=2000, help="timed, at each size")
+    parser.add_argument("--folder", type=Path, help="where; else where temporary files are")
+    parser.add_argument(
+        "--not-durable", action="store_true", help="as simulations do: no sync at each charge"
+    )
+    parser.add_argument("--save", action="store_true", help="write results/ledger-DEVICE-DATE.json")
+    options = parser.parse_args()
+    table = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        sync = synced(Path(folder), 500)
+        for rows in options.rows:
+            path = Path(folder) / f"{rows}.sqlite"
+            table.append(measured(path, rows, options.charges, not options.not_durable))
+            print(table[-1], flush=True)
+    about = {
+        "durable": not options.not_durable,
+        "charges": options.charges,
+        "sync_ms": sync,
+        "load": os.getloadavg()[0],  # other work on the machine makes each wait longer
+        "nice": os.nice(0),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, SQLite {sqlite3.sqlite_version}",
+        "date": date.today().isoformat(),
+    }
+    print(f"\n{about}\n")
+    print("| rows before | ms a charge, p50 | p99 | of the processor | s to open and check all |")
+    print("|---|---|---|---|---|")
+    for row in table:
+        charge = f"{row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {row['processor_ms']:.2f}"
+        print(f"| {row['rows']:,} | {charge} | {row['opening_s']:.2f} |")
+    if options.save:
+        folder_of_results = Path(__file__).parent / "results"
+        file = folder_of_results / f"ledger-cpu-{about['date']}.json"
+        file.write_text(json.dumps({**about, "rows": table}, indent=2) + "\n", encoding="utf-8")
+        print(f"\nSaved as {file}.")
+
+
+if __name__ == "__main__":
+    main()

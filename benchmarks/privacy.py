@@ -1,0 +1,179 @@
+"""What privacy costs: milliseconds of gate, noise and ledger a question, and DP-SGD's time over plain.
+
+    python benchmarks/privacy.py                  # both, one thread
+    python benchmarks/privacy.py --save
+
+A question is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are made
+beforehand, so that only the gate is timed: admit and two releases, charged to a ledger on this disk. A step
+of DP-SGD and a plain one alternate, on the same model and data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstill import models
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.methods.fediod import METHOD, FedIODConfig
+from fedstill.node import training
+from fedstill.node.account import Account
+from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
+from fedstill.node.node import Node
+from fedstill.node.protect import protect
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import (
+    GradientsConfig,
+    OutputsConfig,
+    PateConfig,
+    PrivacyConfig,
+    StepsConfig,
+)
+from fedstill.tasks import make_task
+
+ROWS, CLASSES, RECORDS = 64, 10, 400
+NOISY = PrivacyConfig(
+    mechanism="noisy-outputs",
+    epsilon=1e6,
+    training=StepsConfig(noise=2.0),
+    critic=StepsConfig(noise=20.0),
+    gradients=GradientsConfig(noise=1000.0),
+    outputs=OutputsConfig(how="gaussian", noise=1000.0, bound=10.0),
+    pate=PateConfig(teachers=2, noise=1000.0),
+)
+WAYS: dict[str, PrivacyConfig | None] = {
+    "no ledger": None,
+    "none": PrivacyConfig(),
+    "dp-sgd": replace(NOISY, mechanism="dp-sgd"),
+    "pate": replace(NOISY, mechanism="pate"),
+    "noisy-outputs": NOISY,
+    "noisy-outputs, seeded": replace(NOISY, randomness="seeded"),
+}
+SHAPES = ((1, 8, 8), (3, 32, 32))
+MODELS = (("small-cnn", (1, 8, 8)), ("small-cnn", (1, 28, 28)), ("lenet5", (1, 28, 28)))
+
+
+def make_node(shape: tuple[int, ...], model: str = "mlp:8") -> Node:
+    """A node with noise for data: what is learned does not matter here."""
+    generator = torch.Generator().manual_seed(0)
+    data = TensorData(torch.rand(RECORDS, *shape, generator=generator), torch.arange(RECORDS) % CLASSES)
+    channels, height, width = shape
+    network = models.build(model, (channels, height, width), CLASSES, 0)
+    return Node("node-0", data, network, Gate("node-0", PolicyConfig(), Ledger()), 0)
+
+
+def question_seconds(
+    shape: tuple[int, ...], privacy: PrivacyConfig | None, times: int, folder: Path
+) -> list[float]:
+    """Of so many questions, each: what the gate takes."""
+    compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
+    config = FedIODConfig(steps=times, batch=ROWS)
+    side = METHOD.node_side(config, NodeSetting(make_task("classification", CLASSES), LocalConfig(), compute))
+    path = Path(tempfile.mkdtemp(dir=folder))
+    if privacy is not None:
+        account = Account(path / "ledger.sqlite", 1)
+        protect(node, privacy, side, config, LocalConfig(), CLASSES, account=account, run="r", secret=1)
+    gate, examine = node.gate, side.questions["examine"]
+    gate.ledger.open(path / "ledger.jsonl")
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(ROWS, *shape, generator=generator)
+    answer = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
+    gate.objection(examine)  # is the whole run affordable? computed once, before the first question
+    seconds = []
+    for number in range(times):
+        asked = Asked(number, "examine", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes})
+        start = time.perf_counter()
+        gate.admit(asked, examine, {"x": x})
+        gate.release(asked, ANSWER, answer, examine, {"x": x})
+        gate.release(asked, GRADIENT, {"d/dx": x}, examine, {})
+        seconds.append(time.perf_counter() - start)
+    return seconds[5:]
+
+
+def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
+    """One step of plain training and one of DP-SGD, taken in turn: medians."""
+    compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task("classification", CLASSES)
+    local = LocalConfig(batch=batch, epochs=1e4)
+    plain, private = make_node(shape, model), make_node(shape, model)
+    side = METHOD.node_side(FedIODConfig(gan=0.0), NodeSetting(task, local, compute))
+    privacy = replace(NOISY, mechanism="dp-sgd", epsilon=float("inf"))
+    protect(
+        private,
+        privacy,
+        side,
+        FedIODConfig(gan=0.0),
+        local,
+        CLASSES,
+        account=Account(None, 1),
+        run="r",
+        secret=1,
+    )
+    took: dict[str, list[float]] = {"plain": [], "private": []}
+    training.prepare([plain, private], local)
+    for turn in range(rounds):
+        for name, node in (("plain", plain), ("private", private)):
+            start = time.perf_counter()
+            training.train([node], task, local, compute, start=turn * 5, steps=5)
+            took[name].append((time.perf_counter() - start) / 5)
+    return statistics.median(took["plain"][1:]), statistics.median(took["private"][1:])
+
+
+def main() -> None:
+    """Measure, print, and keep if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results/")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    told: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "questions": [],
+        "steps": [],
+    }
+    print(f"{'inputs':14} {'mechanism':22} {'ms a question':>13} {'p99':>6}")
+    for shape in SHAPES:
+        for name, privacy in WAYS.items():
+            each = sorted(question_seconds(shape, privacy, given.questions, given.folder))
+            middle, late = 1e3 * statistics.median(each), 1e3 * each[int(0.99 * (len(each) - 1))]
+            form = f"{ROWS}x{'x'.join(map(str, shape))}"
+            print(f"{form:14} {name:22} {middle:13.2f} {late:6.2f}", flush=True)
+            told["questions"].append({"inputs": form, "mechanism": name, "ms": middle, "p99_ms": late})
+    print(f"\n{'model':11} {'inputs':8} {'batch':>5} {'plain ms':>9} {'DP-SGD ms':>10} {'ratio':>6}")
+    for model, shape in MODELS:
+        for batch in (32, 128):
+            plain, private = step_seconds(model, shape, batch, given.rounds)
+            form = "x".join(map(str, shape))
+            ratio = private / plain
+            print(
+                f"{model:11} {form:8} {batch:5} {1e3 * plain:9.2f} {1e3 * private:10.2f} {ratio:6.2f}",
+                flush=True,
+            )
+            row = {"model": model, "inputs": form, "batch": batch, "plain_ms": 1e3 * plain}
+            told["steps"].append({**row, "private_ms": 1e3 * private, "ratio": ratio})
+    if given.save:
+        path = Path(__file__).parent / "results" / f"privacy-cpu-{told['date']}.json"
+        path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        print(f"kept in {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Records planted in what learns with DP-SGD, and looked for in what it has learned.
+
+How many records there are sets the rate of sampling and counts as known. So a record that is left out leaves a
+blank in its place: numbers that are none, whose gradient counts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from fedstill.attacks.releases import Attack
+from fedstill.attacks.worlds import SHAPE, World, digits, joined
+from fedstill.data.dataset import TensorData
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig, StepsConfig
+from fedstill.privacy.events import Event
+from fedstill.seeds import derive, torch_generator
+
+RATE = 1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
+
+
+def steps(noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0) -> Attack:
+    """All steps of a private training, seen from outside: what each added to the network.
+
+    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its own.
+    Seen are each step along that direction, how far apart steps are, and how likely all of them are with the
+    record rather than without, if everything is as it is claimed.
+    """
+    privacy = PrivacyConfig(mechanism="dp-sgd", training=StepsConfig(noise=noise))
+    local = LocalConfig(
+        epochs=0,
+        least_steps=taken,
+        batch=batch,
+        optimiser="sgd",
+        lr=RATE,
+        lr_end=RATE,
+        momentum=0,
+        smoothing=0,
+    )
+    others = digits(seed).subset(torch.arange(records - 1))
+    inputs = torch.zeros(1, *SHAPE)
+    inputs[0, 0, 0, 0] = 1000.0
+    record = TensorData(inputs, torch.tensor([1]))
+
+    def world(there: bool, run: int) -> World:
+        secret = derive(seed, "audit", "steps", int(there), run)
+        return World(joined(others, record if there else blank(record)), privacy, local, secret)
+
+    def see(there: bool, run: int) -> torch.Tensor:
+        return _features(_moves(world(there, run), record, taken, batch), noise, batch / records)
+
+    first = world(True, 0)
+    first.learn()
+    first.ask("examine", x=inputs)
+    return Attack("dp-sgd", f"each of {taken} steps of training", first.spent(), see)
+
+
+def in_one_run(
+    noise: float = 1.0,
+    canaries: int = 200,
+    records: int = 200,
+    epochs: float = 10,
+    batch: int = 100,
+    guessed: float = 0.25,
+    seed: int = 0,
+) -> tuple[World, int, int, int]:
+    """One private training with many planted records, each there or not by a coin of its own.
+
+    They are images of noise with labels of chance. Then the node is asked about them, and who does best by the
+    trained network is guessed to have been there, who does worst is not.
+
+    Args:
+        noise: multiplier of DP-SGD.
+        canaries: planted records.
+        records: digits beside them.
+        epochs: of training, over all of them.
+        batch: of a step on average.
+        guessed: part of the canaries that is guessed to be there, and not to be there, each.
+        seed: of everything.
+
+    Returns:
+        The world, which has been asked, canaries, guesses, and how many of them were right.
+    """
+    generator = torch_generator(seed, "audit", "canaries")
+    planted = TensorData(
+        torch.rand(canaries, *SHAPE, generator=generator).round() * 2 - 1,
+        torch.randint(10, (canaries,), generator=generator),
+    )
+    there = torch.rand(canaries, generator=generator) < 0.5
+    left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
+    world = World(
+        joined(digits(seed, 10).subset(torch.arange(records)), left),
+        PrivacyConfig(mechanism="dp-sgd", training=StepsConfig(noise=noise)),
+        LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
+        secret=derive(seed, "audit", "one run"),
+        model="mlp:64",
+        classes=10,
+        rows=canaries,
+    )
+    world.learn()
+    told = world.ask("examine", x=planted.inputs)["logits"]  # (m, 10)
+    losses = nn.functional.cross_entropy(told, planted.targets, reduction="none")
+    order, each = losses.argsort(), max(1, int(guessed * canaries))
+    correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())
+    return world, canaries, 2 * each, correct
+
+
+def blank(record: TensorData) -> TensorData:
+    """What counts as a record and teaches nothing."""
+    return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
+
+
+def _moves(world: World, record: TensorData, taken: int, batch: int) -> torch.Tensor:
+    """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
+    model, moves = world.node.model, []
+    for step in range(taken):
+        weights = _vector(model)
+        along = _direction(model, record)
+        world.learn(step, 1)
+        moves.append((weights - _vector(model)) @ along * batch / RATE)
+    return torch.stack(moves)
+
+
+def _direction(model: nn.Module, record: TensorData) -> torch.Tensor:
+    """Where the gradient of a record points: ``(P,)`` of length 1."""
+    with torch.enable_grad():
+        loss = nn.functional.cross_entropy(model(record.inputs), record.targets)
+        own = torch.autograd.grad(loss, list(model.parameters()))
+    flat = torch.cat([part.flatten() for part in own])
+    return flat / flat.norm().clamp(min=1e-30)
+
+
+def _features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
+    """The moves, their spread, and the logarithm of how likely they are with the record over without."""
+    event = Event("gaussian", noise, rate)
+    sampled = ((moves - 0.5) / event.noise**2).double().clamp(-300, 300)
+    likely = torch.log1p(event.rate * torch.expm1(sampled)).sum()
+    return torch.cat([moves.double(), (moves.max() - moves.min()).view(1).double(), likely.view(1)])
+
+
+def _vector(model: nn.Module) -> torch.Tensor:
+    return torch.cat([own.detach().flatten() for own in model.parameters()])

@@ -1,0 +1,168 @@
+"""Two worlds that differ in one record: real nodes behind real gates, at the worst that their data can be.
+
+A guarantee is about all data that a node could hold, so the attacker chooses them: a few digits, and one record
+that turns a small network round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.data.loaders import DataConfig, load
+from fedstill.federation import partition
+from fedstill.methods.fediod import FedIODConfig, node_side
+from fedstill.models import build
+from fedstill.node import training
+from fedstill.node.account import Account
+from fedstill.node.desk import Desk
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.protect import protect
+from fedstill.node.questions import NodeSetting
+from fedstill.node.teachers import shards
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.events import Price, from_text
+from fedstill.seeds import numpy_generator
+from fedstill.tasks import Classification
+
+NAME, RUN = "audited", "audit"
+SHAPE = (1, 8, 8)
+CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass
+class World:
+    """One node with some records, trained and ready to be asked, as a run of FedIOD without critics makes it.
+
+    Args:
+        data: its records.
+        privacy: what its owner says; without a budget, so that it never refuses.
+        local: how it learns.
+        secret: keys its noise.
+        model: its network; "linear" is one layer that starts at zero.
+        classes: of its task.
+        rows: inputs of a question.
+    """
+
+    data: TensorData
+    privacy: PrivacyConfig
+    local: LocalConfig
+    secret: int = 0
+    model: str = "linear"
+    classes: int = CLASSES
+    rows: int = 1
+    node: Node = field(init=False)
+    desk: Desk = field(init=False)
+    asked: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.task, self.compute = Classification(self.classes), Compute()
+        gate = Gate(NAME, PolicyConfig(), Ledger())
+        network = linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
+        self.node = Node(NAME, self.data, network, gate, 0)
+        method = FedIODConfig(gan=0.0, batch=self.rows, steps=1)
+        side = node_side(method, NodeSetting(self.task, self.local, self.compute))
+        self.account = Account(None, self.secret, durable=False)
+        protect(
+            self.node,
+            self.privacy,
+            side,
+            method,
+            self.local,
+            self.classes,
+            account=self.account,
+            run=RUN,
+            secret=self.secret,
+        )
+        side.prepare([self.node])
+        training.prepare(self.node.learners, self.local)
+        self.desk = Desk(Group([self.node]), side, self.compute)
+
+    def learn(self, start: int = 0, steps: int | None = None) -> None:
+        """Local training, or some steps of it."""
+        for group in partition(self.node.learners, True):
+            training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
+
+    def ask(self, question: str, **tensors: torch.Tensor) -> Tensors:
+        """What leaves in answer to a question, under a new number."""
+        self.asked += 1
+        (told,) = self.desk.answer(question, self.asked, tensors, bool(tensors))
+        return told
+
+    def pull_back(self, pull: torch.Tensor) -> Tensors:
+        """What leaves when a gradient of the last answer's logits is pulled back."""
+        return self.desk.pull_back(self.asked, {NAME: {"logits": pull}})[NAME]
+
+    def spent(self) -> Price:
+        """What its ledger says that all of this has cost."""
+        return from_text(self.account.spent(NAME, RUN).run)
+
+
+def linear(classes: int) -> nn.Module:
+    """One layer that starts at zero, so that it follows its records and nothing else."""
+    layer = nn.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def digits(seed: int, classes: int = CLASSES) -> TensorData:
+    """The digits of the first classes, in an order that follows from the seed."""
+    data = load(DataConfig(name="digits")).train
+    own = (data.targets < classes).nonzero().flatten()
+    order = numpy_generator(seed, "audit", "digits").permutation(len(own))
+    return data.subset(own[torch.from_numpy(order)])
+
+
+def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
+    """A few digits, and a record that contradicts the first one and is louder.
+
+    The same image, three times as strong, with another label. Of several teachers it comes to the one that knows
+    the first digit and nothing else.
+
+    Args:
+        seed: of the digits.
+        teachers: 1: a single network, that knows the first digit only.
+
+    Returns:
+        The records without that one, and it.
+    """
+    all_ = digits(seed)
+    x, y = all_.inputs[:1], all_.targets[:1]
+    homes = _homes(all_, teachers)
+    others = [index for index, home in enumerate(homes) if home != homes[0]]
+    louder = torch.cat([(3 + step / 100) * x for step in range(20 * teachers)])
+    candidates = TensorData(louder, ((y + 1) % CLASSES).expand(len(louder)))
+    record = candidates.subset(torch.tensor([_homes(candidates, teachers).index(homes[0])]))
+    return all_.subset(torch.tensor([0, *others[: 4 * teachers]])), record
+
+
+def joined(data: TensorData, record: TensorData) -> TensorData:
+    """With one record more, the last."""
+    return TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
+
+
+def two(data: TensorData, record: TensorData, make: Callable[[TensorData], World]) -> tuple[World, World]:
+    """The worlds without and with a record, both trained."""
+    worlds = make(data), make(joined(data, record))
+    for world in worlds:
+        world.learn()
+    return worlds
+
+
+def _homes(data: TensorData, teachers: int) -> list[int]:
+    """Whose each record is."""
+    whose = torch.empty(len(data), dtype=torch.int64)
+    for teacher, part in enumerate(shards(data, teachers)):
+        whose[part] = teacher
+    return whose.tolist()

@@ -1,0 +1,334 @@
+"""``fedstill ledger``: what left a node, and what it cost its records' privacy."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from fedstill.cli import _take
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.node.account import Account, Spent
+
+HELP = """\
+The ledger of a node's privacy: every release, what it cost, and what all of them cost together.
+
+usage:
+  fedstill ledger show PATH [--last N] [--delta D]   what left, when, to which run, under which rule, at which
+                                             price: the last N releases (default: 20; 0 is all), and totals
+                                             with epsilon at delta D (default: 1e-5)
+  fedstill ledger verify PATH                whether it is whole and unchanged; exits with 2 if it is not
+  fedstill ledger export PATH --out FILE     every row as JSON lines (FILE.jsonl) or as a table (FILE.csv)
+  fedstill ledger settle PATH --because TEXT   accept it, as its owner, after verify has found something
+                                             wrong; what is known to have been spent is charged again
+
+PATH is a node's folder, a run's folder, or the .sqlite file itself.
+"""
+
+FILE = "ledger.sqlite"  # in a run's folder; a node's file can name another
+MANY = 6  # prices that are shown of all that was paid
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A ledger's file, and the secret that its seals are made with, where it is at hand."""
+
+    file: Path
+    secret: int | None
+
+
+def main(words: list[str]) -> None:
+    """Do what the words after ``fedstill ledger`` say.
+
+    Raises:
+        FedstillError: they say nothing that can be done, or the ledger is not sound.
+    """
+    commands = {"show": _show, "verify": _verify, "export": _export, "settle": _settle}
+    if not words or any(word in ("-h", "--help") for word in words):
+        print(HELP, end="")
+    elif words[0] not in commands:
+        raise UnknownName("command", f"ledger {words[0]}", [f"ledger {name}" for name in commands])
+    else:
+        commands[words[0]](words[1:])
+
+
+# --- where it is --------------------------------------------------------------------------------------
+
+
+def _path(words: list[str], command: str, options: str = "") -> Path:
+    """The one word that is left when the options are taken."""
+    unknown = [word for word in words if word.startswith("--")]
+    if unknown:
+        raise UnknownName("option", unknown[0].partition("=")[0], options.split())
+    if len(words) != 1:
+        raise ArgumentError(f"fedstill ledger {command}", " ".join(words), "PATH: a folder or a .sqlite file")
+    return Path(words[0])
+
+
+def _place(path: Path) -> _Place:
+    """The ledger that a path means.
+
+    Raises:
+        FedstillError: there is none.
+    """
+    if path.is_dir():
+        place = _of_folder(path)
+        if place is None:
+            raise FedstillError(f"{path} is no node's folder, and a run's folder holds its ledger as {FILE}")
+    else:
+        beside = _of_folder(path.parent)
+        same = beside is not None and beside.file.resolve() == path.resolve()
+        place = _Place(path, beside.secret if beside is not None and same else None)
+    if not place.file.exists() and not place.file.with_name(f"{place.file.name}.head").exists():
+        raise FedstillError(f"{place.file} is not there: nothing has been charged to it")
+    return place
+
+
+def _of_folder(folder: Path) -> _Place | None:
+    """The ledger of a node's or a run's folder; None if it is neither."""
+    from fedstill import presets
+
+    if (folder / "node.toml").is_file():
+        from fedstill.node import owner
+
+        return _Place(folder / Path(owner.read(folder).privacy.ledger).expanduser(), owner.secret(folder))
+    config = folder / "config.toml"
+    if (folder / FILE).is_file() and config.is_file():
+        from fedstill.seeds import derive
+
+        seed = presets.parse(config.read_text(encoding="utf-8"), source=str(config)).get("seed", 0)
+        return _Place(folder / FILE, derive(seed, FILE))  # a simulation keeps no secret
+    return _Place(folder / FILE, None) if (folder / FILE).is_file() else None
+
+
+@contextmanager
+def _opened(place: _Place, *, write: bool = False) -> Iterator[Account]:
+    from fedstill.node.account import Account
+
+    if not write and not place.file.exists():
+        told = "is gone, and its anchor is there: put it back, or `fedstill ledger settle` starts it anew"
+        raise FedstillError(f"{place.file} {told}")
+    account = Account(place.file, place.secret, read_only=not write)
+    try:
+        yield account
+    finally:
+        account.close()
+
+
+# --- show ---------------------------------------------------------------------------------------------
+
+
+def _show(words: list[str]) -> None:
+    last, words = _take("--last", words)
+    delta, words = _take("--delta", words)
+    place = _place(_path(words, "show", "--last --delta"))
+    most = _number("--last", last, int, lambda value: value >= 0, "a whole number from 0 (all) up", 20)
+    at = _number("--delta", delta, float, lambda value: 0 < value < 1, "above 0 and below 1", 1e-5)
+
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    with _opened(place) as account:
+        rows = list(account.entries())
+        console.print(f"ledger {place.file}", soft_wrap=True)
+        if account.trouble is not None:
+            console.print(f"NOT SOUND: {account.trouble}.", style="bold", soft_wrap=True)
+        if not rows:
+            console.print("Nothing has left.")
+            return
+        _print_rows(console, rows[-most:], len(rows))
+        _print_totals(console, account, rows, at)
+
+
+def _number(
+    option: str,
+    given: str | None,
+    kind: Callable[[str], Any],
+    fits: Callable[[Any], bool],
+    allowed: str,
+    default: Any,
+) -> Any:
+    if given is None:
+        return default
+    try:
+        value = kind(given)
+    except ValueError:
+        value = None
+    if value is None or not fits(value):
+        raise ArgumentError(option, given, allowed)
+    return value
+
+
+def _print_rows(console: Console, rows: list[dict[str, Any]], count: int) -> None:
+    """One table of releases, and one of the rules that they name by letter: there are few of these."""
+    from rich.table import Table
+
+    rules = {rule: _letters(number) for number, rule in enumerate(dict.fromkeys(row["rule"] for row in rows))}
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("row", justify="right", no_wrap=True, header_style="bold")
+    table.add_column("when (UTC)", width=10, header_style="bold")
+    table.add_column("run, node", max_width=15, overflow="fold", header_style="bold")
+    table.add_column("what left", max_width=22, overflow="fold", header_style="bold")
+    table.add_column("rule", no_wrap=True, header_style="bold")
+    table.add_column("price", overflow="fold", header_style="bold")
+    for row in rows:
+        when, to = str(row["at"])[:19].replace("T", "\n"), f"{row['run']}\n{row['node']}"
+        table.add_row(str(row["row"]), when, to, _what(row), rules[row["rule"]], _priced(row, "\n"))
+    console.print()
+    console.print(table)
+    if len(rows) < count:
+        console.print(f"These are the last {len(rows)} of {count} rows; --last 0 shows all.")
+    legend = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    legend.add_column("rule", no_wrap=True, header_style="bold")
+    legend.add_column("what is done before it leaves", header_style="bold")
+    for rule, letters in rules.items():
+        legend.add_row(letters, rule)
+    console.print()
+    console.print(legend)
+    console.print()
+
+
+def _letters(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ...
+
+    >>> _letters(0), _letters(25), _letters(26)
+    ('A', 'Z', 'AA')
+    """
+    return (_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    from fedstill.report.table import human_bytes
+
+    if row["part"] == "settled":
+        return "settled by the owner"
+    kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in row["up"].items())
+    asked = f"{row['question']} {row['number']}, {row['part']}" if row["number"] >= 0 else row["question"]
+    return f"{asked}\n{kinds or 'nothing'}"
+
+
+def _priced(row: Mapping[str, Any], between: str = ", ") -> str:
+    """What one row cost, in words."""
+    parts = _events(row["price"])
+    if row["bare"]:
+        parts.append("no guarantee" if row["bare"] == 1 else f"no guarantee, {row['bare']} times")
+    return between.join(parts) or "free"
+
+
+def _events(price: Mapping[str, int]) -> list[str]:
+    """Events and how often each, numbers to four digits."""
+    short = [re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", event) for event in price]
+    return [
+        event if times == 1 else f"{times} x {event}"
+        for event, times in zip(short, price.values(), strict=True)
+    ]
+
+
+def _print_totals(console: Console, account: Account, rows: list[dict[str, Any]], delta: float) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    heads = ("node", "run", "releases", "without guarantee", f"epsilon at delta {delta:g}")
+    for head, justify in zip(heads, ("left", "left", "right", "right", "right"), strict=True):
+        table.add_column(head, justify=justify, overflow="fold", header_style="bold")  # type: ignore[arg-type]
+    paid: list[str] = []
+    for node in dict.fromkeys(row["node"] for row in rows if row["run"]):
+        left = [row["run"] for row in rows if row["node"] == node and row["part"] != "settled"]
+        runs = list(dict.fromkeys(row["run"] for row in rows if row["node"] == node and row["run"]))
+        for run in runs:
+            spent = account.spent(node, run)
+            said = _epsilon(spent.run, spent.bare_run, delta)
+            table.add_row(node, run, str(left.count(run)), str(spent.bare_run), said)
+        total: Spent = account.spent(node, runs[-1])
+        if len(runs) > 1:
+            said = _epsilon(total.total, total.bare_total, delta)
+            table.add_row(node, "all runs", str(len(left)), str(total.bare_total), said)
+        events = _events(total.total)
+        more = f" and {len(events) - MANY} other prices" if len(events) > MANY else ""
+        paid.append(f"{node} has paid {', '.join(events[:MANY]) or 'nothing'}{more}.")
+    console.print(table)
+    for line in paid:
+        console.print(line)
+
+
+def _epsilon(spent: Mapping[str, int], bare: int, delta: float) -> str:
+    """An epsilon, rounded up; none where something left without a guarantee."""
+    from fedstill.privacy.accounting import epsilon
+    from fedstill.privacy.events import from_text
+
+    if bare:
+        return "no guarantee"
+    try:
+        value = epsilon(from_text(spent), delta)
+    except ArgumentError:  # an edited row
+        return "not known"
+    return f"{math.ceil(1000 * value) / 1000:g}" if math.isfinite(value) else "inf"
+
+
+# --- verify, export, settle ---------------------------------------------------------------------------
+
+
+def _verify(words: list[str]) -> None:
+    place = _place(_path(words, "verify"))
+    with _opened(place) as account:
+        account.verify()
+        count = sum(1 for _ in account.entries())
+    rows = "1 row" if count == 1 else f"{count} rows"
+    if place.secret is None:
+        told = "rows, totals and anchor agree; the seals take the node's secret, and were not checked"
+    else:
+        told = "rows, seals, totals and anchor agree"
+    print(f"{place.file}: {rows}: {told}")
+
+
+def _export(words: list[str]) -> None:
+    out, words = _take("--out", words)
+    place = _place(_path(words, "export", "--out"))
+    to = Path(out or "")
+    if to.suffix not in (".jsonl", ".csv"):
+        raise ArgumentError("--out", out or "", "a file that ends in .jsonl or .csv")
+    if to.exists():
+        raise ArgumentError("--out", out, "a file that is not there yet")
+    with _opened(place) as account, to.open("x", encoding="utf-8", newline="") as file:
+        (_as_lines if to.suffix == ".jsonl" else _as_table)(file, account.entries())
+        print(f"Wrote {to}.")
+        if account.trouble is not None:
+            raise FedstillError(f"{place.file} is not sound, and {to} holds it as it is: {account.trouble}")
+
+
+def _as_lines(file: TextIO, rows: Iterable[Mapping[str, Any]]) -> None:
+    file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _as_table(file: TextIO, rows: Iterable[Mapping[str, Any]]) -> None:
+    from fedstill.node.chain import COLUMNS
+
+    writer = csv.DictWriter(file, [*COLUMNS, "hash"])
+    writer.writeheader()
+    writer.writerows({**row, "up": json.dumps(row["up"]), "price": json.dumps(row["price"])} for row in rows)
+
+
+def _settle(words: list[str]) -> None:
+    because, words = _take("--because", words)
+    place = _place(_path(words, "settle", "--because"))
+    if because is None:
+        raise ArgumentError("--because", "", "the reason, in words, which is kept in the ledger")
+    if place.secret is None:
+        raise FedstillError(f"{place.file} can be settled by its owner alone: name the node's folder")
+    with _opened(place, write=True) as account:
+        trouble, before = account.trouble, max((row["row"] for row in account.entries()), default=0)
+        account.settle(because)
+        again = [row for row in account.entries() if row["row"] > before and row["run"]]
+    print(f"Settled: {trouble}.")
+    for row in again:
+        print(f"Charged again to {row['node']}, run {row['run']}: {_priced(row)}.")

@@ -1,0 +1,49 @@
+"""Examples that belong together, of one patient say: protected as one, and so limited in number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.seeds import derive
+
+
+def numbered(names: Iterable[object]) -> torch.Tensor:
+    """Names as numbers, ``(N,)`` int64: hashes, so that a group's number depends on no other group.
+
+    >>> a, b, c = numbered(["a", "b", "a"])
+    >>> bool(a == c), bool(a == b), bool(numbered(["b"]) == b)
+    (True, False, True)
+    """
+    return torch.tensor([derive(0, "group", str(name)) for name in names], dtype=torch.int64)
+
+
+def limit_groups(data: TensorData, most: int) -> TensorData:
+    """At most ``most`` examples of each group, the first ones in order; the others are left out.
+
+    Which examples of a group stay depends on that group alone. A limit of 1 makes each example a unit of its
+    own, and all stay.
+
+    Raises:
+        ArgumentError: a limit above 1, and no groups; or one below 1.
+
+    >>> groups = torch.tensor([7, 7, 3, 7])
+    >>> limit_groups(TensorData(torch.zeros(4, 1, 4, 4), torch.arange(4), groups), 2).targets
+    tensor([0, 1, 2])
+    """
+    if most == 1:
+        return data
+    if most < 1 or data.groups is None:
+        allowed = "1 or more" if most < 1 else "1, unless data.group says whose each example is"
+        raise ArgumentError("privacy.group_size", most, allowed)
+    seen: Counter[int] = Counter()
+    kept = []
+    for index, group in enumerate(data.groups.tolist()):
+        seen[group] += 1
+        if seen[group] <= most:
+            kept.append(index)
+    return data.subset(torch.tensor(kept, device=data.inputs.device))

@@ -1,0 +1,102 @@
+"""Which networks can learn privately: no layer may mix examples, or remember the batches that it saw."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedstill.errors import FedstillError, ModelError
+from fedstill.seeds import seeded
+
+
+class NotPrivate(ModelError):
+    """A network that DP-SGD cannot train, with every layer that stands in the way and what takes its place.
+
+    Attributes:
+        layers: what is to be done, by the layer's name.
+    """
+
+    def __init__(self, whose: str, layers: dict[str, str]) -> None:
+        self.layers = layers
+        told = "; ".join(f"{name or 'the network itself'}: {what}" for name, what in layers.items())
+        super().__init__(f"{whose} cannot learn privately: {told}")
+
+
+def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> None:
+    """Refuse a network that DP-SGD cannot train. Nothing of it is changed.
+
+    Layers are judged by Opacus' validator, and by what it does not know: kinds derived from those it
+    refuses, frozen ones too, plain recurrent layers, and layers without their sizes. With ``shape``, two
+    examples' gradients are tried, which finds layers of one's own that keep what they saw.
+
+    Args:
+        model: the network.
+        whose: the first words of the error.
+        shape: ``(C, H, W)`` of an input.
+
+    Raises:
+        NotPrivate: naming every layer that stands in the way, and what takes its place.
+        FedstillError: Opacus is not installed.
+    """
+    layers = {name: found for name, layer in model.named_modules() if (found := _instead(layer))}
+    if not layers and shape is not None:
+        layers = _tried(model, shape)
+    if layers:
+        raise NotPrivate(whose, layers)
+
+
+def _instead(layer: nn.Module) -> str:
+    """What is wrong with a layer and what takes its place, or nothing."""
+    try:
+        import opacus.layers as private
+        from opacus.validators import ModuleValidator
+    except ImportError as error:
+        raise FedstillError("Opacus is not installed: pip install 'fedstill[dp]'") from error
+    name = type(layer).__name__
+    if any(isinstance(own, nn.parameter.UninitializedParameter) for own in layer.parameters(recurse=False)):
+        return f"{name} has no sizes yet: call it once, or give its sizes"
+    if type(layer) is nn.RNN:
+        return f"{name} -> opacus.layers.{private.DPRNN.__name__}({layer.input_size}, {layer.hidden_size})"
+    for kind in type(layer).__mro__:
+        if kind in ModuleValidator.VALIDATORS and ModuleValidator.VALIDATORS[kind](layer):
+            other = ModuleValidator.FIXERS[kind](layer)
+            return f"{name} -> {_named(other)}"
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return f"{name} -> GroupNorm"
+    return ""
+
+
+def _named(layer: nn.Module) -> str:
+    """A layer as one would write it."""
+    if isinstance(layer, nn.GroupNorm):
+        return f"GroupNorm({layer.num_groups}, {layer.num_channels})"
+    name = type(layer).__name__
+    return f"opacus.layers.{name}" if type(layer).__module__.startswith("opacus") else repr(layer)
+
+
+def _tried(model: nn.Module, shape: Sequence[int]) -> dict[str, str]:
+    """What two examples' gradients run into, tried on a copy."""
+    twin = copy.deepcopy(model).train()
+    before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+    leaves = {name: own.detach() for name, own in twin.named_parameters()}
+    x = torch.zeros(2, *shape, device=next(iter(leaves.values())).device if leaves else None)
+
+    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = functional_call(twin, leaves, (x.unsqueeze(0),))
+        return output.float().sum()
+
+    with seeded(0, "try"):
+        try:
+            with torch.no_grad():
+                twin(x)
+            changed = (name for name, old in before.items() if not torch.equal(old, twin.get_buffer(name)))
+            kept = [name.rpartition(".") for name in changed]
+            if not kept:
+                vmap(grad(one), in_dims=(None, 0), randomness="different")(leaves, x)
+        except RuntimeError as error:  # .item(), a branch on values: torch says so in many ways
+            return {"": f"no gradients by example ({str(error).splitlines()[0]})"}
+    return {layer: f"{buffer!r} keeps what it saw -> a layer without it" for layer, _, buffer in kept}

@@ -1,0 +1,325 @@
+"""What protects one node's records in one run: a rule for each tensor that leaves, noise, and prices.
+
+A guard follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
+declares of its questions. It releases nothing and writes nothing: that is the gate's part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.node import dpsgd
+from fedstill.node.dpsgd import DPSGD
+from fedstill.node.ledger import ANSWER, GRADIENT
+from fedstill.node.questions import GRADIENTS, NodeSide, Question
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.accounting import calibrate
+from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.events import Price
+from fedstill.privacy.randomness import Draws, make_draws
+from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised, Votes
+from fedstill.privacy.statement import Statement, state
+from fedstill.wire import INPUTS
+
+Tensors = Mapping[str, torch.Tensor]
+Shape = tuple[int, ...]
+Bill = dict[str, Price | None]
+"""What is to be paid, by what it is for; None where something has no guarantee."""
+
+COUNTED = ("label counts", "data sizes")  # kinds of tensor
+PARTS = ("training", "critic", "pate", "gradients", "outputs")  # what a config gives noise for
+FOR = {Votes: "pate", Sanitised: "gradients", NoisyOutputs: "outputs", NoisyCounts: "counts"}
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Noise of each part as it is drawn; 0 is none."""
+
+    training: float = 0.0
+    critic: float = 0.0
+    pate: float = 0.0
+    gradients: float = 0.0
+    outputs: float = 0.0
+
+
+def total(bill: Bill) -> Price | None:
+    """All of a bill; None if a part of it has no guarantee."""
+    sum_ = Price()
+    for price in bill.values():
+        if price is None:
+            return None
+        sum_ += price
+    return sum_
+
+
+class Guard:
+    """Rules and prices of one node.
+
+    Args:
+        node: its name.
+        config: what its owner says.
+        side: the method's part at the nodes.
+        local: how the node trains.
+        examples: its records.
+        classes: of the task.
+        secret: keys the noise.
+
+    Attributes:
+        binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
+            equal noise is never on two different answers. To be set before anything is drawn.
+
+    Raises:
+        ArgumentError: no noise is enough for the epsilon that is asked for.
+        QuestionRefused: the mechanism cannot protect a question of the method.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        config: PrivacyConfig,
+        side: NodeSide,
+        local: LocalConfig,
+        examples: int,
+        classes: int,
+        *,
+        secret: int = 0,
+    ) -> None:
+        self.node, self.config, self.side, self.local = node, config, side, local
+        self.examples, self.classes, self._secret = examples, classes, secret
+        self.binding = ""
+        self._draws = make_draws(config.randomness)
+        self.name = config.mechanism
+        for question in side.questions.values():
+            self._check(question)
+        self.levels = self._find_levels()
+
+    @property
+    def protects(self) -> bool:
+        """Whether there is a mechanism at all."""
+        return self.name != "none"
+
+    def _check(self, question: Question) -> None:
+        """Refuse a question that the mechanism cannot protect, whatever the noise."""
+        rule, releases = None, bool(question.releases)
+        if self.protects and releases and question.reads is None:
+            rule = f"what it reads of the records is not declared, and mechanism {self.name} needs to know"
+        elif self.name == "pate" and question.span is not None:
+            rule = "teachers learn once, before the first question, and this one trains the model"
+        if rule is not None:
+            raise QuestionRefused(self.node, question.name, f"privacy: {rule}")
+
+    # --- what is done to releases ---------------------------------------------------------------------
+
+    def rule(self, question: Question, name: str, levels: Levels | None = None) -> Rule:
+        """What is done to one tensor of an answer, or of the gradients that follow it."""
+        config, kind, level = self.config, question.kinds()[name], levels or self.levels
+        if not self.protects or question.reads is None:
+            return Exact()
+        if name in question.reads:
+            counted = kind in COUNTED
+            return NoisyCounts(config.counts_noise, config.group_size) if counted else Exact()
+        if kind in COUNTED:
+            return Derived("counts that have left with noise")
+        if self.name == "dp-sgd" or kind == "critic":
+            # What it costs that they learn is billed where they do.
+            return Derived("networks that learn with DP-SGD")
+        teachers = config.pate.teachers if self.name == "pate" else 1
+        if kind == GRADIENTS:
+            return Sanitised(config.gradients.clip, level.gradients, teachers)
+        if kind == "logits" and self.name == "pate":
+            pate = config.pate
+            return Votes(
+                teachers, level.pate, pate.release, pate.threshold, pate.threshold_noise, pate.sharpness
+            )
+        if kind == "logits":
+            return NoisyOutputs(config.outputs.how, level.outputs, config.outputs.bound)
+        return Exact()
+
+    def draws(self, *names: str | int) -> Draws:
+        """Noise for one purpose: the same purpose gives the same noise."""
+        return self._draws(self._secret, self.node, self.binding, *names)
+
+    def networks(self) -> Mapping[str, DPSGD]:
+        """The networks that learn with DP-SGD, by role, and how."""
+        roles = {"none": (), "dp-sgd": ("model", "critic")}.get(self.name, ("critic",))
+        return {role: self._steps(role, self.levels) for role in roles}
+
+    def _steps(self, role: str, levels: Levels) -> DPSGD:
+        def draws(*names: str | int) -> Draws:
+            return self.draws("dp-sgd", role, *names)
+
+        config = self.config
+        if role == "model":
+            return DPSGD(levels.training, config.training.clip, draws, config.group_size)
+        return DPSGD(levels.critic, config.critic.clip, draws, config.group_size)
+
+    def statement(self) -> Statement:
+        """What is said of all this."""
+        rules = {
+            f"{name} of {question.name}: {self.rule(question, name).text}"
+            for question in self.side.questions.values()
+            for shapes in self.expected(question).values()
+            for name in shapes
+        }
+        return state(self.config, vars(self.levels), sorted(rules))
+
+    # --- what it costs --------------------------------------------------------------------------------
+
+    def bill(
+        self,
+        question: Question,
+        part: str,
+        shapes: Mapping[str, Sequence[int]],
+        sent: Tensors,
+        levels: Levels | None = None,
+        noised: Tensors | None = None,
+    ) -> Bill:
+        """What one release costs: at most, or as it turned out.
+
+        Args:
+            question: that it answers.
+            part: ``"answer"`` or ``"gradient"``.
+            shapes: of what would leave, by name.
+            sent: what came with the question.
+            levels: of noise, if not the run's.
+            noised: the release itself, once it is known: it may say nothing in places, and cost less.
+        """
+        level, bill = levels or self.levels, Bill()
+        for name, shape in shapes.items():
+            rule = self.rule(question, name, level)
+            price = rule.price(shape) if noised is None else rule.paid(shape, noised[name])
+            _add(bill, FOR.get(type(rule), "other"), price)
+        if part == ANSWER and self.protects:
+            if "critic" in question.trains:
+                _add(bill, "critic", self._learning("critic", level, max(question.rows, 1), 1))
+            if question.span is not None:
+                _add(bill, "training", self._local(len(question.span(sent).steps(self._all())), level))
+        return bill
+
+    def price(
+        self,
+        question: Question,
+        part: str,
+        shapes: Mapping[str, Sequence[int]],
+        sent: Tensors,
+        noised: Tensors | None = None,
+    ) -> Price | None:
+        """All of a :meth:`bill`; None if something in the release has no guarantee."""
+        return total(self.bill(question, part, shapes, sent, noised=noised))
+
+    def first(self, levels: Levels | None = None) -> Bill:
+        """What the local training before the first question costs, whatever is asked about it later."""
+        span = self.side.first if self.side.learns else None
+        steps = 0 if span is None else len(span.steps(self._all()))
+        return {"training": self._local(steps, levels or self.levels)}
+
+    def schedule(self, levels: Levels | None = None) -> Bill:
+        """What the whole run costs at most, as its method declares it."""
+        questions = self.side.questions.values()
+        rounds = sum(question.times for question in questions if question.span is not None)
+        # Rounds part the whole of the local training, and each takes a step at least.
+        bill = self.first(levels)
+        if rounds:
+            bill = {"training": self._local(max(self._all(), rounds), levels or self.levels)}
+        for question in questions:
+            unspanned = replace(question, span=None)
+            for part, shapes in self.expected(question).items():
+                for name, price in self.bill(unspanned, part, shapes, {}, levels).items():
+                    _add(bill, name, None if price is None else _times(price, question.times))
+        return bill
+
+    def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
+        """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for."""
+        inputs = [len(tensor) for name, tensor in (sent or {}).items() if question.sends.get(name) == INPUTS]
+        rows = max([question.rows, 1, *inputs])
+        forms = {"logits": (rows, self.classes), "label counts": (self.classes,)}
+        answer = {name: forms.get(kind, (rows,)) for name, kind in question.releases.items()}
+        gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
+        return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
+
+    def _all(self) -> int:
+        return self.local.steps(self.examples)
+
+    def _local(self, steps: int, levels: Levels) -> Price | None:
+        """Steps of local training: under other mechanisms than dp-sgd the releases are paid for instead."""
+        if self.name != "dp-sgd" or not steps:
+            return Price()
+        return self._learning("model", levels, self.local.batch, steps)
+
+    def _learning(self, role: str, levels: Levels, batch: int, steps: int) -> Price | None:
+        return dpsgd.price(self._steps(role, levels), self.examples, batch, steps)
+
+    # --- noise that is to be found --------------------------------------------------------------------
+
+    def _find_levels(self) -> Levels:
+        """Noise as given; where none is given, as much as epsilon asks for over the whole run.
+
+        Where several parts have none, each gets its share of epsilon; since all together cost less than
+        the sum of what each costs alone, all of them are then lowered alike.
+        """
+        config = self.config
+        given = Levels(**{part: getattr(config, part).noise or 0.0 for part in PARTS})
+        missing = [part for part in PARTS if getattr(config, part).noise is None]
+        ones = replace(given, **dict.fromkeys(missing, 1.0))
+        used = self.schedule(ones)
+        missing = [part for part in missing if used.get(part)]
+        if not self.protects or math.isinf(config.epsilon) or not missing or total(used) is None:
+            return given
+        shares = {part: getattr(config, part).share for part in missing}
+        alone = {
+            part: self._enough(
+                given, {part: 1.0}, config.epsilon * share / sum(shares.values()), "rdp", only=part
+            )
+            for part, share in (shares if len(missing) > 1 else {}).items()
+        }
+        base = alone or dict.fromkeys(missing, 1.0)
+        factor = self._enough(replace(given, **base), base, config.epsilon, config.accountant)
+        return replace(given, **{part: factor * level for part, level in base.items()})
+
+    def _enough(
+        self, levels: Levels, base: Mapping[str, float], most: float, by: Accountant, only: str = ""
+    ) -> float:
+        """By which factor some levels must be multiplied for a run (or one part of it) to cost ``most``."""
+
+        def spent(factor: float) -> Price:
+            bill = self.schedule(replace(levels, **{part: factor * level for part, level in base.items()}))
+            return (bill[only] if only else total(bill)) or Price()
+
+        try:
+            return calibrate(spent, most, self.config.delta, by)
+        except ArgumentError as error:
+            raise ArgumentError("privacy.epsilon", self.config.epsilon, error.allowed) from error
+
+
+def unpriced(guard: Guard, question: Question) -> str | None:
+    """Why a question has no price that a budget could pay, or None."""
+    if math.isinf(guard.config.epsilon) and math.isinf(guard.config.total_epsilon):
+        return None
+    bare = sorted(
+        {
+            question.kinds()[name]
+            for part, shapes in guard.expected(question).items()
+            for name in shapes
+            if total(guard.bill(replace(question, span=None), part, {name: shapes[name]}, {})) is None
+        }
+    )
+    if bare:
+        return (
+            f"privacy: a budget is set, and mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
+        )
+    return None
+
+
+def _add(bill: Bill, name: str, price: Price | None) -> None:
+    """Put a price on a bill; what has no guarantee stays without."""
+    before = bill.get(name, Price())
+    bill[name] = None if price is None or before is None else before + price
+
+
+def _times(price: Price, times: int) -> Price:
+    return Price({event: count * times for event, count in price.items()} if times else {})

@@ -1,0 +1,85 @@
+"""How large the networks are that a plan may ask a node to make beside its own model: critics, generators.
+
+A server names their widths, and memory grows with the square of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fedstill.errors import QuestionRefused
+from fedstill.node.gate import GENERATOR_PARAMETERS
+from fedstill.node.node import Node
+from fedstill.node.questions import Handler, NodeSide, Question
+
+
+class _Within(TorchFunctionMode):
+    """Refuses layers with more parameters than so many, in this thread, before they have any memory.
+
+    All layers of torch take theirs from ``torch.empty``, called here on the meta device first.
+    """
+
+    def __init__(self, most: int, node: str, question: str) -> None:
+        super().__init__()
+        self.most, self.node, self.question, self.made = most, node, question, 0.0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.empty:
+            self.made += _count(*args, **given)
+            if self.made > self.most:
+                rule = f"most_parameters: {self.most}, and the networks that the plan asks for have more"
+                raise QuestionRefused(self.node, self.question, rule)
+        return func(*args, **given)
+
+
+def _count(*args: Any, **given: Any) -> float:
+    """How many numbers ``torch.empty`` is asked for; inf where that is more than it could ever count."""
+    try:
+        return torch.empty(*args, **{**given, "device": "meta"}).numel()
+    except RuntimeError:  # an overflow
+        return float("inf")
+
+
+def limited(side: NodeSide, most: int, node: str) -> NodeSide:
+    """A method's part at a node, which makes no networks of more than so many parameters.
+
+    It is refused where networks are made: before anything else, and with each question that brings one.
+
+    Args:
+        side: the method's part.
+        most: parameters of all that is made at once; 0 is no limit.
+        node: whose policy it is.
+
+    Raises:
+        QuestionRefused: by the new side, when it is asked for more.
+    """
+
+    def within(question: str) -> AbstractContextManager[object]:
+        return _Within(most, node, question) if most else nullcontext()
+
+    def prepare(nodes: Sequence[Node]) -> None:
+        with within("join"):
+            side.prepare(nodes)
+
+    def guarded(question: Question) -> Handler:
+        def handler(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
+            with within(question.name):
+                return question.handler(*args, **inputs)
+
+        return handler if GENERATOR_PARAMETERS in question.sends.values() else question.handler
+
+    questions = {name: replace(each, handler=guarded(each)) for name, each in side.questions.items()}
+    return replace(side, questions=questions, prepare=prepare)

@@ -1,0 +1,110 @@
+"""A node under its owner's protection: guard, private networks or teachers, and the purse of its gate."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+from fedstill.data.groups import limit_groups
+from fedstill.errors import ArgumentError
+from fedstill.models.vector import to_vector
+from fedstill.node import dpsgd
+from fedstill.node.account import Account
+from fedstill.node.fit import architecture
+from fedstill.node.guard import Guard
+from fedstill.node.node import Node, frozen
+from fedstill.node.purse import Purse
+from fedstill.node.questions import NodeSide, chained, digest
+from fedstill.node.teachers import Teachers, shards, teachers_of
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+
+# Options that change no answer.
+BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "ledger")
+
+
+def wanted(config: PrivacyConfig) -> bool:
+    """Whether there is anything to protect with, or a budget to keep."""
+    budgets = (config.epsilon, config.total_epsilon)
+    return config.mechanism != "none" or any(map(math.isfinite, budgets))
+
+
+def protect(
+    node: Node,
+    config: PrivacyConfig,
+    side: NodeSide,
+    method: Any,
+    local: LocalConfig,
+    classes: int,
+    *,
+    account: Account,
+    run: str,
+    secret: int,
+) -> None:
+    """Give a node's gate a purse, and the node what its mechanism needs. Before anything is trained.
+
+    Args:
+        node: with its data and its first weights.
+        config: what its owner says.
+        side: the method's part at the nodes, which has not prepared the node yet.
+        method: the method's config.
+        local: how the node trains.
+        classes: of the task.
+        account: the ledger of its data.
+        run: names the run there.
+        secret: keys the noise.
+
+    Raises:
+        FedstillError: mechanism, model and method do not go together, or no noise is enough.
+    """
+    data = node.data
+    if config.group_size > 1 and data.groups is None:
+        raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
+    if data.groups is not None:
+        node.data = data = limit_groups(data, config.group_size)
+    guard = Guard(node.name, config, side, local, len(data), classes, secret=secret)
+    guard.binding = _binding(node, guard, method)
+    if config.mechanism == "dp-sgd":
+        dpsgd.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
+    node.private = guard.networks()
+    if config.mechanism == "pate":
+        _teach(node, config)
+    node.gate.purse = Purse(guard, account, run)
+
+
+def _binding(node: Node, guard: Guard, method: Any) -> str:
+    """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
+    data = node.data
+    tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
+    plain = PrivacyConfig()
+    budgets = {name: getattr(plain, name) for name in BUDGETS}
+    config = replace(guard.config, **budgets)
+    about = (architecture(node.model), method, guard.local, config, guard.levels, node.seed)
+    return chained(digest("binding", tensors), repr(about))
+
+
+def check_priced(node: Node) -> None:
+    """Refuse a node whose data a method has changed since its protection was priced.
+
+    Raises:
+        ArgumentError: it has.
+    """
+    purse = node.gate.purse
+    if purse is not None and purse.guard.protects and len(node.data) != purse.guard.examples:
+        mechanism = purse.guard.name
+        raise ArgumentError(
+            f"privacy.mechanism of {node.name}", mechanism, "none where public data join its own"
+        )
+
+
+def _teach(node: Node, config: PrivacyConfig) -> None:
+    """PATE: copies of the node's model in its place, each with its own part of the records."""
+    pate = config.pate
+    networks = [copy.deepcopy(node.model) for _ in range(pate.teachers)]
+    node.modules["model"] = Teachers(networks, pate.sharpness, config.gradients.clip).to(
+        node.data.inputs.device
+    )
+    node.frozen["model"] = frozen(node.model)
+    node.teachers = teachers_of(node, shards(node.data, pate.teachers))

@@ -1,0 +1,148 @@
+"""What pays for a node's releases: budgets of a run and of its data, charged to a ledger that lasts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedstill.errors import QuestionRefused
+from fedstill.node.account import Account, Entry, Spent
+from fedstill.node.guard import Guard, total, unpriced
+from fedstill.node.ledger import ANSWER
+from fedstill.node.questions import Question, chained
+from fedstill.privacy.budget import Budget, BudgetSpent
+from fedstill.privacy.events import Price, as_text, from_text
+
+if TYPE_CHECKING:
+    from fedstill.node.gate import Asked
+
+TRAINING = "training"  # what the first release of a run pays for beside itself
+
+
+class Purse:
+    """Budgets and ledger of one node in one run.
+
+    Args:
+        guard: rules and prices.
+        account: the ledger of the node's data.
+        run: names the run there.
+    """
+
+    def __init__(self, guard: Guard, account: Account, run: str) -> None:
+        self.guard, self.account, self.run = guard, account, run
+        config = guard.config
+        self.budget = Budget(config.epsilon, config.delta, config.accountant)
+        self.total_budget = Budget(config.total_epsilon, config.total_delta, config.accountant)
+        self.first = total(guard.first())
+        self._objections: dict[str, str | None] = {}
+        self._run_objection: str | None = None
+        self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
+        self._paid = guard.first() == {TRAINING: Price()}
+
+    def objection(self, question: Question) -> str | None:
+        """Why a question, or the run that its method declares, can never be paid for, or None."""
+        if question.name not in self._objections:
+            self._objections[question.name] = unpriced(self.guard, question)
+        return self._objections[question.name] or self._too_dear()
+
+    def _too_dear(self) -> str | None:
+        """Why the run as declared cannot be paid for; computed once, since it takes a while."""
+        if self._covered is None and self._run_objection is None:
+            spent = self.account.spent(self.guard.node, self.run)
+            price, others = total(self.guard.schedule()), _others(spent)
+            try:
+                self._refuse_bare(spent)
+                self.budget.check(Price(), price)
+                self.total_budget.check(from_text(others), price)
+            except BudgetSpent as error:
+                self._run_objection = f"privacy budget: {error}"
+            else:
+                self._covered = Counter(as_text(price or Price())), others
+        return self._run_objection
+
+    def afford(self, question: Question, sent: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a question whose answer could not be paid for, before anything is computed.
+
+        Raises:
+            QuestionRefused: saying what is left, and what it would have cost.
+        """
+        shapes = self.guard.expected(question, sent)[ANSWER]
+        price = total(self.guard.bill(question, ANSWER, shapes, sent))
+        if not self._paid:
+            price = None if price is None or self.first is None else price + self.first
+        self._check(self.account.spent(self.guard.node, self.run), price, question.name)
+
+    def pay(self, asked: Asked, part: str, up: Mapping[str, int], price: Price | None, rule: str) -> None:
+        """Charge a release, and before the first one the training that it follows from: on disk, or not.
+
+        Raises:
+            QuestionRefused: it cannot be paid for.
+            LedgerError: the ledger is not what it was, and its owner has not settled that.
+            OSError: it cannot be written.
+        """
+        guard = self.guard
+        content = chained(guard.binding, asked.content)
+        if not self._paid:
+            first = Entry(
+                run=self.run,
+                node=guard.node,
+                number=-1,
+                question=TRAINING,
+                part=TRAINING,
+                content=guard.binding,
+                after="",
+                up={},
+                rule=f"DP-SGD, as the releases after it need: noise {guard.levels.training:.4g}",
+                price=as_text(self.first or Price()),
+                guarantee=self.first is not None,
+            )
+            self.account.charge(first, lambda spent: self._check(spent, self.first, asked.question))
+            self._paid = True
+        entry = Entry(
+            run=self.run,
+            node=guard.node,
+            number=asked.number,
+            question=asked.question,
+            part=part,
+            content=content,
+            after=asked.after,
+            up=dict(up),
+            rule=rule,
+            price=as_text(price or Price()),
+            guarantee=price is not None,
+        )
+        self.account.charge(entry, lambda spent: self._check(spent, price, asked.question))
+
+    def _check(self, spent: Spent, price: Price | None, question: str) -> None:
+        try:
+            self._refuse_bare(spent)
+            if self._is_covered(spent, price):
+                return
+            self.budget.check(from_text(spent.run), price)
+            self.total_budget.check(from_text(spent.total), price)
+        except BudgetSpent as error:
+            raise QuestionRefused(self.guard.node, question, f"privacy budget: {error}") from error
+
+    def _is_covered(self, spent: Spent, price: Price | None) -> bool:
+        """Whether a price is a part of what the run declared, all of which is known to be affordable."""
+        if self._covered is None or price is None:
+            return False
+        schedule, others = self._covered
+        return Counter(spent.run) + Counter(as_text(price)) <= schedule and _others(spent) <= others
+
+    def _refuse_bare(self, spent: Spent) -> None:
+        """What left without a guarantee has no price that a budget could have paid."""
+        if spent.bare_run:
+            self.budget.check(Price(), None)
+        if spent.bare_total:
+            self.total_budget.check(Price(), None)
+
+
+def _others(spent: Spent) -> Counter[str]:
+    """What other runs about the same data have spent."""
+    others = Counter(spent.total)
+    others.subtract(spent.run)
+    return +others

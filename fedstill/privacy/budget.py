@@ -1,0 +1,150 @@
+"""What may be spent, and whether a price still fits: asked before every release, so mostly a look-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedstill.errors import ArgumentError, FedstillError
+from fedstill.privacy.accounting import epsilon, most, within
+from fedstill.privacy.config import Accountant
+from fedstill.privacy.events import Event
+
+
+class BudgetSpent(FedstillError):
+    """A release would cost more than what is left.
+
+    Args:
+        limit: epsilon of the budget.
+        delta: of it.
+        spent: epsilon so far.
+        cost: epsilon with this release; inf where it would leave without any guarantee.
+
+    Attributes:
+        left: epsilon that is left.
+
+    >>> raise BudgetSpent(3.0, 1e-5, 2.9612, 3.0721)
+    Traceback (most recent call last):
+    ...
+    fedstill.privacy.budget.BudgetSpent: the budget is epsilon 3 at delta 1e-05, of which 0.0388 is left: this
+    would raise what is spent from 2.9612 to 3.0721
+    """
+
+    def __init__(self, limit: float, delta: float, spent: float, cost: float) -> None:
+        self.limit, self.delta, self.spent, self.cost = limit, delta, spent, cost
+        self.left = max(0.0, limit - spent)
+        would = (
+            f"would raise what is spent from {spent:.5g} to {cost:.5g}"
+            if cost < math.inf
+            else "would leave without any guarantee"
+        )
+        super().__init__(
+            f"the budget is epsilon {limit:.6g} at delta {delta:.3g}, of which {self.left:.3g} is left: "
+            f"this {would}"
+        )
+
+
+@dataclass
+class Budget:
+    """The most that may be spent; what is spent is told anew each time, and kept elsewhere.
+
+    It remembers amounts that are known to fit (:meth:`check` compares counts with them) and nothing that
+    it could not work out again: a fresh one gives the same answers.
+
+    Args:
+        epsilon: above 0; inf: no budget, nothing is computed or refused.
+        delta: above 0 and below 1.
+        accountant: which.
+
+    Raises:
+        ArgumentError: an argument outside its range.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: Accountant = "pld"
+    _safe: dict[Event, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _first: dict[Event, int] | None = field(default=None, init=False, repr=False, compare=False)
+
+    _costs: dict[frozenset[tuple[Event, int]], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ArgumentError("epsilon of a budget", self.epsilon, "above 0, or inf (no budget)")
+        if not 0 < self.delta < 1:
+            raise ArgumentError("delta of a budget", self.delta, "above 0 and below 1")
+
+    def check(self, spent: Mapping[Event, int], price: Mapping[Event, int] | None) -> None:
+        """Whether a price can be paid, on top of what is spent.
+
+        Args:
+            spent: all that was paid so far, by whomever.
+            price: None: no guarantee, which no finite budget allows. Empty: costs nothing, always allowed.
+
+        Raises:
+            BudgetSpent: it cannot.
+        """
+        if self.epsilon == math.inf:
+            return
+        if price is None:
+            raise BudgetSpent(self.epsilon, self.delta, self._cost(spent), math.inf)
+        if not price:
+            return
+        after = dict(spent)
+        for event, times in price.items():
+            after[event] = after.get(event, 0) + times
+        if self._fits(after):
+            return
+        known = self._costs.get(frozenset(after.items()))  # who is refused may ask again and again
+        if not (
+            within(after, self.epsilon, self.delta, self.accountant)
+            if known is None
+            else known <= self.epsilon
+        ):
+            raise BudgetSpent(self.epsilon, self.delta, self._cost(spent), self._cost(after))
+        self._look_ahead(spent, price, after)
+
+    def left(self, spent: Mapping[Event, int]) -> float:
+        """Epsilon of the budget less that of what is spent, 0 or more; inf without a budget.
+
+        What it can still pay for is not the same: epsilons do not add up.
+        """
+        return math.inf if self.epsilon == math.inf else max(0.0, self.epsilon - self._cost(spent))
+
+    def _cost(self, spent: Mapping[Event, int]) -> float:
+        key = frozenset(spent.items())
+        if key not in self._costs:
+            cost = epsilon(spent, self.delta, self.accountant)
+            self._costs = {**dict(list(self._costs.items())[-7:]), key: cost}  # the last few
+        return self._costs[key]
+
+    def _fits(self, after: Mapping[Event, int]) -> bool:
+        """Whether it is part of an amount that fits: less never costs more."""
+        safe = self._safe
+        return all(times <= safe.get(event, 0) for event, times in after.items())
+
+    def _look_ahead(
+        self, spent: Mapping[Event, int], price: Mapping[Event, int], after: dict[Event, int]
+    ) -> None:
+        """How much further the same way fits, up to twice the way since the first check.
+
+        The way is the mixture of all that was spent since (by other processes too), in portions of its
+        rarest event; where no portion fits any more, the price alone. So there are a few searches for each
+        doubling, and a few at the end.
+        """
+        if self._first is None:
+            self._first = dict(spent)
+        first = self._first
+        gone = {event: n - first.get(event, 0) for event, n in after.items() if n > first.get(event, 0)}
+        portions = min(gone.values())
+        portion = {event: -(-n // portions) for event, n in gone.items()}
+        ways: list[tuple[Mapping[Event, int], int]] = [(portion, portions), (price, max(portions, 64))]
+        self._safe = after
+        for way, up_to in ways:
+            more = most(after, way, self.epsilon, self.delta, self.accountant, up_to)
+            if more:
+                self._safe = after | {event: after[event] + more * n for event, n in way.items()}
+                return

@@ -1,0 +1,104 @@
+"""What a release costs, as events that accountants compose: the currency of budgets and ledgers.
+
+An event is kept exactly (which noise, at which rate) and not as an epsilon: epsilons of single releases
+do not add up to the epsilon of all of them, events compose to it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fedstill.errors import ArgumentError
+
+_FORM = re.compile(r"(gaussian|laplace)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One draw of noise on a statistic of bounded sensitivity.
+
+    Args:
+        kind: of the noise.
+        noise: its standard deviation (Gaussian) or scale (Laplace) over how far one record can move the
+            statistic (in L2, in L1): above 0.
+        rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.
+        group: records of one protected unit (a patient, say), each of which may move a sampled statistic
+            by that much. At rate 1 that is a smaller ``noise``, and said so.
+
+    Raises:
+        ArgumentError: a value outside its range; a rate for Laplace noise.
+
+    >>> str(Event("gaussian", 1.1, rate=0.01)), str(Event("laplace", 50.0))
+    ('gaussian(1.1, rate=0.01)', 'laplace(50.0)')
+    >>> Event.parse("gaussian(1.1, rate=0.01)") == Event("gaussian", 1.1, rate=0.01)
+    True
+    """
+
+    kind: Literal["gaussian", "laplace"]
+    noise: float
+    rate: float = 1.0
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise < math.inf:
+            raise ArgumentError("noise of an event", self.noise, "above 0 and finite")
+        if not 0 < self.rate <= 1:
+            raise ArgumentError("rate of an event", self.rate, "above 0, up to 1")
+        if self.kind == "laplace" and self.rate < 1:
+            raise ArgumentError("rate of an event", self.rate, "1 for Laplace noise")
+        if self.group < 1 or (self.group > 1 and self.rate == 1):
+            raise ArgumentError("group of an event", self.group, "1, or more for a sampled statistic")
+
+    def __str__(self) -> str:
+        rate = "" if self.rate == 1 else f", rate={self.rate!r}"
+        group = "" if self.group == 1 else f", group={self.group}"
+        return f"{self.kind}({self.noise!r}{rate}{group})"
+
+    @classmethod
+    def parse(cls, text: str) -> Event:
+        """The event that ``str`` has written.
+
+        Raises:
+            ArgumentError: the text is none.
+        """
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01) or laplace(50.0)")
+        kind, noise, rate, group = found.groups()
+        try:
+            numbers = float(noise), float(rate or 1)
+        except ValueError as error:
+            raise ArgumentError("event", text, "numbers in it") from error
+        return cls("gaussian" if kind == "gaussian" else "laplace", *numbers, int(group or 1))
+
+
+Price = Counter[Event]
+"""Events and how often each. Empty: nothing beyond what is paid for already (post-processing)."""
+
+
+def as_text(price: Mapping[Event, int]) -> dict[str, int]:
+    """A price as JSON can hold it.
+
+    >>> as_text(Price({Event("laplace", 10.0): 2}))
+    {'laplace(10.0)': 2}
+    """
+    return {str(event): times for event, times in sorted(price.items(), key=lambda item: str(item[0]))}
+
+
+def from_text(table: Mapping[str, int]) -> Price:
+    """The price that :func:`as_text` wrote.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    price = Price()
+    for text, times in table.items():
+        if type(times) is not int or times < 1:
+            raise ArgumentError(f"times of {text}", times, "1 or more")
+        price[Event.parse(text)] = times
+    return price

@@ -1,0 +1,141 @@
+"""What a run will cost a node, line by line, before anything is trained: as its guard will charge it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedstill.errors import ArgumentError
+from fedstill.node.guard import Guard, total
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.accounting import epsilon, longest
+from fedstill.privacy.events import Price
+
+TRAINING = "local training"
+KNOBS = ("steps", "rounds", "predictions")  # options of methods by which they ask more often
+EPOCHS = "local.epochs"
+MOST_STEPS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that costs.
+
+    Args:
+        what: a question, or local training.
+        pays: for which part of the node's protection.
+        times: how often.
+        price: of one time; None: no guarantee.
+    """
+
+    what: str
+    pays: str
+    times: int
+    price: Price | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will cost a node, at most.
+
+    Args:
+        lines: one for each thing that costs.
+        price: all of them; None where something has no guarantee.
+        pld: epsilon of that, composed.
+        rdp: the same by its Rényi bound, as a check.
+    """
+
+    lines: tuple[Line, ...]
+    price: Price | None
+    pld: float | None
+    rdp: float | None
+
+
+def forecast(guard: Guard) -> Forecast:
+    """What the run that a guard was made for will be charged, as its method declares it."""
+    price, delta = total(guard.schedule()), guard.config.delta
+    if price is None or not guard.protects:
+        return Forecast(tuple(lines(guard)), None, None, None)
+    costs = epsilon(price, delta), epsilon(price, delta, "rdp")
+    return Forecast(tuple(lines(guard)), price, *costs)
+
+
+def lines(guard: Guard) -> Iterator[Line]:
+    """The parts of the guard's schedule, each with what it costs; what is free is left out."""
+    training = guard.schedule().get("training", Price())
+    if training is None or training:
+        # Rounds part it among their questions, but it is the same steps.
+        times = 1 if training is None else sum(training.values())
+        yield Line(TRAINING, "training", times, None if training is None else Price(list(training)))
+    for question in guard.side.questions.values():
+        unspanned = replace(question, span=None)
+        for part, shapes in guard.expected(question).items():
+            for pays, price in guard.bill(unspanned, part, shapes, {}).items():
+                if price is None or price:
+                    yield Line(question.name, pays, question.times, price)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """By what a run can be made longer: an option of its method, or how long a node trains.
+
+    Args:
+        name: dotted.
+        value: as it is.
+    """
+
+    name: str
+    value: float
+
+    def turn(self, method: Any, local: LocalConfig, to: int) -> tuple[Any, LocalConfig]:
+        """Options of the method and of local training with another length."""
+        if self.name == EPOCHS:
+            return method, replace(local, epochs=float(to))
+        return replace(method, **{self.name.removeprefix("method."): to}), local
+
+
+def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], Price | None]) -> Knob:
+    """The first option by which a longer run costs more.
+
+    Args:
+        method: its options.
+        local: how the node trains.
+        price: of a run with such options.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    names = [name for name in KNOBS if hasattr(method, name)]
+    knobs = [*(Knob(f"method.{name}", getattr(method, name)) for name in names), Knob(EPOCHS, local.epochs)]
+    now = price(method, local)
+    for knob in knobs:
+        if price(*knob.turn(method, local, 2 * math.ceil(knob.value) + 1)) != now:
+            return knob
+    raise ArgumentError("--steps", "", "nothing: this run costs the same however long it is")
+
+
+def most_steps(guard_of: Callable[[int], Guard], limit: float) -> int:
+    """The longest run that costs at most ``limit``; 0 where none does.
+
+    Args:
+        guard_of: the guard of a run with so many steps, from 1 up, whose noise is given.
+        limit: epsilon.
+    """
+
+    def schedule(steps: int) -> Price:
+        return (total(guard_of(steps).schedule()) or Price()) if steps else Price()
+
+    config = guard_of(1).config
+    return longest(schedule, limit, config.delta, config.accountant, MOST_STEPS)
+
+
+def rounded_up(level: float) -> float:
+    """A noise level to four digits, and no lower.
+
+    >>> rounded_up(4.08014), rounded_up(1547.139), rounded_up(0.5)
+    (4.081, 1548.0, 0.5)
+    """
+    digits = 3 - math.floor(math.log10(level))
+    return round(math.ceil(round(level * 10.0**digits, 6)) / 10.0**digits, max(digits, 0))

@@ -1,0 +1,175 @@
+"""Draws of noise by name: fast ones for simulations, cryptographic ones for nodes with something to hide.
+
+Nothing is drawn from a stream whose position depends on what happened before: the same secret and names
+give the same draws, so a release that is asked for again after a crash is the same release, and paid once.
+
+**Floating point.** Textbook noise in floating point tells its secret: only some numbers can come out of a
+sampler, and which sums of value and noise are possible depends on the value (Mironov, "On Significance of
+the Least Significant Bits for Differential Privacy", CCS 2012). Three things are done about it:
+
+1. Magnitudes come from a uniform number with 105 bits, kept to 53 significant ones: no holes in the tail.
+   The largest draws are 73 scales (Laplace) and 11.9 standard deviations (Gaussian): what lies beyond has
+   a probability below 1e-31.
+2. Value and noise are added in float64.
+3. The sum is rounded to a grid of about 2^-20 of the noise's scale, see :func:`add_noise`. Some 2^31 draws
+   lead to each point of the grid, whatever the value, so that no value rules a point out. For values within
+   30 scales of 0 a point's probability is right to a relative 2^-26: an epsilon below 1e-7 a number, which
+   is not charged.
+
+That is an estimate and no proof, as discrete samplers have one (Canonne, Kamath, Steinke, NeurIPS 2020).
+
+**Cost**, on one core: a million normals in 22 ms (seeded) or 49 ms (secure); with bounds and keys, 64 rows of
+10 votes in 0.15 or 0.17 ms, 64 gradients of 784 numbers in 1.2 or 3.6 ms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from fedstill.errors import ArgumentError
+from fedstill.seeds import torch_generator
+
+BITS = 52  # of a uniform number: a float64 tells all of them apart, halves included
+FINEST = 2.0**-149  # the smallest step of float32
+
+
+class Draws(Protocol):
+    """Independent numbers, all float64 on the CPU; each call gives new ones."""
+
+    def uniform(self, shape: Sequence[int]) -> torch.Tensor:
+        """From the open interval (0, 1), never an end of it."""
+        ...
+
+    def normal(self, shape: Sequence[int]) -> torch.Tensor:
+        """From N(0, 1)."""
+        ...
+
+    def laplace(self, shape: Sequence[int]) -> torch.Tensor:
+        """From Lap(1), density ``exp(-|x|) / 2``."""
+        ...
+
+
+class _FromBits:
+    """Draws by the inverse of a distribution function, from random whole numbers.
+
+    Args:
+        bits: gives so many of them, int64 from 0 up to 2^53 - 1.
+    """
+
+    def __init__(self, bits: Callable[[int], torch.Tensor]) -> None:
+        self._bits = bits
+
+    def uniform(self, shape: Sequence[int]) -> torch.Tensor:
+        """Of 52 bits, in the middle of each of 2^52 intervals."""
+        whole = self._bits(math.prod(shape)) >> 1
+        return ((whole.double() + 0.5) / 2.0**BITS).view(tuple(shape))
+
+    def normal(self, shape: Sequence[int]) -> torch.Tensor:
+        """The lower half, of either sign."""
+        sign, v = self._halves(shape)
+        drawn: torch.Tensor = -sign * torch.special.ndtri(v / 2)
+        return drawn
+
+    def laplace(self, shape: Sequence[int]) -> torch.Tensor:
+        """An exponential magnitude of either sign."""
+        sign, v = self._halves(shape)
+        return -sign * torch.log(v)
+
+    def _halves(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Signs, and uniform numbers in (0, 1] that are as fine near 0 as float64 is."""
+        high, low = self._bits(2 * math.prod(shape)).view(2, *shape)
+        sign = 1 - 2 * (low & 1).double()
+        v = (high.double() + ((low >> 1).double() + 0.5) / 2.0**BITS) / 2.0**53
+        return sign, v
+
+
+def seeded(secret: int, *names: str | int) -> Draws:
+    """Draws of torch's generator, which is seeded by secret and names.
+
+    For simulations, and to try things: **who sees some noise of this generator can find the rest**. torch
+    seeds it with 32 bits, few enough to try them all, and its state follows from its output.
+
+    >>> bool((seeded(0, "a").normal((2,)) == seeded(0, "a").normal((2,))).all())
+    True
+    """
+    generator = torch_generator(secret, *names)
+    return _FromBits(lambda count: torch.randint(2**53, (count,), generator=generator))
+
+
+def secure(secret: int, *names: str | int) -> Draws:
+    """Draws of SHAKE-256 (FIPS 202), keyed with the secret.
+
+    Whoever does not know the secret cannot tell them from chance, nor one purpose's from another's. Sound
+    with a secret of 128 random bits, as ``fedstill node init`` writes one.
+
+    >>> bool((secure(0, "a").normal((2,)) == secure(0, "b").normal((2,))).any())
+    False
+    """
+    # JSON tells ("a", "b") from ("a,b") and 1 from "1". Hashed to a block of its own, it is a key.
+    purpose = json.dumps(["fedstill noise", secret, *names]).encode()
+    key = hashlib.blake2b(purpose, digest_size=64).digest()
+    calls = 0
+
+    def bits(count: int) -> torch.Tensor:
+        nonlocal calls
+        stream = hashlib.shake_256(key + calls.to_bytes(8, "big")).digest(8 * count)
+        calls += 1
+        return torch.from_numpy((np.frombuffer(stream, "<u8") >> 11).astype(np.int64))
+
+    return _FromBits(bits)
+
+
+def make_draws(randomness: Literal["seeded", "secure"]) -> Callable[..., Draws]:
+    """:func:`seeded` or :func:`secure`, by the word in an owner's file.
+
+    Raises:
+        ArgumentError: another word.
+    """
+    if randomness not in ("seeded", "secure"):
+        raise ArgumentError("privacy.randomness", randomness, "seeded or secure")
+    return seeded if randomness == "seeded" else secure
+
+
+def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+    """``values + scale noise``, rounded to a grid of about a millionth of the scale.
+
+    Rounding what is noisy is post-processing: it costs nothing, and takes away the low bits that would
+    tell the value (see the top of this file).
+
+    Args:
+        values: of any shape and type, on any device.
+        noise: of that shape, from :class:`Draws`.
+        scale: of the noise, 0 or more; 0 adds nothing and rounds nothing.
+
+    Returns:
+        float32, on the device of the values.
+
+    Raises:
+        ArgumentError: a scale that is negative or not finite.
+
+    >>> add_noise(torch.tensor([1.0, 2.0]), torch.tensor([0.25, -1.0]), 2.0)
+    tensor([1.5000, 0.0000])
+    """
+    if not 0 <= scale < math.inf:
+        raise ArgumentError("scale", scale, "0 or more")
+    if scale == 0:
+        return values.detach().float()
+    step = max(grid(scale), FINEST)
+    noisy = values.detach().double() + scale * noise.double().to(values.device)
+    return ((noisy / step).round() * step).float()
+
+
+def grid(scale: float) -> float:
+    """The power of two between 2^-21 and 2^-20 of a scale above 0.
+
+    >>> grid(1.0) == 2.0**-20, grid(0.75) == 2.0**-21
+    (True, True)
+    """
+    return math.ldexp(1.0, max(math.frexp(scale)[1] - 21, -1022))

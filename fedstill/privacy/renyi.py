@@ -1,0 +1,137 @@
+"""Rényi differential privacy of one event, at a fixed set of orders, and what it means as an epsilon.
+
+Curves of events that follow one another add up, whatever was asked in between (Mironov, "Rényi
+Differential Privacy", CSF 2017, Proposition 1), which makes them cheap: computed once per event, then sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.privacy.events import Event
+
+Curve = NDArray[np.float64]
+
+ORDERS: Curve = np.array(
+    [1.02, 1.05] + [1 + tenth / 10 for tenth in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
+)
+"""Those of dp-accounting, and two near 1 for epsilons in the hundreds and above."""
+
+LONGEST_GRID = 100_000  # points of an integral over a mixture
+
+
+def to_epsilon(curve: Curve, delta: float) -> float:
+    """The least epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and Steinke, "The
+    Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12)."""
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    return float(rdp_privacy_accountant.compute_epsilon(ORDERS, curve, delta)[0])
+
+
+def compose(spent: Mapping[Event, int]) -> Curve:
+    """The curve of all events together, (orders,)."""
+    total = np.zeros_like(ORDERS)
+    for event, times in spent.items():
+        total += times * curve(event)
+    return total
+
+
+@lru_cache(maxsize=1024)
+def curve(event: Event) -> Curve:
+    """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
+
+    Laplace noise: by dp-accounting's RdpAccountant. Samples: exactly, see :func:`_sampled` (whole orders) and
+    :func:`_mixture`. Where an order is out of their reach (little noise), the bound is that of the next
+    one up, since divergences do not fall as the order rises, or that of the statistic over all records, which
+    sampling can only improve on (the divergence is quasi-convex).
+    """
+    if event.kind == "gaussian":
+        everybody: Curve = ORDERS * event.group**2 / (2 * event.noise**2)
+        if event.rate == 1:
+            return everybody
+        sampled = _mixture(event)
+        if event.group == 1:
+            whole, *_ = _binomials()
+            sampled[whole] = _sampled(event)
+        bound = np.minimum.accumulate(np.minimum(sampled, everybody)[::-1])[::-1]
+        return np.asarray(np.maximum(bound, 0.0))
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(ORDERS)
+    accountant.compose(dp_accounting.LaplaceDpEvent(event.noise))
+    return np.asarray(accountant.rdp, dtype=np.float64)
+
+
+def _sampled(event: Event) -> Curve:
+    """The divergence of ``(1 - q) N(0, noise^2) + q N(1, noise^2)`` from ``N(0, noise^2)`` at whole orders:
+    the larger of the two directions, and a sum (Mironov, Talwar and Zhang, "Rényi Differential Privacy of the
+    Sampled Gaussian Mechanism", 2019, Corollary 7 and Section 3.3)."""
+    whole, order, k, logs, starts = _binomials()
+    q, precision = event.rate, event.noise**-2
+    terms = logs + k * math.log(q) + (order - k) * math.log1p(-q) + k * (k - 1) / 2 * precision
+    return np.asarray(np.logaddexp.reduceat(terms, starts) / (ORDERS[whole] - 1))
+
+
+@cache
+def _binomials() -> tuple[NDArray[np.intp], Curve, Curve, Curve, NDArray[np.intp]]:
+    """Where the whole orders are, and for each of them, one behind the other, all k from 0 up to it.
+
+    Returns:
+        Places in :data:`ORDERS`; by term the order, k, and the logarithm of "order over k"; and where the
+        terms of each order start.
+    """
+    whole = np.flatnonzero(ORDERS % 1 == 0)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, ORDERS.max() + 1)))])  # of factorials
+    orders = ORDERS[whole].astype(int)
+    k = np.concatenate([np.arange(order + 1) for order in orders])
+    order = np.repeat(orders, orders + 1)
+    starts = np.cumsum(orders + 1) - orders - 1
+    return whole, order.astype(float), k.astype(float), logs[order] - logs[k] - logs[order - k], starts
+
+
+def _mixture(event: Event) -> Curve:
+    """A group of k records, each drawn into the sum at the rate q, each moving it by up to 1.
+
+    Whoever is drawn moves the sum by Binomial(k, q) at most, and so the worst pair is
+    ``sum_i Binomial(i; k, q) N(i, noise^2)`` against ``N(0, noise^2)`` (Ganesh, "Tight Group-Level DP
+    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms", 2024). Its divergences are
+    integrals of smooth functions that vanish at both ends, for which the trapezoidal rule is exact up to
+    rounding once its step is well below both the noise and the distance of the ratio's complex zeros from
+    the real line, pi noise^2 / k.
+
+    Returns:
+        (orders,); inf where the integral would take too many points.
+    """
+    from scipy.stats import binom
+
+    k, noise = event.group, event.noise
+    step = min(noise / 8, noise**2 / (2 * k))
+    done = np.full_like(ORDERS, math.inf)
+    ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
+    usable = ends <= LONGEST_GRID * step
+    if not usable.any():
+        return done
+    x = np.arange(-12 * noise, ends[usable].max() - 12 * noise, step)
+    ratio = np.full_like(x, -math.inf)
+    for i in range(k + 1):
+        shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
+        ratio = np.logaddexp(ratio, shifted)
+    density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
+    for at in np.flatnonzero(usable):
+        order, some = ORDERS[at], slice(math.ceil(ends[at] / step) + 1)
+        removed = _log_sum(density[some] + order * ratio[some])
+        added = _log_sum(density[some] + (1 - order) * ratio[some])
+        done[at] = max(removed, added) / (order - 1)
+    return done
+
+
+def _log_sum(logs: Curve) -> float:
+    """The logarithm of the sum of what these are the logarithms of."""
+    most = logs.max()
+    return float(most + np.log(np.exp(logs - most).sum()))

@@ -1,0 +1,123 @@
+"""What is said of a node's protection: by the node before a run, and by a result after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.events import from_text
+
+NO_GUARANTEE = "no guarantee"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """How a node protects its records in a run, as it may tell the server.
+
+    Args:
+        mechanism: its name.
+        unit: what the guarantee is about.
+        delta: of every epsilon that is said of the node.
+        budget: the largest epsilon that the run may cost; None is no budget.
+        accountant: that epsilons are by.
+        randomness: of the noise.
+        noise: levels by what they are of.
+        rules: what is done to each tensor that may leave, one line each.
+        assumes: on what the guarantee rests.
+    """
+
+    mechanism: str = "none"
+    unit: str = ""
+    delta: float = 1e-5
+    budget: float | None = None
+    accountant: Accountant = "pld"
+    randomness: str = ""
+    noise: Mapping[str, float] = field(default_factory=dict)
+    rules: Sequence[str] = ()
+    assumes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            **asdict(self),
+            "noise": dict(self.noise),
+            "rules": list(self.rules),
+            "assumes": list(self.assumes),
+        }
+
+
+def state(config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str]) -> Statement:
+    """What an owner's config, with the noise that it came to, is told as."""
+    if config.mechanism == "none":
+        return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))
+    size = config.group_size
+    group = "one training record of this node" if size == 1 else f"all records of one group, {size} at most"
+    return Statement(
+        mechanism=config.mechanism,
+        unit=f"{group}, added or removed",
+        delta=config.delta,
+        budget=None if math.isinf(config.epsilon) else config.epsilon,
+        accountant=config.accountant,
+        randomness=RANDOMNESS[config.randomness],
+        noise={name: level for name, level in levels.items() if level},
+        rules=tuple(rules),
+        assumes=ASSUMES[config.mechanism],
+    )
+
+
+RANDOMNESS = {
+    "seeded": "a fast generator with 32 bits of seed, for simulations: its noise can be found and taken away",
+    "secure": "a cryptographic generator (SHAKE-256), keyed with the node's secret",
+}
+_COUNTED = "how many records the node has is taken as known"
+ASSUMES: Mapping[str, tuple[str, ...]] = {
+    "dp-sgd": (
+        "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)",
+        _COUNTED,
+        "first weights, architecture and options were not chosen by looking at the records",
+    ),
+    "pate": (
+        "each record belongs to one teacher, which nobody else's records decide",
+        "first weights, architecture and options were not chosen by looking at the records",
+    ),
+    "noisy-outputs": ("nothing of the model but its bounded, noisy outputs leaves", _COUNTED),
+}
+
+
+def summary(
+    statements: Mapping[str, Statement], spent: Mapping[str, tuple[Mapping[str, int], int]]
+) -> dict[str, Any]:
+    """What a result says of privacy: for each node and for all of them.
+
+    Args:
+        statements: by node; a node without one has said nothing.
+        spent: by node, what its releases cost: events as text and how often, and how many had no price.
+
+    Returns:
+        ``guarantee`` (whether every node has one), ``text`` and ``nodes``, each with ``epsilon`` at ``delta``
+        (None: no guarantee), ``left`` of its budget and all that its statement says.
+    """
+    nodes = []
+    for name, (events, bare) in spent.items():
+        said = statements.get(name, Statement())
+        kept = said.mechanism != "none" and not bare and bool(events)
+        reached = epsilon(from_text(events), said.delta, said.accountant) if kept else None
+        left = None if said.budget is None or reached is None else max(said.budget - reached, 0.0)
+        row = {"name": name, "guarantee": kept, "epsilon": reached, "left": left, "events": dict(events)}
+        nodes.append({**said.to_dict(), **row, "releases_without_guarantee": bare})
+    every = bool(nodes) and all(node["guarantee"] for node in nodes)
+    text = NO_GUARANTEE
+    if every:
+        worst = max(nodes, key=lambda node: float(node["epsilon"]))
+        text = (
+            f"epsilon {worst['epsilon']:.3g} at delta {worst['delta']:.0e}, for {worst['unit']} "
+            f"(mechanism {worst['mechanism']})"
+        )
+    elif any(node["guarantee"] for node in nodes):
+        names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
+        text = f"no guarantee for {names}"
+    return {"guarantee": every or None, "text": text, "nodes": nodes}

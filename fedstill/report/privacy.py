@@ -1,0 +1,300 @@
+"""What a run's privacy came to, node by node: what left, what it cost, how it was protected, and on what that
+rests. Older results, and runs without any mechanism, have one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedstill.report.files import Ledger, Traffic
+from fedstill.report.table import listed, number, percent, pick, whole, words
+
+NO_GUARANTEE = "no guarantee"
+MOST_EVENTS = 8  # prices shown of all that a node has paid
+PARTS = {
+    "training": "training of the model",
+    "critic": "training of the critic",
+    "pate": "votes",
+    "gradients": "gradients",
+    "outputs": "outputs",
+}
+
+MECHANISMS = {
+    "dp-sgd": "dp-sgd: its networks learned from clipped gradients with noise, and what they say follows",
+    "pate": "pate: noisy votes of teachers, each of whom learned from its own part of the records",
+    "noisy-outputs": "noisy-outputs: its network learned without protection, and each answer has noise",
+}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one node's releases cost.
+
+    Args:
+        name: of the node.
+        mechanism: that protected them.
+        epsilon: at ``delta``, inf where it is beyond all bounds; None: no guarantee.
+        delta: of that epsilon.
+    """
+
+    name: str
+    mechanism: str
+    epsilon: float | None
+    delta: float | None
+
+    @property
+    def price(self) -> str:
+        """In words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
+        if self.epsilon is None or self.delta is None:
+            return NO_GUARANTEE
+        return f"epsilon {epsilon_text(self.epsilon)} at delta {self.delta:g}"
+
+
+def spent(result: Mapping[str, Any]) -> list[Spent]:
+    """What each node's releases cost; empty for a result of before nodes could have a mechanism."""
+    return [
+        Spent(
+            words(node, "name") or f"node {place + 1}",
+            words(node, "mechanism") or "none",
+            _epsilon(node),
+            number(node, "delta"),
+        )
+        for place, node in enumerate(_nodes(result))
+    ]
+
+
+def guaranteed(result: Mapping[str, Any]) -> tuple[float, float] | None:
+    """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
+    told = spent(result)
+    if not told or any(node.price == NO_GUARANTEE for node in told):
+        return None
+    return max(node.epsilon or 0.0 for node in told), max(node.delta or 0.0 for node in told)
+
+
+def in_words(result: Mapping[str, Any]) -> str | None:
+    """A run's privacy in one line for the terminal; None where the result does not tell.
+
+    >>> node = {"guarantee": True, "epsilon": 2.0001, "delta": 1e-05, "mechanism": "pate", "unit": "a record"}
+    >>> in_words({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}})
+    'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
+    """
+    told = spent(result)
+    bare = [node.name for node in told if node.price == NO_GUARANTEE]
+    kept = [node for node in told if node.price != NO_GUARANTEE]
+    if not kept:
+        return words(result, "privacy", "text")
+    worst = max(kept, key=lambda node: node.epsilon or 0.0)
+    most = f"{worst.price} at {'each node' if not bare else listed([node.name for node in kept])}"
+    most = f"at most {most}" if len(kept) > 1 else most
+    mechanisms = ", ".join(dict.fromkeys(node.mechanism for node in kept))
+    units = dict.fromkeys(unit for node in _nodes(result) if (unit := words(node, "unit")))
+    text = f"{most} ({mechanisms}), for {', or '.join(units)}" if units else f"{most} ({mechanisms})"
+    return f"{text}; {NO_GUARANTEE} at {listed(bare)}" if bare else text
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """What the head of a page says of it; empty where an older result says it in its own words."""
+    told = spent(result)
+    if not told and _older(result):
+        return ""
+    bare = [node.name for node in told if node.price == NO_GUARANTEE]
+    if told and not bare:
+        return "What left each node has a formal guarantee of privacy: see below how strong it is."
+    if len(bare) < len(told):
+        return f"There is no formal guarantee of privacy for {listed(bare)}: see below what that means."
+    return "There is no formal guarantee of privacy: see below what that means."
+
+
+def counts_are_noisy(result: Mapping[str, Any]) -> bool:
+    """Whether every node put noise on how many examples it told to hold."""
+    nodes = _nodes(result)
+    return bool(nodes) and all(any(map(_noisy, _lines(node, "rules"))) for node in nodes)
+
+
+def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
+    """Everything that the page's part on privacy names.
+
+    Args:
+        result: of the run.
+        ledger: sums of its ledger; None: it is not there.
+    """
+    told, nodes = spent(result), _nodes(result)
+    rows = [
+        _row(about, node, None if ledger is None else ledger.nodes.get(about.name, Traffic()))
+        for about, node in zip(told, nodes, strict=True)
+    ]
+    return {
+        "sentence": sentence(result),
+        "known": isinstance(pick(result, "privacy"), Mapping),
+        "text": words(result, "privacy", "text"),
+        "facts": _older(result),
+        "mechanisms": sorted(ledger.mechanisms) if ledger else [],
+        # Without a mechanism at any node there is nothing to list.
+        "rows": rows if any(about.mechanism != "none" for about in told) else [],
+        "bare": [about.name for about in told if about.price == NO_GUARANTEE],
+        "every": guaranteed(result) is not None,
+        "protections": _protections(told, nodes),
+        "differing": [row["name"] for row in rows if row["agrees"] is False],
+    }
+
+
+def odds(epsilon: float, delta: float) -> float:
+    """How often, at most, the best of guesses is right whether a record was among the data, a coin being 0.5.
+
+    ``(e^epsilon + delta) / (e^epsilon + 1)``, where both are equally likely beforehand: errors of the two
+    kinds add up to ``2 (1 - delta) / (e^epsilon + 1)`` at least (Kairouz, Oh, Viswanath, "The Composition
+    Theorem for Differential Privacy", ICML 2015, Theorem 2.1).
+
+    >>> [round(odds(epsilon, 0.0), 4) for epsilon in (0.0, 1.0, 3.0)]
+    [0.5, 0.7311, 0.9526]
+    """
+    return 1 - (1 - delta) / (math.exp(min(epsilon, 700.0)) + 1)
+
+
+def epsilon_text(value: float) -> str:
+    """An epsilon to three digits, rounded up, so that it stays a bound.
+
+    >>> epsilon_text(3.2101), epsilon_text(20.0), epsilon_text(0.04), epsilon_text(1234.5)
+    ('3.22', '20', '0.04', '1240')
+    """
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:g}"
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step - 1e-9) * step:.6g}"
+
+
+# --- one node -----------------------------------------------------------------------------------------
+
+
+def _nodes(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    nodes = pick(result, "privacy", "nodes")
+    return [node for node in nodes if isinstance(node, Mapping)] if isinstance(nodes, list) else []
+
+
+def _epsilon(node: Mapping[str, Any]) -> float | None:
+    if pick(node, "guarantee") is not True:
+        return None
+    known = number(node, "epsilon")
+    return math.inf if known is None else known
+
+
+def _row(about: Spent, node: Mapping[str, Any], traffic: Traffic | None) -> dict[str, Any]:
+    """A line of the table; the ledger tells what left, and whether the price is what was written there."""
+    left, budget = number(node, "left"), number(node, "budget")
+    paid = _events(node)
+    bare = whole(node, "releases_without_guarantee") or 0
+    agrees = None
+    if traffic is not None:
+        agrees = traffic.price == paid and traffic.bare == bare
+    return {
+        "name": about.name,
+        "kinds": None if traffic is None else [(kind, count) for kind, count in traffic.up.items() if count],
+        "mechanism": about.mechanism,
+        "epsilon": None if about.epsilon is None else epsilon_text(about.epsilon),
+        "delta": None if about.delta is None else f"{about.delta:g}",
+        "odds": _odds_text(about),
+        "bare": bare,
+        "budget": None if budget is None else f"{budget:g}",
+        "left": None if left is None else _down(left),
+        "agrees": agrees,
+    }
+
+
+def _odds_text(about: Spent) -> str | None:
+    if about.epsilon is None or about.delta is None:
+        return None
+    share = 100 * odds(about.epsilon, about.delta)
+    return percent(math.ceil(10 * share - 1e-9) / 10) if share <= 99.9 else "over 99.9%"
+
+
+def _down(value: float) -> str:
+    """What is left, never more than there is.
+
+    >>> _down(0.0179), _down(1.0), _down(0.0)
+    ('0.017', '1', '0')
+    """
+    return f"{math.floor(1000 * value + 1e-9) / 1000:g}"
+
+
+def _events(node: Mapping[str, Any]) -> Counter[str]:
+    told = pick(node, "events")
+    names = told if isinstance(told, Mapping) else ()
+    return Counter({str(name): times for name in names if (times := whole(told, name))})
+
+
+# --- how they are protected ---------------------------------------------------------------------------
+
+
+def _protections(told: Sequence[Spent], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is said of nodes' protection, once for all of whom the same is said."""
+    by_words: dict[str, dict[str, Any]] = {}
+    for about, node in zip(told, nodes, strict=True):
+        if about.mechanism == "none":
+            continue
+        noise = pick(node, "noise")
+        levels = {PARTS.get(str(name), str(name)): number(noise, name) for name in noise or ()}
+        facts = [
+            ("Mechanism", MECHANISMS.get(about.mechanism, about.mechanism)),
+            ("Unit", words(node, "unit")),
+            ("Noise", _joined([f"{name} {level:.4g}" for name, level in levels.items() if level])),
+            ("Accountant", words(node, "accountant")),
+            ("Randomness", words(node, "randomness")),
+        ]
+        shown = {
+            "facts": [(name, value) for name, value in facts if value],
+            "rules": [_short(line) for line in _lines(node, "rules")],
+            "assumes": _lines(node, "assumes"),
+        }
+        kept = by_words.setdefault(json.dumps(shown), {**shown, "names": [], "paid": []})
+        kept["names"].append(about.name)
+        kept["paid"].append((about.name, _paid(_events(node))))
+    return list(by_words.values())
+
+
+def _paid(events: Counter[str]) -> str:
+    """Events with how often each, the most frequent first."""
+    listed = [f"{times:,} \u00d7 {_short(event)}" for event, times in events.most_common(MOST_EVENTS)]
+    more = len(events) - len(listed)
+    return (", ".join(listed) or "nothing") + (f" and {more} other prices" if more > 0 else "")
+
+
+def _short(text: str) -> str:
+    """A line with its long numbers to four digits.
+
+    >>> _short("gaussian(2.0, rate=0.10921501706484642)")
+    'gaussian(2.0, rate=0.1092)'
+    """
+    return re.sub(r"\d+\.\d{5,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
+
+
+def _lines(node: Mapping[str, Any], name: str) -> list[str]:
+    lines = pick(node, name)
+    return [str(line) for line in lines] if isinstance(lines, list) else []
+
+
+def _noisy(line: str) -> bool:
+    return "Laplace noise" in line and "each count" in line
+
+
+def _joined(parts: Sequence[str]) -> str | None:
+    return ", ".join(parts) or None
+
+
+def _older(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a result says of a guarantee that has no nodes: everything, in its own words."""
+    told = pick(result, "privacy", "guarantee")
+    if _nodes(result) or told is None:
+        return []
+    if isinstance(told, Mapping):
+        return [(str(key).replace("_", " "), _plain(value)) for key, value in told.items()]
+    return [("guarantee", _plain(told))]
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

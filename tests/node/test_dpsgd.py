@@ -1,0 +1,552 @@
+"""DP-SGD: the clip binds, the noise counts, samples are Poisson's, and it is what Opacus computes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from scipy import stats
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, FedstillError
+from fedstill.models import PatchCritic, build
+from fedstill.node import dpsgd, training
+from fedstill.node.dpsgd import DPSGD, NotPrivate, check, clipped_sum, price, rate, step
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.training import LocalConfig, Span
+from fedstill.privacy import randomness
+from fedstill.privacy.events import Event, Price
+from fedstill.tasks import Classification
+
+TASK, COMPUTE, SHAPE = Classification(3), Compute(), (1, 8, 8)
+PLAIN = LocalConfig(epochs=2, batch=8, smoothing=0.0)
+
+
+def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed: int = 0) -> Node:
+    """A node whose network's optimiser is plain SGD at rate 1: what a step adds, is minus the gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = scale * torch.randn(n, *SHAPE, generator=generator)
+    network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
+    data = TensorData(inputs, torch.randint(3, (n,), generator=generator))
+    gate: Any = None  # nothing is released here
+    node = Node("n", data, network, gate, 0)
+    node.optimisers["model"] = torch.optim.SGD(network.parameters(), 1.0)
+    return node
+
+
+def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> DPSGD:
+    return DPSGD(noise, clip, partial(randomness.seeded, secret), group)
+
+
+def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(module(x), y, reduction="none")
+
+
+def vector(module: nn.Module) -> torch.Tensor:
+    return torch.cat([own.detach().flatten() for own in module.parameters()])
+
+
+def moved(node: Node, dp: DPSGD, q: float, number: int = 0, batch: float = 1.0, **how: Any) -> torch.Tensor:
+    """What one real step moves the network by: minus the gradient that it has stepped on."""
+    before = vector(node.model)
+    step(node, "model", dp, q, number, private_loss=entropy, batch=batch, **how)
+    return vector(node.model) - before
+
+
+def total(node: Node, clip: float, rows: Sequence[int] | None = None) -> torch.Tensor:
+    data = node.data if rows is None else node.data.subset(torch.tensor(rows, dtype=torch.int64))
+    trained = dict(node.model.named_parameters())
+    return clipped_sum(node.model, trained, entropy, data.inputs, data.targets, clip)[0]
+
+
+# --- clipping -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scale=st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 1e3, 1e9, 1e18, 1e30, math.inf, math.nan]),
+    clip=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 99),
+)
+def test_no_example_counts_more_than_the_clip(scale: float, clip: float, seed: int) -> None:
+    node = made(n=3, scale=scale, seed=seed)
+    for row in range(3):
+        length = total(node, clip, [row]).double().norm().item()
+        assert length <= clip
+    assert total(node, clip).double().norm().item() <= 3 * clip
+
+
+def test_a_long_gradient_is_shortened_and_a_short_one_is_not() -> None:
+    node = made(n=1)
+    (own,) = torch.autograd.grad(
+        entropy(node.model, node.data.inputs, node.data.targets).sum(), [node.model[1].weight]
+    )
+    own_all = total(node, 1e6)
+    length = own_all.norm().item()
+    assert own.flatten().norm().item() < length
+    torch.testing.assert_close(own_all[: own.numel()], own.flatten())
+    torch.testing.assert_close(total(node, length / 2), own_all / 2, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(total(node, length * 2), own_all)
+
+
+def test_an_example_whose_gradient_is_not_finite_counts_nothing() -> None:
+    node = made(n=4)
+    node.data.inputs[2] = math.nan
+    torch.testing.assert_close(total(node, 1.0), total(node, 1.0, [0, 1, 3]))
+
+
+class Mixing(nn.Module):
+    """A network that looks at the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        out: torch.Tensor = self.linear(x - 0.5 * x.mean(0))
+        return out
+
+
+@pytest.mark.parametrize("model", ["small-cnn:4", "lenet5", "mlp:8", Mixing])
+def test_each_examples_gradient_comes_from_it_alone(model: str | Callable[[], nn.Module]) -> None:
+    node = made(model if isinstance(model, str) else model(), n=7)
+    alone = torch.stack([total(node, 0.5, [row]) for row in range(7)])
+    torch.testing.assert_close(total(node, 0.5), alone.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = made(n=20)
+    together = total(node, 0.5)
+    for room in (6 * len(together), 1):
+        monkeypatch.setattr(dpsgd, "ROOM", room)
+        torch.testing.assert_close(total(node, 0.5), together)
+
+
+@pytest.mark.parametrize("model", ["small-cnn:4", "mlp:8", Mixing])
+def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
+    model: str | Callable[[], nn.Module],
+) -> None:
+    network = (lambda: build(model, SHAPE, 3, 0)) if isinstance(model, str) else model
+    n, clip, batch = 24, 0.3, 4.0
+
+    def stepped(rows: Sequence[int]) -> torch.Tensor:
+        node = made(network(), n, scale=10.0)
+        node.data = node.data.subset(torch.tensor(rows))
+        return batch * moved(node, private(clip=clip), 1.0, batch=batch)
+
+    full = stepped(range(n))
+    by = [(full - stepped([r for r in range(n) if r != row])).norm().item() for row in range(n)]
+    assert max(by) <= clip * (1 + 1e-3)  # parameters are float32: a step of them rounds
+    assert max(by) > 0.9 * clip, "what is charged is what one record can do"
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def test_samples_are_poissons() -> None:
+    n, q, times = 12, 0.3, 4000
+    data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
+    drawn = torch.zeros(times, n)
+    for turn in range(times):
+        drawn[turn, dpsgd.sample(data, q, randomness.seeded(0, turn)).targets] += 1
+    assert drawn.max() == 1, "no record twice"
+    sizes = drawn.sum(1).long()
+    counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
+    expected = times * stats.binom(n, q).pmf(range(n + 1))
+    few = expected < 5
+    counts = [*counts[~few], counts[few].sum()]
+    expected = [*expected[~few], expected[few].sum()]
+    assert stats.chisquare(counts, expected).pvalue > 0.01, "sizes are binomial, not one size"
+    spread = math.sqrt(q * (1 - q) / times)
+    assert (drawn.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
+    covariance = drawn.T.cov() - q * (1 - q) * torch.eye(n)
+    assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
+
+
+def test_a_rate_of_one_draws_everyone_and_a_small_one_may_draw_nobody() -> None:
+    data = made(n=50).data
+    assert len(dpsgd.sample(data, 1.0, randomness.seeded(0))) == 50
+    assert len(dpsgd.sample(data, 1e-9, randomness.seeded(0))) == 0
+
+
+def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() -> None:
+    node, dp = made(n=30), private(clip=0.5)
+    before = total(node, 0.5, rows := drawn_by(node, dp, 0.4, 3))
+    assert 0 < len(rows) < 30
+    torch.testing.assert_close(moved(node, dp, 0.4, 3, batch=12.0), -before / 12, rtol=1e-4, atol=1e-6)
+
+
+def drawn_by(node: Node, dp: DPSGD, q: float, number: int) -> list[int]:
+    chosen = dp.draws(node.asking, number, "sample").uniform((len(node.data),)) < q
+    return chosen.nonzero().flatten().tolist()
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("noise", "clip", "batch"), [(1.0, 1.0, 1.0), (0.7, 3.0, 5.0), (8.0, 0.1, 2.0)])
+def test_a_real_steps_noise_has_the_distribution_that_is_charged(
+    noise: float, clip: float, batch: float
+) -> None:
+    quiet, loud = (moved(made("mlp:32"), private(z, clip), 0.5, batch=batch).double() for z in (0.0, noise))
+    z = (loud - quiet) * batch / (noise * clip)
+    assert len(z) > 3000
+    assert stats.kstest(z.numpy(), "norm").pvalue > 0.01
+
+
+def test_a_step_that_draws_nobody_is_noise_alone() -> None:
+    z = moved(made("mlp:32"), private(2.0, 0.5), 1e-9).double()
+    assert stats.kstest(z.numpy(), "norm").pvalue > 0.01
+    assert moved(made(), private(0.0), 1e-9).abs().max() == 0
+
+
+def test_noise_and_samples_follow_from_names_and_secret() -> None:
+    one = moved(made(), private(1.0), 0.5, 1)
+    torch.testing.assert_close(moved(made(), private(1.0), 0.5, 1), one, rtol=0, atol=0)
+    for other in (moved(made(), private(1.0), 0.5, 2), moved(made(), private(1.0, secret=1), 0.5, 1)):
+        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names, other noise"
+    node = made()
+    node.asking = "another question"
+    assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
+
+
+# --- against Opacus -------------------------------------------------------------------------------
+
+
+def opacus_step(network: nn.Module, data: TensorData, noise: float, clip: float, batch: int) -> None:
+    module = GradSampleModule(network, loss_reduction="sum")
+    optimiser = DPOptimizer(
+        torch.optim.SGD(network.parameters(), 1.0),
+        noise_multiplier=noise,
+        max_grad_norm=clip,
+        expected_batch_size=batch,
+        generator=torch.Generator().manual_seed(0),
+    )
+    entropy(module, data.inputs, data.targets).sum().backward()
+    optimiser.step()
+    module.to_standard_module()
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("model", ["small-cnn:4", "lenet5", "mlp:8"])
+def test_a_step_without_noise_is_opacus_step(model: str) -> None:
+    node, dp = made(model, n=30), private(clip=0.4)
+    theirs = made(model, n=30)
+    for number in range(3):
+        rows = torch.tensor(drawn_by(node, dp, 0.5, number))
+        opacus_step(theirs.model.train(), theirs.data.subset(rows), 0.0, 0.4, 15)
+        moved(node, dp, 0.5, number, batch=15.0)
+    assert (vector(node.model) - vector(build(model, SHAPE, 3, 0))).norm() > 0.1
+    torch.testing.assert_close(vector(node.model), vector(theirs.model), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_a_steps_noise_is_distributed_as_opacus_noise() -> None:
+    ours, theirs = made("mlp:32"), made("mlp:32")
+    first, quiet = vector(theirs.model), moved(made("mlp:32"), private(0.0, 0.4), 1.0, batch=20.0)
+    opacus_step(theirs.model.train(), theirs.data, 1.5, 0.4, 20)
+    some, others = (
+        moved(ours, private(1.5, 0.4), 1.0, batch=20.0) - quiet,
+        vector(theirs.model) - first - quiet,
+    )
+    assert stats.ks_2samp(some.numpy(), others.numpy()).pvalue > 0.01
+    assert some.std().item() == pytest.approx(1.5 * 0.4 / 20, rel=0.05)
+
+
+# --- what else a step does ------------------------------------------------------------------------
+
+
+def test_a_public_loss_is_added_whole() -> None:
+    def public(module: nn.Module) -> torch.Tensor:
+        return 50 * sum(own.square().sum() for own in module.parameters())  # type: ignore[return-value]
+
+    first = vector(made().model)
+    alone = moved(made(), private(clip=0.1), 1.0, batch=20.0)
+    both = moved(made(), private(clip=0.1), 1.0, batch=20.0, public_loss=public)
+    torch.testing.assert_close(both, alone - 100 * first, rtol=1e-4, atol=1e-5)
+
+
+def test_a_public_loss_of_some_parameters_only() -> None:
+    node = made()
+    bias = node.model[1].bias.detach().clone()
+    moved(node, private(clip=0.1), 1e-9, public_loss=lambda module: module[1].bias.sum())
+    torch.testing.assert_close(node.model[1].bias.detach(), bias - 1)
+    assert torch.equal(node.model[3].bias, made().model[3].bias)
+
+
+def test_the_loss_that_is_told_is_the_samples_mean() -> None:
+    node = made()
+    loss = step(node, "model", private(), 1.0, private_loss=entropy, batch=1.0)
+    mine = made()
+    assert loss == pytest.approx(
+        TASK.loss(mine.model(mine.data.inputs)[None], mine.data.targets[None]).item()
+    )
+    assert step(node, "model", private(), 1e-9, private_loss=entropy, batch=1.0) == 0
+
+
+def test_what_is_frozen_stays_and_neither_counts_nor_gets_noise() -> None:
+    network = build("mlp:8", SHAPE, 3, 0)
+    network[1].requires_grad_(False)
+    node = made(network)
+    node.optimisers["model"] = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1.0)
+    first = network[1].weight.clone()
+    assert moved(node, private(1.0), 1.0).count_nonzero() == sum(
+        own.numel() for own in network.parameters() if own.requires_grad
+    )
+    assert torch.equal(network[1].weight, first)
+
+
+def test_a_step_leaves_nothing_on_the_network() -> None:
+    node = made("small-cnn:4")
+    node.model.eval()
+    names, attributes = list(node.model.state_dict()), [set(vars(layer)) for layer in node.model.modules()]
+    moved(node, private(1.0), 0.5)
+    assert list(node.model.state_dict()) == names
+    assert [set(vars(layer)) for layer in node.model.modules()] == attributes
+    assert not any(layer._forward_hooks or layer._backward_hooks for layer in node.model.modules())
+    assert not any(layer.training for layer in node.model.modules())
+    assert all(own.grad is None for own in node.model.parameters())
+
+
+def test_a_network_that_was_stacked_learns_the_same() -> None:
+    alone = made("small-cnn:4")
+    moved(alone, private(1.0), 0.5)
+    stacked = made("small-cnn:4")
+    group = Group([stacked, made("small-cnn:4", seed=1)])
+    group.bench("model").train(False)
+    moved(stacked, private(1.0), 0.5)
+    assert group.bench("model").current()
+    torch.testing.assert_close(vector(stacked.model), vector(alone.model))
+    x = stacked.data.inputs[:4].expand(2, -1, -1, -1, -1)
+    torch.testing.assert_close(group.bench("model")(x)[0], alone.model(x[0]), rtol=1e-4, atol=1e-4)
+
+
+# --- local training -------------------------------------------------------------------------------
+
+
+def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> Node:
+    node = made(COMPUTE.place(build(model, SHAPE, 3, 0)), n)
+    training.prepare([node], config)
+    return node
+
+
+@pytest.mark.parametrize("model", ["mlp:8", "small-cnn:4"])  # the second lies with channels last
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimiser: Any, model: str) -> None:
+    config = LocalConfig(
+        epochs=6, batch=20, optimiser=optimiser, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
+    )
+    ours, theirs = prepared(model, config), prepared(model, config)
+    assert dpsgd.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
+    assert training.train([theirs], TASK, config, COMPUTE) == 6
+    torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
+    (group,) = ours.optimisers["model"].param_groups
+    assert group["lr"] == pytest.approx(0.001), "the last step is at the end of the cosine"
+
+
+@pytest.mark.parametrize("augment", ["none", "shift-flip"])
+def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(augment: Any) -> None:
+    config = LocalConfig(epochs=3, batch=8, augment=augment)
+    dp = private(1.0)
+    unbroken = prepared("small-cnn:4", config)
+    assert dpsgd.train(unbroken, TASK, config, COMPUTE, dp=dp) == 8
+    stopped = prepared("small-cnn:4", config)
+    assert dpsgd.train(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
+    state = stopped.state()
+    torch.manual_seed(99)
+    fresh = prepared("small-cnn:4", config)
+    fresh.load(state)
+    assert dpsgd.train(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
+    assert torch.equal(vector(fresh.model), vector(unbroken.model))
+
+
+def test_rounds_take_the_steps_of_one_go() -> None:
+    dp, config = private(1.0), LocalConfig(epochs=3, batch=8)
+    whole, rounds = prepared(config=config), prepared(config=config)
+    dpsgd.train(whole, TASK, config, COMPUTE, dp=dp)
+    told: list[int] = []
+    done = [
+        dpsgd.train(
+            rounds,
+            TASK,
+            config,
+            COMPUTE,
+            dp=dp,
+            span=Span(r, r + 1, 3),
+            report=lambda nodes, step, losses: told.append(step),
+        )
+        for r in range(3)
+    ]
+    assert done == [2, 3, 3]
+    assert told == [1, 2, 1, 2, 3, 1, 2, 3]
+    assert torch.equal(vector(whole.model), vector(rounds.model))
+
+
+def test_augmentation_and_other_losses_take_part() -> None:
+    first = prepared()
+    plain = trained(first)
+    assert not torch.equal(trained(prepared(), LocalConfig(epochs=2, batch=8, augment="shift")), plain)
+    penalty = trained(prepared(), public_loss=lambda module: 10 * module[1].weight.square().sum())
+    assert penalty.norm() < plain.norm()
+    zero = trained(prepared(), private_loss=lambda module, x, y: 0.0 * entropy(module, x, y))
+    assert torch.equal(zero, vector(prepared().model))
+
+
+def test_dropout_drops_while_a_network_learns() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.999999))
+    assert moved(made(network.eval()), private(), 1.0).abs().max() == 0
+
+
+def trained(node: Node, config: LocalConfig = PLAIN, **how: Any) -> torch.Tensor:
+    dpsgd.train(node, TASK, config, COMPUTE, dp=private(), **how)
+    return vector(node.model)
+
+
+# --- prices ---------------------------------------------------------------------------------------
+
+
+def test_prices_by_hand() -> None:
+    assert rate(100, 25) == 0.25
+    assert rate(10, 25) == 1.0
+    assert price(private(1.1), 100, 25, 7) == Price({Event("gaussian", 1.1, 0.25): 7})
+    assert price(private(1.1, group=3), 100, 25, 7) == Price({Event("gaussian", 1.1, 0.25, 3): 7})
+    assert price(private(1.2, group=3), 10, 25, 7) == Price({Event("gaussian", 1.2 / 3): 7})
+    assert price(private(1.1), 100, 25, 0) == Price()
+    assert price(private(0.0), 100, 25, 7) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"noise": -1.0}, "noise of DP-SGD is -1.0"),
+        ({"noise": math.inf}, "noise of DP-SGD is inf"),
+        ({"clip": 0.0}, "clip of DP-SGD is 0.0"),
+        ({"clip": math.nan}, "clip of DP-SGD is nan"),
+        ({"group": 0}, "group of DP-SGD is 0"),
+    ],
+)
+def test_values_outside_their_range(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        private(**how)
+
+
+# --- which networks -------------------------------------------------------------------------------
+
+
+class Remembering(nn.Module):
+    """A layer of one's own that keeps a running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x.flatten(1) + 1)
+        self.seen.add_(out.detach().mean(0))
+        return out
+
+
+def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 48, 3),
+        nn.BatchNorm2d(48),
+        nn.Sequential(nn.BatchNorm2d(48, affine=False), nn.InstanceNorm2d(48, track_running_stats=True)),
+        nn.GRU(4, 5),
+        nn.RNN(4, 5),
+        nn.LazyLinear(3),
+        nn.InstanceNorm2d(48),
+    )
+    network[1].requires_grad_(False)  # frozen ones mix examples too
+    with pytest.raises(NotPrivate) as told:
+        check(network, "the model of node 'a'")
+    assert set(told.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
+    assert told.value.layers["1"] == "BatchNorm2d -> GroupNorm(16, 48)"
+    assert told.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
+    text = str(told.value)
+    assert text.startswith(
+        "the model of node 'a' cannot learn privately: 1: BatchNorm2d -> GroupNorm(16, 48); 2.0"
+    )
+    assert "track_running_stats=False" in text
+    assert "\n" not in text
+
+
+def test_batch_norm_by_another_name() -> None:
+    class Mine(nn.BatchNorm2d):
+        pass
+
+    with pytest.raises(NotPrivate, match=r"0: Mine -> GroupNorm\(4, 4\)"):
+        check(nn.Sequential(Mine(4)), "mine")
+
+
+@pytest.mark.parametrize("spec", ["small-cnn:4", "lenet5", "mlp:8"])
+def test_sound_networks_pass_unchanged(spec: str) -> None:
+    network = build(spec, SHAPE, 3, 0).eval()
+    before = vector(network)
+    check(network, "it", SHAPE)
+    assert torch.equal(vector(network), before)
+    assert not network.training
+
+
+def test_the_critic_passes_with_group_norm_only() -> None:
+    with pytest.raises(NotPrivate, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
+        check(PatchCritic(1, 4), "the critic")
+    check(PatchCritic(1, 4, "group"), "the critic", SHAPE)
+
+
+def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
+    network = nn.Sequential(nn.Flatten(), Remembering())
+    with pytest.raises(NotPrivate, match=r"1: 'seen' keeps what it saw"):
+        check(network, "it", SHAPE)
+    assert network[1].seen.abs().max() == 0, "tried on a copy"
+
+
+def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x.flatten(1))
+            return out if out.sum().item() > 0 else 2 * out
+
+    with pytest.raises(NotPrivate, match="the network itself: no gradients by example"):
+        check(Branching(64, 3), "it", SHAPE)
+
+
+def test_what_replaces_recurrent_layers_does_learn() -> None:
+    class Reading(nn.Module):
+        def __init__(self, kind: Callable[..., nn.Module]) -> None:
+            super().__init__()
+            self.rows, self.last = kind(8, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(self.rows(x[:, 0])[0][:, -1])
+            return out
+
+    from opacus.layers import DPGRU, DPRNN
+
+    with pytest.raises(NotPrivate, match="rows: GRU"):
+        check(Reading(nn.GRU), "it", SHAPE)
+    for kind in (DPGRU, DPRNN):
+        check(Reading(kind), "it", SHAPE)
+        assert moved(made(Reading(kind)), private(), 1.0).norm() > 0
+
+
+def test_without_opacus_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("opacus", "opacus.layers", "opacus.validators"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(FedstillError, match=r"^Opacus is not installed: pip install 'fedstill\[dp\]'$"):
+        check(build("mlp:8", SHAPE, 3, 0), "it")

@@ -1,0 +1,185 @@
+"""A budget refuses what does not fit, says why, and asks the accountant rarely."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.errors import ArgumentError, FedstillError
+from fedstill.privacy import accounting, budget
+from fedstill.privacy.accounting import Accountant, epsilon
+from fedstill.privacy.budget import Budget, BudgetSpent
+from fedstill.privacy.events import Event, Price
+
+LAPLACE = Price({Event("laplace", 20.0): 8})
+GAUSSIAN = Price({Event("gaussian", 30.0): 1})
+SAMPLED = Price({Event("gaussian", 2.0, rate=0.02): 5})
+
+
+def spend(one: Budget, prices: Sequence[Price], at_most: int = 100_000) -> tuple[Price, int]:
+    """Pay in turn until the budget says no: what was paid, and how often."""
+    spent = Price()
+    for number in range(at_most):
+        price = prices[number % len(prices)]
+        try:
+            one.check(spent, price)
+        except BudgetSpent:
+            return spent, number
+        spent.update(price)
+    return spent, at_most
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("prices", [[GAUSSIAN], [SAMPLED], [LAPLACE, GAUSSIAN, SAMPLED]])
+def test_it_stops_at_exactly_the_price_that_does_not_fit(prices: list[Price], accountant: Accountant) -> None:
+    limit = 4.0
+    spent, number = spend(Budget(limit, 1e-5, accountant), prices)
+    assert number > 30
+    assert epsilon(spent, 1e-5, accountant) <= limit
+    assert epsilon(spent + prices[number % len(prices)], 1e-5, accountant) > limit
+
+
+def test_by_hand() -> None:
+    """At delta of next to nothing, a Laplace event of scale 10 costs 0.1."""
+    _, number = spend(Budget(1.05, 1e-9), [Price({Event("laplace", 10.0): 1})])
+    assert number == 10
+
+
+steps = st.lists(st.sampled_from([LAPLACE, GAUSSIAN, SAMPLED, Price(LAPLACE + GAUSSIAN)]), max_size=25)
+
+
+@settings(max_examples=12, deadline=None)
+@given(steps, st.sampled_from([0.7, 1.5]), st.lists(st.integers(0, 24), max_size=3))
+def test_it_says_what_the_accountant_would_say(asked: list[Price], limit: float, others: list[int]) -> None:
+    """Whatever is asked in whatever order, and what another process spends in between."""
+    one = Budget(limit, 1e-5)
+    spent = Price()
+    for number, price in enumerate(asked):
+        if number in others:
+            spent.update({Event("gaussian", 12.0): 1})
+        fits = epsilon(spent + price, 1e-5) <= limit
+        if fits:
+            one.check(spent, price)
+            spent.update(price)
+        else:
+            with pytest.raises(BudgetSpent):
+                one.check(spent, price)
+
+
+def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = 0
+    compose = accounting.losses.epsilon
+
+    def counted(*words: object) -> float:
+        nonlocal composed
+        composed += 1
+        return compose(*words)  # type: ignore[arg-type]
+
+    looks = 0
+    look = budget.within
+
+    def looked(*words: object) -> bool:
+        nonlocal looks
+        looks += 1
+        return look(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(accounting.losses, "epsilon", counted)
+    monkeypatch.setattr(budget, "within", looked)
+    price = Price({Event("laplace", 300.0): 4})
+    _, number = spend(Budget(6.0, 1e-5), [price, Price({Event("gaussian", 400.0): 1})])
+    assert number > 5000
+    assert looks < number / 100
+    assert composed < number / 100
+
+
+def test_what_is_free_is_never_refused() -> None:
+    one = Budget(0.5, 1e-5)
+    one.check({Event("laplace", 1.0): 10}, Price())
+
+
+def test_without_a_guarantee_nothing_fits_a_finite_budget() -> None:
+    with pytest.raises(BudgetSpent, match=r"would leave without any guarantee") as caught:
+        Budget(3.0, 1e-5).check(Price({Event("laplace", 1.0): 1}), None)
+    assert caught.value.cost == math.inf
+    assert caught.value.left == pytest.approx(2.0, abs=0.01)
+
+
+def test_without_a_budget_nothing_is_computed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> float:
+        raise AssertionError("it was computed")
+
+    monkeypatch.setattr(budget, "epsilon", never)
+    monkeypatch.setattr(budget, "within", never)
+    one = Budget(math.inf, 1e-5)
+    one.check(Price({Event("laplace", 1e-6): 10**9}), None)
+    one.check(Price(), Price({Event("gaussian", 1e-6): 10**9}))
+    assert one.left(Price({Event("laplace", 1.0): 1})) == math.inf
+
+
+def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
+    """Laplace of scale 1 at delta 1e-3: 1 - 0.002; two of them: 2 - 2 * ... by the accountant."""
+    event = Event("laplace", 1.0)
+    one = Budget(1.5, 1e-3)
+    with pytest.raises(BudgetSpent) as caught:
+        one.check(Price({event: 1}), Price({event: 1}))
+    error = caught.value
+    assert isinstance(error, FedstillError)
+    assert error.spent == pytest.approx(0.998, abs=1e-3)
+    assert error.left == pytest.approx(0.502, abs=1e-3)
+    assert error.cost == pytest.approx(epsilon({event: 2}, 1e-3))
+    line = str(error)
+    assert "epsilon 1.5 at delta 0.001" in line
+    assert "0.502" in line
+    assert f"{error.cost:.5g}" in line
+    assert "\n" not in line
+
+
+def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Budget(1.0, 1e-5)
+    spent, price = Price({Event("laplace", 2.0): 1}), Price({Event("laplace", 1.0): 1})
+    with pytest.raises(BudgetSpent) as first:
+        one.check(spent, price)
+
+    def never(*_: object) -> float:
+        raise AssertionError("it was computed")
+
+    monkeypatch.setattr(budget, "epsilon", never)
+    monkeypatch.setattr(budget, "within", never)
+    with pytest.raises(BudgetSpent) as second:
+        one.check(spent, price)
+    assert str(second.value) == str(first.value)
+
+
+def test_what_was_looked_up_before_is_not_refused() -> None:
+    one = Budget(1.0, 1e-5)
+    both = Price({Event("laplace", 4.0): 2})
+    assert one.left(both) > 0
+    one.check(Price({Event("laplace", 4.0): 1}), Price({Event("laplace", 4.0): 1}))
+
+
+def test_left_is_never_below_zero() -> None:
+    one = Budget(1.0, 1e-5)
+    assert one.left(Price()) == 1.0
+    assert one.left(Price({Event("laplace", 0.1): 1})) == 0.0
+
+
+def test_less_than_a_first_look_is_compared_too() -> None:
+    """Another ledger, or a second run that has spent less, gets the answer of its own amounts."""
+    one = Budget(1.0, 1e-9)
+    price = Price({Event("laplace", 10.0): 1})
+    one.check(Price({Event("laplace", 10.0): 8}), price)
+    one.check(Price(), price)
+    with pytest.raises(BudgetSpent):
+        one.check(Price({Event("laplace", 10.0): 10}), price)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [((0.0, 1e-5), "epsilon"), ((1.0, 0.0), "delta"), ((math.nan, 0.5), "epsilon")]
+)
+def test_a_budget_has_a_range(words: tuple[float, float], name: str) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        Budget(*words)

@@ -1,0 +1,128 @@
+"""Accuracy against epsilon: where the points stand, what the table says, and when there is none."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from fedstill import compare
+from fedstill.compare import Comparison
+from fedstill.report import budgets
+from fedstill.report.budgets import Line, Point
+from fedstill.report.compare import html, markdown, summarise, write_comparison
+from tests.report.test_report_compare import a_run
+from tests.report.test_report_page import Page
+
+LINES = [
+    Line(1, "one", [Point(1.0, 20.0, 4.0), Point(10.0, 40.0), Point(100.0, 60.0), Point(math.inf, 80.0)]),
+    Line(2, "<two>", [Point(10.0, 50.0)]),
+    Line(3, "three", []),
+]
+
+
+def places(drawing: str) -> list[tuple[float, float]]:
+    """Of all points: percent of the width, pixels from the top."""
+    found = re.findall(r'<svg class="" x="([\d.]+)%" y="([\d.]+)" overflow="visible"><title>', drawing)
+    return [(float(x), float(y)) for x, y in found]
+
+
+def test_points_stand_at_the_logarithm_of_epsilon_and_without_a_budget_at_the_right() -> None:
+    drawing = str(budgets.plot(LINES))
+    (x1, y1), (x10, y10), (x100, y100), (inf, y_inf), (again, y_again) = places(drawing)
+    assert x10 - x1 == pytest.approx(x100 - x10, abs=0.02)  # 1, 10, 100
+    assert again == x10
+    assert 0 < x1 < x100 < 88 < inf < 100  # the dashed line stands at 88 %
+    assert drawing.count('class="edge" x1="88.00%"') == 1
+    # 20 points of accuracy are the same height everywhere, and more is higher.
+    assert y1 - y10 == pytest.approx(y10 - y100) == pytest.approx(y100 - y_inf)
+    assert y1 > y_inf
+    assert y_again == pytest.approx((y10 + y100) / 2)
+    # 4 points to each side, at the only point whose deviation is known.
+    (whisker,) = re.findall(r'class="whisker" x1="0" x2="0" y1="(-[\d.]+)" y2="([\d.]+)"', drawing)
+    assert [abs(float(end)) for end in whisker] == pytest.approx([(y1 - y10) / 5] * 2, abs=0.02)
+    assert "&lt;two&gt;, epsilon 10: 50.0" in drawing
+    assert "<two>" not in drawing
+    assert 'class="inside" x="24" y="4.0">1<' in drawing
+
+
+def test_one_budget_and_none_are_drawn_too() -> None:
+    for points in ([Point(3.0, 50.0)], [Point(math.inf, 50.0)], [Point(3.0, 0.0), Point(math.inf, 0.0, 0.0)]):
+        assert len(places(str(budgets.plot([Line(1, "one", points)])))) == len(points)
+
+
+def test_the_table_has_a_column_for_each_budget() -> None:
+    assert budgets.table(LINES) == [
+        "| method | epsilon 1 | epsilon 10 | epsilon 100 | epsilon \u221e |",
+        "|---|---|---|---|---|",
+        "| one | 20.0 \u00b1 4.0 | 40.0 | 60.0 | 80.0 |",
+        "| <two> | - | 50.0 | - | - |",
+        "| three | - | - | - | - |",
+    ]
+
+
+def a_comparison(tmp_path: Path, settings: str) -> tuple[Path, Comparison]:
+    """FedAvg with two seeds in settings "low" and "high", of which only "high" has run."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'methods = ["fedavg"]\nseeds = 2\n{settings}', encoding="utf-8")
+    plan, out = compare.read(file), tmp_path / "out"
+    for seed, accuracy in ((0, 70.0), (1, 74.0)):
+        a_run(out, f"high/fedavg-seed{seed}", (accuracy, 60.0, 10, 10), {1: accuracy})
+    (out / compare.FILE).write_text(f"# Made by: it\n\n{plan.to_toml()}")
+    return out, plan
+
+
+BY_EPSILON = """
+[base.nodes.privacy]
+mechanism = "dp-sgd"
+[[settings]]
+name = "low"
+nodes = { privacy = { epsilon = 1.5 } }
+[[settings]]
+name = "high"
+nodes = { privacy = { epsilon = inf } }
+"""
+
+
+def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
+    out, plan = a_comparison(tmp_path, BY_EPSILON)
+    summary = summarise(out, plan)
+    assert summary.budgets() == [Line(1, "FedAvg", [Point(math.inf, 72.0, pytest.approx(8**0.5))])]
+    assert markdown(summary).splitlines()[:3] == [
+        "| method | epsilon \u221e |",
+        "|---|---|",
+        "| FedAvg | 72.0 \u00b1 2.8 |",
+    ]
+    page = write_comparison(out, plan).read_text(encoding="utf-8")
+    assert page == html(summary)
+    Page(page)  # well formed
+    assert page.count("<h2>Accuracy against epsilon</h2>") == 1
+    assert page.count('aria-label="Accuracy against epsilon. FedAvg: \u221e 72.0%."') == 1
+
+
+BY_ALPHA = """
+[[settings]]
+name = "low"
+split = { alpha = 0.1 }
+[[settings]]
+name = "high"
+split = { alpha = 1.0 }
+"""
+TWICE = f"""{BY_EPSILON}
+[[settings]]
+name = "low, alpha 3"
+split = {{ alpha = 3.0 }}
+nodes = {{ privacy = {{ epsilon = 1.5 }} }}
+"""
+
+
+@pytest.mark.parametrize("settings", [BY_ALPHA, TWICE])
+def test_other_comparisons_do_not(tmp_path: Path, settings: str) -> None:
+    """Settings that differ in something else, or two that share an epsilon."""
+    out, plan = a_comparison(tmp_path, settings)
+    summary = summarise(out, plan)
+    assert summary.budgets() == []
+    assert "Accuracy against epsilon" not in html(summary)
+    assert not markdown(summary).startswith("| method | epsilon")

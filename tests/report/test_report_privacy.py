@@ -1,0 +1,241 @@
+"""What a report says of privacy, from results made by hand and figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.report import write_report
+from fedstill.report.files import read_ledger
+from fedstill.report.privacy import epsilon_text, guaranteed, in_words, odds, section, sentence
+from tests.report.test_report_page import Page, a_folder, a_ledger, a_result, only_result, page_of
+from tests.report.test_report_table import printed
+
+UNIT = "one training record of this node, added or removed"
+COUNTS = "counts of count_labels: Laplace noise of scale 10 on each count"
+
+
+def a_node(name: str, epsilon: float | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "mechanism": "pate",
+        "unit": UNIT,
+        "delta": 1e-5,
+        "budget": 8.0,
+        "accountant": "pld",
+        "randomness": "a cryptographic generator",
+        "noise": {"pate": 6.968824790927517},
+        "rules": [COUNTS, "logits of predict: all votes of 10 teachers, Gaussian noise 6.97"],
+        "assumes": ["each record belongs to one teacher"],
+        "guarantee": epsilon is not None,
+        "epsilon": epsilon,
+        "left": None if epsilon is None else 8.0 - epsilon,
+        "events": {"gaussian(0.2903676996219799)": 4, "laplace(10.0)": 1},
+        "releases_without_guarantee": 0,
+        **changes,
+    }
+
+
+def bare(name: str, **changes: Any) -> dict[str, Any]:
+    """A node that said nothing, or that has no mechanism."""
+    said = {"mechanism": "none", "unit": "", "noise": {}, "rules": [], "assumes": [], "events": {}}
+    return a_node(name, None, **{**said, "budget": None, "releases_without_guarantee": 9, **changes})
+
+
+def told(*nodes: dict[str, Any]) -> dict[str, Any]:
+    every = all(node["guarantee"] for node in nodes)
+    return {**a_result(), "privacy": {"guarantee": every or None, "text": "as told", "nodes": list(nodes)}}
+
+
+def folder_of(folder: Path, result: dict[str, Any]) -> Page:
+    """A run's page, whose ledger says that each node has paid what its result says."""
+    a_folder(folder, result)
+    prices = {node["name"]: node["events"] for node in result["privacy"]["nodes"] if node["guarantee"]}
+    lines, first = [], set()
+    for line in a_ledger():
+        price = prices.get(line["node"])
+        if price is not None:
+            line["privacy"] = {"mechanism": "pate", "price": {} if line["node"] in first else price}
+        first.add(line["node"])
+        lines.append(json.dumps(line) + "\n")
+    (folder / "ledger.jsonl").write_text("".join(lines))
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+# --- figures ---
+
+
+def test_odds_are_those_of_the_best_test() -> None:
+    # Randomised response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
+    assert odds(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
+    assert odds(0.0, 0.0) == 0.5
+    # Epsilon 0: whoever looks is right half the time, and always in a share delta of the cases.
+    assert odds(0.0, 0.5) == pytest.approx(0.75)
+    assert odds(1e6, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.2101, "3.22"), (3.21, "3.21"), (0.1, "0.1"), (19.983, "20"), (99.95, "100"), (0.0, "0"),
+     (math.inf, "inf")],
+)  # fmt: skip
+def test_an_epsilon_is_rounded_up(value: float, text: str) -> None:
+    assert epsilon_text(value) == text
+
+
+def test_a_run_costs_what_its_dearest_node_pays() -> None:
+    result = told(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
+    assert guaranteed(result) == (5.0, 1e-5)
+    assert guaranteed(told(a_node("north", 3.0), bare("south"))) is None
+    assert guaranteed({"privacy": {"guarantee": None, "text": "no guarantee"}}) is None
+
+
+# --- the page ---
+
+
+def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) -> None:
+    page = folder_of(tmp_path, told(a_node("north", 3.0), a_node("south", 5.0)))
+    assert "What left each node has a formal guarantee of privacy" in page.text
+    # 1 - (1 - 1e-5) / (e^3 + 1) = 0.952575, up; e^5: 0.993307, up
+    kinds = "label counts 80 B , logits 10.0 kB , gradients 30.0 kB"
+    assert f"north {kinds} pate 3 1e-05 95.3% 8 5" in page.text
+    assert f"south {kinds} pate 5 1e-05 99.4% 8 3" in page.text
+    assert "No guarantee:" not in page.text
+    assert "disagree" not in page.text
+
+
+def test_what_is_said_alike_is_said_once_with_all_it_rests_on(tmp_path: Path) -> None:
+    page = folder_of(tmp_path, told(a_node("north", 3.0), a_node("south", 5.0)))
+    for line in ("logits of predict: all votes of 10 teachers", "each record belongs to one teacher", UNIT):
+        assert page.text.count(line) == 1
+    assert page.text.count(COUNTS) == 1
+    assert "Noise votes 6.969 Accountant pld Randomness a cryptographic generator" in page.text
+    assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10.0) south: 4 \u00d7" in page.text
+
+
+def test_nodes_that_differ_are_told_apart(tmp_path: Path) -> None:
+    other = a_node("south", 5.0, rules=["logits of predict: something else"])
+    page = folder_of(tmp_path, told(a_node("north", 3.0), other))
+    assert "How north protects its records" in page.text
+    assert "How south protects its records" in page.text
+
+
+def test_a_node_without_a_guarantee_is_named(tmp_path: Path) -> None:
+    page = folder_of(tmp_path, told(a_node("north", 3.0), bare("south")))
+    assert "There is no formal guarantee of privacy for south" in page.text
+    assert "none no guarantee 9 releases without none set" in page.text
+    assert "How north protects" in page.text
+
+
+def test_a_mechanism_without_noise_is_no_guarantee(tmp_path: Path) -> None:
+    careless = a_node("north", None, events={}, releases_without_guarantee=1)
+    page = folder_of(tmp_path, told(careless, a_node("south", 3.0)))
+    assert "pate no guarantee 1 release without 8" in page.text
+
+
+def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path) -> None:
+    plain = page_of(tmp_path / "plain")
+    result = told(bare("north"), bare("south"))
+    result["privacy"]["text"] = "no guarantee"
+    assert page_of(tmp_path / "bare", result).text == plain.text
+    assert "There is no formal guarantee of privacy: see below" in plain.text
+
+
+def test_a_price_that_the_ledger_does_not_know_is_found(tmp_path: Path) -> None:
+    result = told(a_node("north", 3.0), a_node("south", 5.0))
+    folder_of(tmp_path, result)
+    result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "disagree on the price of south." in page.text
+
+
+def test_a_result_alone_has_its_prices(tmp_path: Path) -> None:
+    page = only_result(tmp_path, told(a_node("north", 3.0)))
+    assert "north not measured pate 3 1e-05" in page.text
+    assert "disagree" not in page.text
+
+
+def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
+    result = told(a_node("north", 3.0))
+    assert "its noise follows from the seed in this report" in only_result(tmp_path / "a", result).text
+    apart = {**result, "files": {"questions": {}}}
+    text = only_result(tmp_path / "b", apart).text
+    assert "seed in this report" not in text
+    assert "mechanism, noise and price are what each node says" in text
+
+
+def test_words_of_nodes_are_only_text(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    node = a_node(hostile, 3.0, mechanism=hostile, unit=hostile, rules=[hostile], assumes=[hostile])
+    node |= {"noise": {hostile: 1.0}, "events": {hostile: 1}, "randomness": hostile, "accountant": hostile}
+    page = only_result(tmp_path, told(node))
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert page.text.count(hostile) >= 9
+
+
+@pytest.mark.parametrize("odd", [None, 3, "x", [], {"a": 1}])
+def test_odd_values_are_no_guarantee(tmp_path: Path, odd: object) -> None:
+    node = {"name": odd, "guarantee": odd, "epsilon": odd, "delta": odd, "noise": odd, "rules": odd}
+    result = {**a_result(), "privacy": {"nodes": [node, odd]}}
+    assert guaranteed(result) is None
+    assert "There is no formal guarantee of privacy" in only_result(tmp_path, result).text
+
+
+def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
+    result = told(a_node("north", 3.0), a_node("south", 5.0))
+    assert (
+        "each node told roughly, with noise, how many examples of each class"
+        in page_of(tmp_path, result).text
+    )
+    exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
+    assert "each node told how many examples" in page_of(tmp_path, told(a_node("north", 3.0), exact)).text
+
+
+def test_an_infinite_price_is_said(tmp_path: Path) -> None:
+    node = a_node("north", math.inf, budget=None, left=None)
+    assert guaranteed(told(node)) == (math.inf, 1e-5)
+    assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, told(node)).text
+
+
+# --- the ledger, the terminal ---
+
+
+def test_prices_are_read_from_the_ledger(tmp_path: Path) -> None:
+    lines = [
+        {
+            "node": "north",
+            "privacy": {"mechanism": "pate", "price": {"laplace(10.0)": 1, "gaussian(2.0)": 3}},
+        },
+        {"node": "north", "privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 4}}},
+        {"node": "north", "privacy": {"mechanism": "pate", "price": None}},
+        {"node": "north", "privacy": {"mechanism": "pate", "price": {}}},
+        {"node": "north", "refused": "a rule"},
+    ]
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger is not None
+    assert ledger.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
+    assert ledger.nodes["north"].bare == 1
+
+
+def test_the_terminal_says_what_it_cost() -> None:
+    every = told(a_node("north", 3.0), a_node("south", 5.0))
+    assert in_words(every) == f"at most epsilon 5 at delta 1e-05 at each node (pate), for {UNIT}"
+    some = told(a_node("north", 3.0), bare("south"))
+    assert in_words(some) == f"epsilon 3 at delta 1e-05 at north (pate), for {UNIT}; no guarantee at south"
+    assert in_words(told(bare("north"))) == "as told"
+    assert in_words({}) is None
+    assert "at most epsilon 5 at delta 1e-05 at each node (pate)" in " ".join(printed(every).split())
+
+
+def test_the_head_of_a_page_is_true() -> None:
+    assert "for south" in sentence(told(a_node("north", 3.0), bare("south")))
+    assert sentence({**a_result(), "privacy": {"guarantee": {"epsilon": 3.2}}}) == ""
+    assert section({**a_result(), "privacy": {"guarantee": True, "text": "x"}}, None)["facts"] == [
+        ("guarantee", "true")
+    ]

@@ -1,0 +1,285 @@
+"""``fedstill ledger`` as a data officer meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedstill import experiment
+from fedstill.commands import ledger
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.node import owner
+from fedstill.node.account import Account, Entry, Spent
+from fedstill.seeds import derive
+
+Capture = pytest.CaptureFixture[str]
+
+
+def allow(spent: Spent) -> None:
+    """No budget."""
+
+
+def charge(
+    account: Account, number: int, run: str = "spring", node: str = "clinic", sure: bool = True
+) -> None:
+    entry = Entry(
+        run=run,
+        node=node,
+        number=number,
+        question="examine",
+        part="answer",
+        content=str(number),
+        after="",
+        up={"logits": 2560, "critic": 256},
+        rule="logits clamped to 5, Laplace noise of scale 100",
+        price={"laplace(10.0)": 2, "gaussian(4.0)": 1},
+        guarantee=sure,
+    )
+    assert account.charge(entry, allow)
+
+
+def said(capsys: Capture, *words: object) -> str:
+    """What a command prints; on a terminal of 80 columns."""
+    ledger.main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    """A node's folder whose ledger has three releases, of two runs."""
+    folder = tmp_path / "clinic"
+    owner.init(folder)
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
+    with closing(Account(folder / "ledger.sqlite", owner.secret(folder))) as account:
+        charge(account, 0)
+        charge(account, 1)
+        charge(account, 0, run="autumn")
+    return folder
+
+
+def edit(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database:
+        database.execute(statement)
+        database.commit()
+
+
+def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, capsys: Capture) -> None:
+    with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
+        rows = list(account.entries())
+    out = said(capsys, "show", clinic)
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    words = " ".join(out.split())
+    for row in rows:
+        assert row["at"][:10] in out
+        assert row["at"][11:19] in out
+    for what in ("spring", "autumn", "examine 0, answer", "examine 1, answer", "critic 256 B, logits"):
+        assert what in words
+    assert "clinic has paid 3 x gaussian(4), 6 x laplace(10)." in words
+    assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1  # said once, for three rows
+    assert "NOT SOUND" not in out
+
+
+def test_show_counts_epsilon_for_each_run_and_for_all(
+    clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedstill.privacy import accounting
+    from fedstill.privacy.events import Event
+
+    def stand_in(spent: dict[Event, int], delta: float) -> float:
+        return sum(times / event.noise for event, times in spent.items()) + delta
+
+    monkeypatch.setattr(accounting, "epsilon", stand_in)
+    out = said(capsys, "show", clinic, "--delta", "1e-9")
+    assert "delta 1e-09" in " ".join(out.split())
+    lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
+    assert [line for line in lines if "paid" not in line] == [
+        ["clinic", "spring", "2", "0", "0.901"],  # 4/10 + 2/4, and what delta adds is rounded up
+        ["clinic", "autumn", "1", "0", "0.451"],
+        ["clinic", "all", "runs", "3", "0", "1.351"],
+    ]
+
+
+def test_show_prints_the_epsilon_of_the_accountant(tmp_path: Path, capsys: Capture) -> None:
+    """Pure noise of one event: epsilon is 1 over its scale at most, and at this delta hardly less."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    entry = Entry(
+        "r", "n", 0, "count", "answer", "", "", {"label counts": 80}, "rule", {"laplace(2.0)": 1}, True
+    )
+    with closing(Account(folder / "ledger.sqlite", 1)) as account:
+        account.charge(entry, allow)
+    (line,) = [line for line in said(capsys, "show", folder).splitlines() if line.startswith("n  ")]
+    assert 0.49 < float(line.split()[-1]) <= 0.502
+
+
+def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Path, capsys: Capture) -> None:
+    with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
+        charge(account, 5, run="autumn", sure=False)
+    out = said(capsys, "show", clinic)
+    lines = [line for line in out.splitlines() if line.startswith("clinic") and "paid" not in line]
+    assert ["no guarantee" in line for line in lines] == [False, True, True]
+
+
+def test_show_last(clinic: Path, capsys: Capture) -> None:
+    out = said(capsys, "show", clinic, "--last", "1")
+    assert "These are the last 1 of 3 rows" in out
+    assert out.count("examine") == 1
+    assert "3 x gaussian(4)" in out  # totals are of all
+    assert said(capsys, "show", clinic, "--last=0").count("examine") == 3
+
+
+def test_what_is_paid_for_before_any_question_has_no_number(clinic: Path, capsys: Capture) -> None:
+    entry = Entry("spring", "clinic", -1, "training", "training", "c", "", {}, "DP-SGD", {}, True)
+    with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
+        account.charge(entry, allow)
+    words = said(capsys, "show", clinic, "--last", 1).split()
+    assert "training" in words
+    assert "-1" not in words
+    assert "free" in words
+
+
+def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
+    out = said(capsys, "verify", clinic)
+    assert out == f"{clinic / 'ledger.sqlite'}: 3 rows: rows, seals, totals and anchor agree\n"
+    edit(clinic, "UPDATE rows SET price = '{}' WHERE row = 2")
+    with pytest.raises(FedstillError, match="row 2 is not as it was written"):
+        ledger.main(["verify", str(clinic)])
+    assert "NOT SOUND: row 2 is not as it was written" in said(capsys, "show", clinic)
+
+
+def test_without_the_secret_the_seals_are_not_checked_and_that_is_said(clinic: Path, capsys: Capture) -> None:
+    elsewhere = clinic.parent / "elsewhere"
+    elsewhere.mkdir()
+    for file in clinic.glob("ledger.sqlite*"):
+        shutil.copy(file, elsewhere)
+    assert "seals take the node's secret, and were not checked" in said(capsys, "verify", elsewhere)
+    edit(elsewhere, "UPDATE rows SET seal = 'x'")
+    said(capsys, "verify", elsewhere / "ledger.sqlite")
+    with pytest.raises(FedstillError, match="by its owner alone"):
+        ledger.main(["settle", str(elsewhere), "--because", "why not"])
+    edit(elsewhere, "DELETE FROM rows WHERE row = 3")
+    with pytest.raises(FedstillError, match="older copy"):
+        ledger.main(["verify", str(elsewhere)])
+    edit(clinic, "UPDATE rows SET seal = 'x'")
+    with pytest.raises(FedstillError, match="sealed"):  # the file in a node's folder has the node's secret
+        ledger.main(["verify", str(clinic / "ledger.sqlite")])
+
+
+def test_a_simulation_seals_with_its_seed(tmp_path: Path, capsys: Capture) -> None:
+    assert ledger.FILE == experiment.LEDGER
+    with closing(Account(tmp_path / "ledger.sqlite", derive(7, "ledger.sqlite"))) as account:
+        charge(account, 0)
+    (tmp_path / "config.toml").write_text('name = "x"\nseed = 7\n', encoding="utf-8")
+    assert "1 row: rows, seals, totals" in said(capsys, "verify", tmp_path)
+    (tmp_path / "config.toml").write_text('name = "x"\nseed = 8\n', encoding="utf-8")
+    with pytest.raises(FedstillError, match="sealed"):
+        ledger.main(["verify", str(tmp_path)])
+
+
+def test_a_node_file_can_keep_its_ledger_elsewhere(clinic: Path, capsys: Capture) -> None:
+    other = clinic.parent / "data of the clinic.sqlite"
+    for file in list(clinic.glob("ledger.sqlite*")):
+        file.rename(other.with_name(other.name + file.name.removeprefix("ledger.sqlite")))
+    named = 'name = "clinic"\n[privacy]\nledger = "../data of the clinic.sqlite"\n'
+    (clinic / "node.toml").write_text(named, encoding="utf-8")
+    assert "3 rows: rows, seals" in said(capsys, "verify", clinic)
+
+
+def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, capsys: Capture) -> None:
+    with pytest.raises(FedstillError, match="nothing is wrong"):
+        ledger.main(["settle", str(clinic), "--because", "so"])
+    edit(clinic, "DELETE FROM rows WHERE row = 3")
+    out = said(capsys, "settle", clinic, "--because", "restored from a backup")
+    assert "Settled: is an older copy" in out
+    assert "Charged again to clinic, run autumn: gaussian(4), 2 x laplace(10)." in out
+    assert "3 rows: rows, seals" in said(capsys, "verify", clinic)
+    out = " ".join(said(capsys, "show", clinic).split())
+    assert "settled by" in out
+    assert "restored from a backup" in out
+    assert "3 x gaussian(4)" in out
+
+
+def test_a_ledger_that_is_gone(clinic: Path, capsys: Capture) -> None:
+    (clinic / "ledger.sqlite").unlink()
+    with pytest.raises(FedstillError, match="is gone, and its anchor is there"):
+        ledger.main(["verify", str(clinic)])
+    out = said(capsys, "settle", clinic, "--because", "lost")
+    assert out.count("Charged again") == 2
+    assert "3 x gaussian(4)" in said(capsys, "show", clinic)
+
+
+def test_export(clinic: Path, capsys: Capture) -> None:
+    with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
+        rows = list(account.entries())
+    lines, table = clinic.parent / "out.jsonl", clinic.parent / "out.csv"
+    said(capsys, "export", clinic, "--out", lines)
+    assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == rows
+    said(capsys, "export", clinic, f"--out={table}")
+    with table.open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [json.loads(row["price"]) for row in read] == [row["price"] for row in rows]
+    assert [row["at"] for row in read] == [row["at"] for row in rows]
+    for out in (lines, clinic.parent / "out.txt", ""):
+        with pytest.raises(ArgumentError, match="--out"):
+            ledger.main(["export", str(clinic), "--out", str(out)])
+    edit(clinic, "DELETE FROM rows WHERE row = 1")
+    with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: row 1 is missing"):
+        ledger.main(["export", str(clinic), "--out", str(clinic.parent / "again.csv")])
+
+
+def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
+    edit(clinic, "UPDATE rows SET rule = 'x' WHERE row = 1")
+    before = {file.name: file.read_bytes() for file in clinic.iterdir()}
+    said(capsys, "show", clinic)
+    for words in (["verify", clinic], ["export", clinic, "--out", clinic.parent / "x.csv"]):
+        with pytest.raises(FedstillError):
+            ledger.main([str(word) for word in words])
+    after = {
+        file.name: file.read_bytes() for file in clinic.iterdir() if not file.name.endswith(("-wal", "-shm"))
+    }
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["shw", "."], "did you mean 'ledger show'"),
+        (["show"], "PATH"),
+        (["show", "a", "b"], "PATH"),
+        (["show", "nowhere.sqlite"], "nowhere.sqlite is not there"),
+        (["show", "."], "is no node's folder"),
+        (["show", ".", "--lst", "3"], "did you mean '--last'"),
+        (["settle", "here.sqlite"], "--because"),
+        (["show", "here.sqlite", "--delta", "0"], "--delta is '0'"),
+        (["show", "here.sqlite", "--delta", "nan"], "--delta is 'nan'"),
+        (["show", "here.sqlite", "--last", "-1"], "--last is '-1'"),
+        (["show", "here.sqlite", "--last", "x"], "--last is 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Account(Path("here.sqlite"), 1).close()
+    with pytest.raises(FedstillError, match=told) as raised:
+        ledger.main(words)
+    assert isinstance(raised.value, UnknownName) == ("mean" in told)
+
+
+def test_help_and_an_empty_ledger(tmp_path: Path, capsys: Capture) -> None:
+    assert all(f"fedstill ledger {name}" in said(capsys) for name in ("show", "verify", "export", "settle"))
+    assert said(capsys, "show", "--help") == ledger.HELP
+    assert max(map(len, ledger.HELP.splitlines())) <= 110
+    Account(tmp_path / "ledger.sqlite", 1).close()
+    assert said(capsys, "show", tmp_path).endswith("Nothing has left.\n")
