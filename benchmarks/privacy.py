@@ -82,11 +82,12 @@ def question_seconds(
     """Of so many questions, each: what the gate takes."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
     config = FedIODConfig(steps=times, batch=ROWS)
-    side = METHOD.node_side(config, NodeSetting(make_task("classification", CLASSES), LocalConfig(), compute))
+    setting = NodeSetting(make_task("classification", CLASSES), LocalConfig(), compute)
+    side = METHOD.node_side(config, setting)
     path = Path(tempfile.mkdtemp(dir=folder))
     if privacy is not None:
         account = Account(path / "ledger.sqlite", 1)
-        protect(node, privacy, side, config, LocalConfig(), CLASSES, account=account, run="r", secret=1)
+        protect(node, privacy, side, config, setting, account=account, run="r", secret=1)
     gate, examine = node.gate, side.questions["examine"]
     gate.ledger.open(path / "ledger.jsonl")
     generator = torch.Generator().manual_seed(1)
@@ -109,19 +110,11 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task("classification", CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
-    side = METHOD.node_side(FedIODConfig(gan=0.0), NodeSetting(task, local, compute))
+    setting, method = NodeSetting(task, local, compute), FedIODConfig(gan=0.0)
+    side = METHOD.node_side(method, setting)
     privacy = replace(NOISY, mechanism="dp-sgd", epsilon=float("inf"))
-    protect(
-        private,
-        privacy,
-        side,
-        FedIODConfig(gan=0.0),
-        local,
-        CLASSES,
-        account=Account(None, 1),
-        run="r",
-        secret=1,
-    )
+    account = Account(None, 1)
+    protect(private, privacy, side, method, setting, account=account, run="r", secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
     training.prepare([plain, private], local)
     for turn in range(rounds):

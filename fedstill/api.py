@@ -167,7 +167,19 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
 
 def _fingerprint(setting: Setting) -> dict[str, str]:
     """What must be equal for a run to be the same run, as texts."""
-    names = ("method", "local", "engine", "names", "policies", "mean", "std", "seed", "every", "link")
+    names = (
+        "method",
+        "local",
+        "engine",
+        "names",
+        "policies",
+        "privacies",
+        "mean",
+        "std",
+        "seed",
+        "every",
+        "link",
+    )
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
     if setting.public is not None and setting.public.labels is not None:

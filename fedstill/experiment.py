@@ -79,8 +79,8 @@ class Experiment:
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
         check_architectures(setting, self.method.title, self.needs, self.nodes, self.student)
         self.kinds = self._kinds()
-        at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public)
-        self.side = self.method.node_side(setting.method, at_nodes)
+        self.at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public)
+        self.side = self.method.node_side(setting.method, self.at_nodes)
         self.account = Account(None, self._ledger_key, durable=False)
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if wanted(privacy):
@@ -123,8 +123,7 @@ class Experiment:
             privacy,
             self.side,
             self.setting.method,
-            self.setting.local,
-            self.task.classes,
+            self.at_nodes,
             account=self.account,
             run=RUN,
             secret=self.secret(node.name),
@@ -435,6 +434,7 @@ class Experiment:
                     "examples": len(part),
                     "label_counts": [int(count) for count in self.task.counts(part)],
                     "bytes": by_node.get(node.name, {"up": 0, "down": 0}),
+                    **_owners_own(node),
                 }
                 for node, part in zip(self.nodes, self.setting.parts, strict=True)
             ],
@@ -543,6 +543,12 @@ class _Meter:
                 self.records.metric(
                     {"phase": self.phase, "node": node.name, "step": step, "loss": round(loss, 5)}
                 )
+
+
+def _owners_own(node: Node) -> dict[str, float]:
+    """What only the node's owner may know of what its releases cost."""
+    found = None if node.gate.purse is None else node.gate.purse.data_dependent()
+    return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}
 
 
 def _size(model: nn.Module) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from fedstill.errors import ArgumentError, FedstillError, RunFolderError, Unknow
 from fedstill.methods import METHODS
 from fedstill.node.gate import NOT_OUTPUTS
 from fedstill.records import holding
+from fedstill.report.compare import summarise
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -104,6 +106,44 @@ def test_the_complete_file_reads_back_to_the_same_comparison(tmp_path: Path) -> 
         assert [again.config(place) for place in again.places()] == [
             plan.config(place) for place in plan.places()
         ]
+
+
+PRIVATE = """\
+methods = ["fedkd-votes", "fedkd-steps"]
+[base]
+public = { name = "held-out" }
+[base.nodes.privacy]
+mechanism = "pate"
+pate = { teachers = 7 }
+[options.fedkd-votes]
+name = "fedkd"
+[options.fedkd-steps]
+name = "fedkd"
+[runs.fedkd-steps.nodes.privacy]
+mechanism = "dp-sgd"
+training = { clip = 0.5 }
+[[settings]]
+name = "epsilon 2"
+nodes = { privacy = { epsilon = 2.0 } }
+[[settings]]
+name = "no budget"
+nodes = { privacy = { epsilon = inf } }
+"""
+
+
+def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path: Path) -> None:
+    plan = compare.read(a_file(tmp_path, PRIVATE))
+    assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    told = {(place.setting, place.label): plan.config(place).nodes.privacy for place in plan.places()}
+    assert {where: (its.mechanism, its.epsilon, its.training.clip) for where, its in told.items()} == {
+        ("epsilon 2", "fedkd-votes"): ("pate", 2.0, 1.0),
+        ("epsilon 2", "fedkd-steps"): ("dp-sgd", 2.0, 0.5),
+        ("no budget", "fedkd-votes"): ("pate", math.inf, 1.0),
+        ("no budget", "fedkd-steps"): ("dp-sgd", math.inf, 0.5),
+    }
+    assert {its.pate.teachers for its in told.values()} == {7}
+    (note,) = (note for note in summarise(tmp_path, plan).notes if "fedkd-steps" in note)
+    assert note.startswith("fedkd-steps has run options of its own: nodes.privacy.mechanism = dp-sgd, ")
 
 
 def test_all_methods_share_everything_but_their_options() -> None:

@@ -15,7 +15,7 @@ from fedstill import experiment
 from fedstill.commands import ledger
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner
-from fedstill.node.account import Account, Entry, Spent
+from fedstill.node.account import DATA, Account, Entry, Spent
 from fedstill.seeds import derive
 
 Capture = pytest.CaptureFixture[str]
@@ -85,7 +85,7 @@ def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, caps
         assert row["at"][11:19] in out
     for what in ("spring", "autumn", "examine 0, answer", "examine 1, answer", "critic 256 B, logits"):
         assert what in words
-    assert "clinic has paid 3 x gaussian(4), 6 x laplace(10)." in words
+    assert "Paid in all for clinic: 3 x gaussian(4), 6 x laplace(10)." in words
     assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1  # said once, for three rows
     assert "NOT SOUND" not in out
 
@@ -103,7 +103,7 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
     out = said(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
-    assert [line for line in lines if "paid" not in line] == [
+    assert lines == [
         ["clinic", "spring", "2", "0", "0.901"],  # 4/10 + 2/4, and what delta adds is rounded up
         ["clinic", "autumn", "1", "0", "0.451"],
         ["clinic", "all", "runs", "3", "0", "1.351"],
@@ -127,7 +127,7 @@ def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Pa
     with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
         charge(account, 5, run="autumn", sure=False)
     out = said(capsys, "show", clinic)
-    lines = [line for line in out.splitlines() if line.startswith("clinic") and "paid" not in line]
+    lines = [line for line in out.splitlines() if line.startswith("clinic")]
     assert ["no guarantee" in line for line in lines] == [False, True, True]
 
 
@@ -217,6 +217,82 @@ def test_a_ledger_that_is_gone(clinic: Path, capsys: Capture) -> None:
     out = said(capsys, "settle", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
     assert "3 x gaussian(4)" in said(capsys, "show", clinic)
+
+
+def released(folder: Path, run: str, times: int) -> None:
+    """Lines of a run's own ledger, as this node's releases leave them."""
+    path = folder / "runs" / run / "ledger.jsonl"
+    path.parent.mkdir(parents=True)
+    about = {"at": "", "node": "clinic", "question": "examine", "part": "answer", "content": "", "down": {}}
+    privacy = {"mechanism": "noisy-outputs", "price": {"laplace(10.0)": 2}}
+    lines = [{**about, "number": number, "up": {"logits": 40}, "privacy": privacy} for number in range(times)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def test_a_backup_of_ledger_and_anchor_together_is_found_by_what_runs_released(
+    clinic: Path, capsys: Capture
+) -> None:
+    for file in clinic.glob("ledger.sqlite*"):
+        file.unlink()
+    file = clinic / "ledger.sqlite"
+    with closing(Account(file, owner.secret(clinic))) as account:
+        charge(account, 0, node=DATA)
+    released(clinic, "spring", 1)
+    assert "agree, and show all that the node's runs have released" in said(capsys, "verify", clinic)
+    for path in clinic.glob("ledger.sqlite*"):
+        shutil.copy(path, clinic.parent)
+    with closing(Account(file, owner.secret(clinic))) as account:
+        charge(account, 1, run="autumn", node=DATA)
+    released(clinic, "autumn", 1)
+    said(capsys, "verify", clinic)
+    for path in clinic.parent.glob("ledger.sqlite*"):
+        shutil.copy(path, clinic)
+
+    fault = r"shows less than run 'autumn' has released: 2 x laplace\(10.0\)"
+    for path in (clinic, file):  # the file in a node's folder is the node's
+        with pytest.raises(FedstillError, match=fault):
+            ledger.main(["verify", str(path)])
+    assert "NOT SOUND: shows less than run 'autumn'" in said(capsys, "show", clinic)
+    out = said(capsys, "settle", clinic, "--because", "the disk was replaced")
+    assert "Charged again to these data, run autumn: 2 x laplace(10)." in out
+    said(capsys, "verify", clinic)
+    with pytest.raises(FedstillError, match="nothing is wrong"):
+        ledger.main(["settle", str(clinic), "--because", "again"])
+
+
+def test_a_ledger_that_is_gone_with_its_anchor_is_made_anew_from_what_runs_released(
+    clinic: Path, capsys: Capture
+) -> None:
+    for file in clinic.glob("ledger.sqlite*"):
+        file.unlink()
+    with pytest.raises(FedstillError, match="nothing has been charged to it"):
+        ledger.main(["verify", str(clinic)])
+    released(clinic, "spring", 3)
+    with pytest.raises(FedstillError, match="is gone, and its node's runs are there"):
+        ledger.main(["verify", str(clinic)])
+    out = said(capsys, "settle", clinic, "--because", "lost")
+    assert "Charged again to these data, run spring: 6 x laplace(10)." in out
+    shutil.rmtree(clinic / "runs")  # which is no fault
+    assert "seals, totals and anchor agree\n" in said(capsys, "verify", clinic)
+
+
+def test_a_node_s_ledger_reads_well_though_it_names_no_node(clinic: Path, capsys: Capture) -> None:
+    for file in clinic.glob("ledger.sqlite*"):
+        file.unlink()
+    with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
+        charge(account, 0, node=DATA)
+        charge(account, 0, run="autumn", node=DATA)
+    out = said(capsys, "show", clinic)
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    assert "run, node" not in out
+    words = " ".join(out.split())
+    assert "Paid in all for these data: 2 x gaussian(4), 4 x laplace(10)." in words
+    lines = [line.split() for line in out.splitlines() if line.startswith("these data")]
+    assert [line[2:-1] for line in lines] == [
+        ["spring", "1", "0"],
+        ["autumn", "1", "0"],
+        ["all", "runs", "2", "0"],
+    ]
 
 
 def test_export(clinic: Path, capsys: Capture) -> None:

@@ -14,6 +14,7 @@ from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.audit import CONFIDENCE, discriminant, one_run, repeated
 
 DELTA = 1e-5
+Audit = Callable[[int], "Finding"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,7 @@ def audit(attack: Attack, runs: int, delta: float = DELTA, confidence: float = C
     shown, refuted = evidence.epsilon(delta), evidence.refutes(attack.claimed)
     as_claimed = evidence.as_claimed(attack.claimed, delta)
     seconds = time.perf_counter() - start
-    return Finding(
-        attack.mechanism, attack.on, claimed, shown, as_claimed, refuted, 2 * runs, seconds
-    )
+    return Finding(attack.mechanism, attack.on, claimed, shown, as_claimed, refuted, 2 * runs, seconds)
 
 
 def audit_one_run(delta: float = DELTA, confidence: float = CONFIDENCE, seed: int = 0) -> Finding:
@@ -70,25 +69,26 @@ def audit_one_run(delta: float = DELTA, confidence: float = CONFIDENCE, seed: in
     return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
 
 
-def _of(make: Callable[[int], Attack], runs: int) -> Callable[[int], Finding]:
+def _of(make: Callable[[int], Attack], runs: int) -> Audit:
     return lambda seed: audit(make(seed), runs)
 
 
-AUDITS: Mapping[str, tuple[Callable[[int], Finding], ...]] = {
-    "counts": (_of(lambda seed: releases.counts(seed=seed), 1500),),
+AUDITS: Mapping[str, tuple[Audit, ...]] = {
+    "counts": (_of(lambda seed: releases.counts(seed=seed), 1000),),
     "dp-sgd": (
-        _of(lambda seed: canary.steps(seed=seed), 1000),
+        _of(lambda seed: canary.steps(seed=seed), 800),
         lambda seed: audit_one_run(seed=seed),
     ),
+    "critic": (_of(lambda seed: canary.critic(seed=seed), 500),),
     "pate": (
-        _of(lambda seed: releases.votes(seed=seed), 1500),
-        _of(lambda seed: releases.votes(release="label", seed=seed), 1500),
-        _of(lambda seed: releases.gradients(mechanism="pate", seed=seed), 1500),
+        _of(lambda seed: releases.votes(seed=seed), 1000),
+        _of(lambda seed: releases.votes(release="label", seed=seed), 1000),
+        _of(lambda seed: releases.gradients(mechanism="pate", seed=seed), 1000),
     ),
     "noisy-outputs": (
-        _of(lambda seed: releases.outputs("laplace", seed=seed), 1500),
-        _of(lambda seed: releases.outputs("gaussian", seed=seed), 1500),
-        _of(lambda seed: releases.gradients(seed=seed), 1500),
+        _of(lambda seed: releases.outputs("laplace", seed=seed), 1000),
+        _of(lambda seed: releases.outputs("gaussian", seed=seed), 1000),
+        _of(lambda seed: releases.gradients(seed=seed), 1000),
     ),
 }
-"""By mechanism, each given the seed of data and noise."""
+"""By what is audited, each given the seed of data and noise."""

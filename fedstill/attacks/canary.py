@@ -1,21 +1,24 @@
 """Records planted in what learns with DP-SGD, and looked for in what it has learned.
 
-How many records there are sets the rate of sampling and counts as known. So a record that is left out leaves a
-blank in its place: numbers that are none, whose gradient counts nothing.
+How many records there are sets the rate of sampling and counts as known. So a record that is left out leaves
+a blank in its place: numbers that are none, whose gradient counts nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from fedstill.attacks.releases import Attack
+from fedstill.attacks.releases import UNHEARD, Attack
 from fedstill.attacks.worlds import SHAPE, World, digits, joined
 from fedstill.data.dataset import TensorData
 from fedstill.node.training import LocalConfig
-from fedstill.privacy.config import PrivacyConfig, StepsConfig
+from fedstill.privacy.config import OutputsConfig, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event
 from fedstill.seeds import derive, torch_generator
 
@@ -25,9 +28,9 @@ RATE = 1e-6  # of learning: so low that the network stays where every gradient o
 def steps(noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0) -> Attack:
     """All steps of a private training, seen from outside: what each added to the network.
 
-    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its own.
-    Seen are each step along that direction, how far apart steps are, and how likely all of them are with the
-    record rather than without, if everything is as it is claimed.
+    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its
+    own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
+    the record rather than without, if everything is as it is claimed.
     """
     privacy = PrivacyConfig(mechanism="dp-sgd", training=StepsConfig(noise=noise))
     local = LocalConfig(
@@ -44,33 +47,70 @@ def steps(noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, 
     inputs = torch.zeros(1, *SHAPE)
     inputs[0, 0, 0, 0] = 1000.0
     record = TensorData(inputs, torch.tensor([1]))
-
-    def world(there: bool, run: int) -> World:
-        secret = derive(seed, "audit", "steps", int(there), run)
-        return World(joined(others, record if there else blank(record)), privacy, local, secret)
+    worlds = [World(joined(first, others), privacy, local, secret=seed) for first in (blank(record), record)]
+    untrained = copy.deepcopy(worlds[0].node.model.state_dict())
 
     def see(there: bool, run: int) -> torch.Tensor:
-        return _features(_moves(world(there, run), record, taken, batch), noise, batch / records)
+        world = worlds[there]
+        world.node.model.load_state_dict(untrained)
+        world.node.asking = f"run {run}"  # names the draws: each run has its own
+        return _features(_moves(world, record, taken, batch), noise, batch / records)
 
-    first = world(True, 0)
-    first.learn()
-    first.ask("examine", x=inputs)
-    return Attack("dp-sgd", f"each of {taken} steps of training", first.spent(), see)
+    see(True, 0)
+    worlds[True].ask("examine", x=inputs)
+    return Attack("dp-sgd", f"each of {taken} steps of training", worlds[True].spent(), see)
+
+
+def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Attack:
+    """The steps that a critic takes on half of two records, one for each question.
+
+    Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
+    """
+    privacy = PrivacyConfig(
+        mechanism="noisy-outputs",
+        critic=StepsConfig(noise=noise, clip=1e-3),  # every gradient is longer
+        outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
+    )
+    pair = digits(seed).subset(torch.arange(2))
+    record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
+    worlds = [
+        World(joined(first, other), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
+        for first in (blank(record), record)
+    ]
+    module = worlds[0].node.modules["critic"]
+    untrained, x = copy.deepcopy(module.state_dict()), torch.zeros(1, *SHAPE)
+    along = _unit(module, lambda D: F.softplus(D(record.inputs)).mean())
+
+    def step(world: World) -> torch.Tensor:
+        learns, optimiser = world.node.modules["critic"], world.node.optimisers["critic"]
+        learns.load_state_dict(untrained)
+        optimiser.state.clear()
+        world.ask("examine", x=x)
+        kept = [optimiser.state[own]["exp_avg"].flatten() for own in learns.parameters()]
+        gradient = torch.cat(kept) / (1 - optimiser.defaults["betas"][0])
+        moved: torch.Tensor = gradient @ along / privacy.critic.clip
+        return moved
+
+    def see(there: bool, run: int) -> torch.Tensor:
+        return torch.stack([step(worlds[there]) for _ in range(asked)])
+
+    see(False, 0)
+    return Attack("critic", f"each of {asked} steps of a critic", worlds[0].spent(), see)
 
 
 def in_one_run(
     noise: float = 1.0,
-    canaries: int = 200,
-    records: int = 200,
+    canaries: int = 400,
+    records: int = 100,
     epochs: float = 10,
-    batch: int = 100,
+    batch: int = 125,
     guessed: float = 0.25,
     seed: int = 0,
 ) -> tuple[World, int, int, int]:
     """One private training with many planted records, each there or not by a coin of its own.
 
-    They are images of noise with labels of chance. Then the node is asked about them, and who does best by the
-    trained network is guessed to have been there, who does worst is not.
+    They are images of noise with labels of chance. Then the node is asked about them, and who does best by
+    the trained network is guessed to have been there, who does worst is not.
 
     Args:
         noise: multiplier of DP-SGD.
@@ -102,7 +142,7 @@ def in_one_run(
     )
     world.learn()
     told = world.ask("examine", x=planted.inputs)["logits"]  # (m, 10)
-    losses = nn.functional.cross_entropy(told, planted.targets, reduction="none")
+    losses = F.cross_entropy(told, planted.targets, reduction="none")
     order, each = losses.argsort(), max(1, int(guessed * canaries))
     correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())
     return world, canaries, 2 * each, correct
@@ -126,11 +166,16 @@ def _moves(world: World, record: TensorData, taken: int, batch: int) -> torch.Te
 
 def _direction(model: nn.Module, record: TensorData) -> torch.Tensor:
     """Where the gradient of a record points: ``(P,)`` of length 1."""
+    return _unit(model, lambda network: F.cross_entropy(network(record.inputs), record.targets))
+
+
+def _unit(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
+    copied = copy.deepcopy(model).requires_grad_(True)
     with torch.enable_grad():
-        loss = nn.functional.cross_entropy(model(record.inputs), record.targets)
-        own = torch.autograd.grad(loss, list(model.parameters()))
+        own = torch.autograd.grad(loss(copied), list(copied.parameters()))
     flat = torch.cat([part.flatten() for part in own])
-    return flat / flat.norm().clamp(min=1e-30)
+    unit: torch.Tensor = flat / flat.norm().clamp(min=1e-30)
+    return unit
 
 
 def _features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Attacks on single releases: the same questions asked of two worlds that differ in one record.
 
-Each run asks twice, and the record moves the second answer the other way: so everything that is paid for tells
-something, and noise that comes twice is found. Desk, gate, rules, noise and ledger are those of any run.
+Each run asks twice, and the record moves the second answer the other way: so everything that is paid for
+tells something, and noise that comes twice is found. Desk, gate, rules, noise, ledger are those of any run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedstill.privacy.events import Price
 See = Callable[[bool, int], torch.Tensor]
 
 LOCAL = LocalConfig(
-    epochs=0, least_steps=30, batch=8, optimiser="sgd", lr=0.1, lr_end=0.1, momentum=0, smoothing=0
+    epochs=0, least_steps=30, batch=8, optimiser="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
 )
 STEEP = 1e4  # of what is pulled back: every network's gradient is clipped
 UNHEARD = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
@@ -53,7 +53,7 @@ def counts(scale: float = 1.0, seed: int = 0) -> Attack:
     data, record = contradicted(seed)
     before = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
     after = before + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
-    return _attack("any", "noisy label counts", privacy, ask, seed, (before, after))
+    return _attack("counts", "noisy label counts", privacy, ask, seed, (before, after))
 
 
 def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Attack:

@@ -1,6 +1,6 @@
 """Two worlds that differ in one record: real nodes behind real gates, at the worst that their data can be.
 
-A guarantee is about all data that a node could hold, so the attacker chooses them: a few digits, and one record
+A guarantee is about all data that a node could hold, so the attacker chooses them: few digits, and one record
 that turns a small network round.
 """
 
@@ -43,7 +43,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class World:
-    """One node with some records, trained and ready to be asked, as a run of FedIOD without critics makes it.
+    """One node with some records, trained and ready to be asked, as a run of FedIOD makes it.
 
     Args:
         data: its records.
@@ -53,6 +53,7 @@ class World:
         model: its network; "linear" is one layer that starts at zero.
         classes: of its task.
         rows: inputs of a question.
+        critics: whether the node has a critic, that takes a step for each answer.
     """
 
     data: TensorData
@@ -62,6 +63,7 @@ class World:
     model: str = "linear"
     classes: int = CLASSES
     rows: int = 1
+    critics: bool = False
     node: Node = field(init=False)
     desk: Desk = field(init=False)
     asked: int = field(default=0, init=False)
@@ -69,18 +71,20 @@ class World:
     def __post_init__(self) -> None:
         self.task, self.compute = Classification(self.classes), Compute()
         gate = Gate(NAME, PolicyConfig(), Ledger())
-        network = linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
+        network = (
+            linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
+        )
         self.node = Node(NAME, self.data, network, gate, 0)
-        method = FedIODConfig(gan=0.0, batch=self.rows, steps=1)
-        side = node_side(method, NodeSetting(self.task, self.local, self.compute))
+        method = FedIODConfig(gan=float(self.critics), critic_width=4, batch=self.rows, steps=1)
+        setting = NodeSetting(self.task, self.local, self.compute)
+        side = node_side(method, setting)
         self.account = Account(None, self.secret, durable=False)
         protect(
             self.node,
             self.privacy,
             side,
             method,
-            self.local,
-            self.classes,
+            setting,
             account=self.account,
             run=RUN,
             secret=self.secret,
@@ -125,26 +129,20 @@ def digits(seed: int, classes: int = CLASSES) -> TensorData:
 
 
 def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
-    """A few digits, and a record that contradicts the first one and is louder.
+    """A digit, and a record that contradicts it and is louder.
 
-    The same image, three times as strong, with another label. Of several teachers it comes to the one that knows
-    the first digit and nothing else.
-
-    Args:
-        seed: of the digits.
-        teachers: 1: a single network, that knows the first digit only.
+    The same image, three times as strong, with another label. Of several teachers the same one learns from
+    both, and the others abstain.
 
     Returns:
-        The records without that one, and it.
+        The digit, and the record.
     """
-    all_ = digits(seed)
-    x, y = all_.inputs[:1], all_.targets[:1]
-    homes = _homes(all_, teachers)
-    others = [index for index, home in enumerate(homes) if home != homes[0]]
-    louder = torch.cat([(3 + step / 100) * x for step in range(20 * teachers)])
-    candidates = TensorData(louder, ((y + 1) % CLASSES).expand(len(louder)))
-    record = candidates.subset(torch.tensor([_homes(candidates, teachers).index(homes[0])]))
-    return all_.subset(torch.tensor([0, *others[: 4 * teachers]])), record
+    first = digits(seed).subset(torch.tensor([0]))
+    strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
+    louder = strengths * first.inputs
+    candidates = TensorData(louder, ((first.targets + 1) % CLASSES).expand(len(louder)))
+    (home,) = _homes(first, teachers)
+    return first, candidates.subset(torch.tensor([_homes(candidates, teachers).index(home)]))
 
 
 def joined(data: TensorData, record: TensorData) -> TensorData:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.node.account import Account, Spent
+    from fedstill.node.anchor import Totals
 
 HELP = """\
 The ledger of a node's privacy: every release, what it cost, and what all of them cost together.
@@ -27,7 +28,8 @@ usage:
   fedstill ledger show PATH [--last N] [--delta D]   what left, when, to which run, under which rule, at which
                                              price: the last N releases (default: 20; 0 is all), and totals
                                              with epsilon at delta D (default: 1e-5)
-  fedstill ledger verify PATH                whether it is whole and unchanged; exits with 2 if it is not
+  fedstill ledger verify PATH                whether it is whole and unchanged, and shows all that the node's
+                                             runs have released; exits with 2 if not
   fedstill ledger export PATH --out FILE     every row as JSON lines (FILE.jsonl) or as a table (FILE.csv)
   fedstill ledger settle PATH --because TEXT   accept it, as its owner, after verify has found something
                                              wrong; what is known to have been spent is charged again
@@ -41,10 +43,17 @@ MANY = 6  # prices that are shown of all that was paid
 
 @dataclass(frozen=True)
 class _Place:
-    """A ledger's file, and the secret that its seals are made with, where it is at hand."""
+    """A ledger's file.
+
+    Args:
+        file: its path.
+        secret: that its seals are made with, where it is at hand.
+        witness: what the runs of the node whose ledger it is have released.
+    """
 
     file: Path
     secret: int | None
+    witness: Totals | None = None
 
 
 def main(words: list[str]) -> None:
@@ -86,10 +95,11 @@ def _place(path: Path) -> _Place:
         if place is None:
             raise FedstillError(f"{path} is no node's folder, and a run's folder holds its ledger as {FILE}")
     else:
-        beside = _of_folder(path.parent)
-        same = beside is not None and beside.file.resolve() == path.resolve()
-        place = _Place(path, beside.secret if beside is not None and same else None)
-    if not place.file.exists() and not place.file.with_name(f"{place.file.name}.head").exists():
+        place, beside = _Place(path, None), _of_folder(path.parent)
+        if beside is not None and beside.file.resolve() == path.resolve():
+            place = replace(beside, file=path)
+    lost = place.witness or place.file.with_name(f"{place.file.name}.head").exists()
+    if not place.file.exists() and not lost:
         raise FedstillError(f"{place.file} is not there: nothing has been charged to it")
     return place
 
@@ -99,9 +109,10 @@ def _of_folder(folder: Path) -> _Place | None:
     from fedstill import presets
 
     if (folder / "node.toml").is_file():
-        from fedstill.node import owner
+        from fedstill.node import owner, witness
 
-        return _Place(folder / Path(owner.read(folder).privacy.ledger).expanduser(), owner.secret(folder))
+        path = folder / Path(owner.read(folder).privacy.ledger).expanduser()
+        return _Place(path, owner.secret(folder), witness.released(folder))
     config = folder / "config.toml"
     if (folder / FILE).is_file() and config.is_file():
         from fedstill.seeds import derive
@@ -116,9 +127,10 @@ def _opened(place: _Place, *, write: bool = False) -> Iterator[Account]:
     from fedstill.node.account import Account
 
     if not write and not place.file.exists():
-        told = "is gone, and its anchor is there: put it back, or `fedstill ledger settle` starts it anew"
+        left = "its node's runs are" if place.witness else "its anchor is"
+        told = f"is gone, and {left} there: put it back, or `fedstill ledger settle` starts it anew"
         raise FedstillError(f"{place.file} {told}")
-    account = Account(place.file, place.secret, read_only=not write)
+    account = Account(place.file, place.secret, read_only=not write, witness=place.witness)
     try:
         yield account
     finally:
@@ -173,16 +185,20 @@ def _print_rows(console: Console, rows: list[dict[str, Any]], count: int) -> Non
     """One table of releases, and one of the rules that they name by letter: there are few of these."""
     from rich.table import Table
 
+    from fedstill.node.account import DATA
+
     rules = {rule: _letters(number) for number, rule in enumerate(dict.fromkeys(row["rule"] for row in rows))}
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("row", justify="right", no_wrap=True, header_style="bold")
     table.add_column("when (UTC)", width=10, header_style="bold")
-    table.add_column("run, node", max_width=15, overflow="fold", header_style="bold")
+    named = any(row["node"] != DATA for row in rows)  # a simulation's ledger has several nodes
+    table.add_column("run, node" if named else "run", max_width=15, overflow="fold", header_style="bold")
     table.add_column("what left", max_width=22, overflow="fold", header_style="bold")
     table.add_column("rule", no_wrap=True, header_style="bold")
     table.add_column("price", overflow="fold", header_style="bold")
     for row in rows:
-        when, to = str(row["at"])[:19].replace("T", "\n"), f"{row['run']}\n{row['node']}"
+        when = str(row["at"])[:19].replace("T", "\n")
+        to = row["run"] if row["node"] == DATA else f"{row['run']}\n{row['node']}"
         table.add_row(str(row["row"]), when, to, _what(row), rules[row["rule"]], _priced(row, "\n"))
     console.print()
     console.print(table)
@@ -238,7 +254,7 @@ def _print_totals(console: Console, account: Account, rows: list[dict[str, Any]]
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    heads = ("node", "run", "releases", "without guarantee", f"epsilon at delta {delta:g}")
+    heads = ("whose", "run", "releases", "without guarantee", f"epsilon at delta {delta:g}")
     for head, justify in zip(heads, ("left", "left", "right", "right", "right"), strict=True):
         table.add_column(head, justify=justify, overflow="fold", header_style="bold")  # type: ignore[arg-type]
     paid: list[str] = []
@@ -255,7 +271,7 @@ def _print_totals(console: Console, account: Account, rows: list[dict[str, Any]]
             table.add_row(node, "all runs", str(len(left)), str(total.bare_total), said)
         events = _events(total.total)
         more = f" and {len(events) - MANY} other prices" if len(events) > MANY else ""
-        paid.append(f"{node} has paid {', '.join(events[:MANY]) or 'nothing'}{more}.")
+        paid.append(f"Paid in all for {node}: {', '.join(events[:MANY]) or 'nothing'}{more}.")
     console.print(table)
     for line in paid:
         console.print(line)
@@ -288,6 +304,8 @@ def _verify(words: list[str]) -> None:
         told = "rows, totals and anchor agree; the seals take the node's secret, and were not checked"
     else:
         told = "rows, seals, totals and anchor agree"
+    if place.witness:
+        told += ", and show all that the node's runs have released"
     print(f"{place.file}: {rows}: {told}")
 
 

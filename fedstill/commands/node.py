@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedstill.methods import Method
     from fedstill.node.form import Form
     from fedstill.node.owner import Examined
+    from fedstill.node.questions import NodeSide
 
 HELP = """\
 A node is a folder that belongs to the owner of its data.
@@ -127,7 +128,7 @@ def _check(words: list[str]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     _print_node(console, folder, found)
     if asking is not None:
-        _print_questions(console, asking, found)
+        _print_questions(console, folder, asking, found)
     else:
         _print_methods(console, found)
     if found.faults:
@@ -179,6 +180,7 @@ def _print_node(console: Console, folder: Path, found: Examined) -> None:
 
 def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
+    from fedstill.commands.node_privacy import privacy_facts
     from fedstill.data.private import SOURCES, times
     from fedstill.node import owner
 
@@ -205,6 +207,7 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
         + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
         + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
     ]
+    facts["privacy"] = privacy_facts(folder, found)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
     elif not owner.kit_faults(folder, None):
@@ -241,8 +244,8 @@ def _about_model(found: Examined) -> str:
     return f"{sum(sizes):,} parameters{weights}, {share} trained here"
 
 
-def _questions(method: Method, config: Any, found: Examined, public: Public | None) -> dict[str, Any]:
-    """What a method asks this node."""
+def _side(method: Method, config: Any, found: Examined, public: Public | None) -> NodeSide:
+    """A method's part at this node."""
     import torch
 
     from fedstill.compute import Compute
@@ -255,14 +258,17 @@ def _questions(method: Method, config: Any, found: Examined, public: Public | No
     stand_in = Public("none", torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long))
     local = found.file.local if found.file else None
     setting = NodeSetting(task, local, found.compute or Compute(), public or stand_in)  # type: ignore[arg-type]
-    return dict(method.node_side(config, setting).questions)
+    return method.node_side(config, setting)
 
 
-def _print_questions(console: Console, asking: _Asking, found: Examined) -> None:
+def _print_questions(console: Console, folder: Path, asking: _Asking, found: Examined) -> None:
     """What one run asks, and what this node would say."""
     from rich.table import Table
 
+    from fedstill.commands.node_privacy import unprotected
+    from fedstill.commands.privacy import up
     from fedstill.methods import method_of
+    from fedstill.privacy.planning import forecast
 
     config = asking.config
     method = method_of(config.method)
@@ -271,8 +277,12 @@ def _print_questions(console: Console, asking: _Asking, found: Examined) -> None
             f"The run's own data are not here, so shape and classes are those of yours ({asking.note})."
         )
         console.print()
-    questions = _questions(method, config.method, found, asking.public)
+    side = _side(method, config.method, found, asking.public)
+    questions = side.questions
     rules, against = _rules(method, config, found, questions, _student(asking, found))
+    bare, dear, guard = unprotected(found, side, folder)
+    rules = {**bare, **rules}
+    against = against or _first_refusal(bare) or dear
     console.print(f"In {asking.target} ({method.title}) it would be asked:")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     for name, question in questions.items():
@@ -287,6 +297,10 @@ def _print_questions(console: Console, asking: _Asking, found: Examined) -> None
         console.print("It can take part.")
     else:
         console.print(f"It cannot take part: {against}.", soft_wrap=True)
+    if guard is not None and guard.protects and not bare:
+        cost = forecast(guard)
+        epsilon = f"epsilon {up(cost.pld)} at delta {guard.config.delta:g}"
+        console.print(f"It would pay {epsilon}: `fedstill privacy plan` says for what.")
     console.print()
 
 
@@ -294,6 +308,7 @@ def _print_methods(console: Console, found: Examined) -> None:
     """What each method asks, and what this node would say."""
     from rich.table import Table
 
+    from fedstill.commands.node_privacy import unprotected
     from fedstill.methods import METHODS
 
     if found.file is None:
@@ -304,8 +319,12 @@ def _print_methods(console: Console, found: Examined) -> None:
         table.add_column(head, header_style="bold")
     unseen = found.data is None or found.model is None or found.compute is None
     for name, method in METHODS.items():
-        questions = _questions(method, method.config(), found, None)
+        side = _side(method, method.config(), found, None)
+        questions = side.questions
         rules, against = _rules(method, None, found, questions, None)
+        bare, dear, _ = unprotected(found, side, None)
+        rules = {**bare, **rules}
+        against = against or _first_refusal(bare) or dear
         told = [question for question in questions if question not in rules]
         parts = [f"answers {', '.join(told)}"] if told else []
         parts += [f"refuses {', '.join(asked)} ({rule})" for rule, asked in _by_rule(rules).items()]
@@ -326,7 +345,11 @@ def _by_rule(rules: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _rules(
-    method: Method, config: RunConfig[Any] | None, found: Examined, questions: dict[str, Any], student: Any
+    method: Method,
+    config: RunConfig[Any] | None,
+    found: Examined,
+    questions: Mapping[str, Any],
+    student: Any,
 ) -> tuple[dict[str, str], str | None]:
     """The rule by which each question is refused, if any, and why this node cannot take part, if so."""
     from torch import nn
@@ -342,8 +365,7 @@ def _rules(
     limit, total = found.file.policy.most_questions, sum(question.times for question in questions.values())
     against = None
     if rules:
-        name, rule = next(iter(rules.items()))
-        against = f"it refuses {name} ({rule}), and the run needs it"
+        against = _first_refusal(rules)
     elif limit and total > limit:
         against = f"it answers at most {limit} questions, and the run asks {total}"
     elif found.model is not None and found.form is not None and found.compute is not None:
@@ -352,6 +374,13 @@ def _rules(
             same = architecture(student) == architecture(found.model)
             against = None if same else "its model is not of the student's architecture"
     return rules, against
+
+
+def _first_refusal(rules: Mapping[str, str]) -> str | None:
+    """Why a node that refuses some questions cannot take part."""
+    for name, rule in rules.items():
+        return f"it refuses {name} ({rule}), and the run needs it"
+    return None
 
 
 def _student(asking: _Asking, found: Examined) -> Any:

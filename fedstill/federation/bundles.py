@@ -31,6 +31,7 @@ from fedstill.errors import (
 )
 from fedstill.federation import signed
 from fedstill.federation.order import natural
+from fedstill.federation.replies import About
 from fedstill.methods import METHODS
 from fedstill.methods.public import LOGITS
 from fedstill.methods.server import Ask
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1  # of both kinds of file
+# What a node is that has answered all there is.
+READY = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
 QUESTIONS, ANSWERS = "questions", "answers"
 WAYS = ("up", "down")
 PUBLIC = "public."  # begins the names of its tensors
@@ -311,6 +314,10 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
         raise BundleError(f"{path} names its node {header.node!r}: allowed are letters, digits, '-' and '_'")
+    try:
+        About.read({**READY, "privacy": json.loads(header.protection)}, {})
+    except (ValueError, TypeError, FedstillError) as error:
+        raise BundleError(f"{path} states its protection in another form: {error}") from error
     _fit(path, header, questions)
     parts, declared = _by_number(path, tensors), questions.declared()
     counted: dict[str, Counter[str]] = {way: Counter() for way in WAYS}
@@ -403,8 +410,7 @@ class Files:
         if header["do"] == "hello":
             told = {"name": node, "protocol": PROTOCOL, "versions": asdict(mine.versions)}
         elif header["do"] == "join":
-            ready = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
-            ready["privacy"] = json.loads(mine.protection)
+            ready = {**READY, "privacy": json.loads(mine.protection)}
             told = {"name": node, "architecture": "", "frozen": True, **asdict(mine.model), **ready}
         elif header["do"] in ("answer", "pull back"):
             number, question = header["number"], header["question"]

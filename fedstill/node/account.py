@@ -7,11 +7,12 @@ One SQLite file holds a row for each release, written before the release is hand
   writes, all in one transaction that no other process comes between. The same release again, after a stop, is
   the same row.
 - *Nobody edits it unseen.* The rows are chained and sealed (:mod:`fedstill.node.chain`), and an anchor beside
-  the file tells an older copy from the newest (:mod:`fedstill.node.anchor`). What this cannot show: a ledger
-  and its anchor that are both put back to the same older moment, and whatever somebody does who knows the
-  node's secret.
+  the file tells an older copy from the newest (:mod:`fedstill.node.anchor`). Where both are put back to the
+  same older moment, whoever opens them can say what is known from elsewhere to have been spent
+  (:mod:`fedstill.node.witness`). What this cannot show: what all witnesses have lost, and whatever somebody
+  does who knows the node's secret.
 - *Trouble stops the node.* While anything is wrong nothing is charged, so nothing leaves, until the owner has
-  settled it; then what the anchor says was spent, and the rows do not, is charged again.
+  settled it; then what anchor or witness say was spent, and the rows do not, is charged again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from fedstill.node.anchor import Anchor, Tally, Totals, make_key
 from fedstill.node.chain import SETTLED
 from fedstill.node.database import Database, LedgerError
 
-__all__ = ["Account", "Entry", "LedgerError", "Spent"]
+__all__ = ["DATA", "Account", "Entry", "LedgerError", "Spent"]
+
+DATA = "these data"
+"""Who pays at a real node: its data, whatever the node is called, so that no other name has another total."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Entry:
 
     Args:
         run: that it is for.
-        node: that it leaves.
+        node: that it leaves, or :data:`DATA`: who pays.
         number: of the question.
         question: its name.
         part: of its answer: ``"answer"`` or ``"gradient"``.
@@ -92,19 +96,26 @@ class Account:
         secret: of the node; the key of the seals follows from it. None only to read: seals are not checked.
         durable: wait at each charge until the disk has it. False survives a kill, not a power failure.
         read_only: change nothing, not even the anchor.
+        witness: what is known from elsewhere to have been spent by now; the rows must show all of it.
 
     Raises:
         LedgerError: the file cannot be read, or is no ledger.
     """
 
     def __init__(
-        self, path: Path | None, secret: int | None, *, durable: bool = True, read_only: bool = False
+        self,
+        path: Path | None,
+        secret: int | None,
+        *,
+        durable: bool = True,
+        read_only: bool = False,
+        witness: Totals | None = None,
     ) -> None:
         if secret is None and not read_only:
             raise ArgumentError("secret", secret, "a whole number, or none only to read")
         self._path, self._head = path, path and path.with_name(f"{path.name}.head")
         self._key = None if secret is None else make_key(secret)
-        self._read_only = read_only
+        self._read_only, self._witness = read_only, witness or Totals()
         self.trouble: str | None = None
         self._state, self._tally = chain.State(), Tally(Totals())
         self._db = Database(path, durable=durable, read_only=read_only)
@@ -169,19 +180,30 @@ class Account:
             last = page[-1][0]
 
     def verify(self) -> None:
-        """Check every row, the totals and the anchor.
+        """Check every row, the totals, the anchor and the witness.
 
         Raises:
             LedgerError: what is wrong first, and with which row.
         """
         with self._db.reading():
             self._reexamine()
-        self._refuse_trouble()
+        self.require_sound()
+
+    def require_sound(self) -> None:
+        """Refuse a ledger in trouble, as every charge does.
+
+        Raises:
+            LedgerError: what is wrong.
+        """
+        if self.trouble is not None:
+            told = f"{self.trouble}; nothing leaves until its owner has settled it (`fedstill ledger settle`)"
+            raise LedgerError(self._db.where, told)
 
     def settle(self, because: str) -> None:
         """The owner accepts the ledger as it is: write that down, with the reason.
 
-        What the anchor says was spent beyond what the rows show is charged again, to the same nodes and runs.
+        What anchor or witness say was spent beyond what the rows show is charged again, to the same nodes
+        and runs.
 
         Raises:
             ArgumentError: no reason.
@@ -236,6 +258,12 @@ class Account:
                 fault = f"row {found.row} is not the row that its anchor names"
         if fault is None and chain.with_all(state.totals) != chain.totals(self._db.connection):
             fault = "its table of totals does not add up to its rows"
+        lost = self._witness - state.totals
+        if fault is None and lost:
+            (_, run, event), times = next(iter(lost.items()))
+            what = f"{times} x {event}" if event != chain.BARE else f"{times} without guarantee"
+            more = f", and {len(lost) - 1} other prices" if len(lost) > 1 else ""
+            fault = f"shows less than run {run!r} has released: {what}{more}"
         return state, found, fault
 
     def _reexamine(self) -> Anchor | None:
@@ -253,7 +281,7 @@ class Account:
         """Take up what other processes have written since; refuse what does not follow from what was here."""
         if self.trouble is not None:  # the owner may have settled it meanwhile
             self._reexamine()
-        self._refuse_trouble()
+        self.require_sound()
         if self._db.replaced():
             raise LedgerError(self._db.where, "was replaced by another file: start again, and it is checked")
         mine = self._state.row, self._state.hash
@@ -264,13 +292,8 @@ class Account:
         if mine[0] and self._db.execute(query, (mine[0],)).fetchone() != mine:
             self.trouble = f"row {mine[0]} is not as it was written"
         self.trouble = self.trouble or state.fault
-        self._refuse_trouble()
+        self.require_sound()
         self._take(state)
-
-    def _refuse_trouble(self) -> None:
-        if self.trouble is not None:
-            told = f"{self.trouble}; nothing leaves until its owner has settled it (`fedstill ledger settle`)"
-            raise LedgerError(self._db.where, told)
 
     # --- reading and writing, within a transaction ----------------------------------------------------
 
@@ -291,7 +314,8 @@ class Account:
         if trouble is None:
             raise LedgerError(self._db.where, "nothing is wrong with it, so there is nothing to settle")
         lost: dict[tuple[str, str], Counter[str]] = {}
-        for (node, run, event), times in ((found.spent if found else Totals()) - state.totals).items():
+        known = (found.spent if found else Totals()) | self._witness  # whichever says more
+        for (node, run, event), times in (known - state.totals).items():
             lost.setdefault((node, run), Counter())[event] = times
         database.execute("DELETE FROM totals")
         chain.add(database, state.totals)

@@ -182,10 +182,14 @@ class Gate:
         if undeclared:
             raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
         noised, price, rule = self._protected(asked, part, tensors, question, sent)
+        before = noised
         if part == ANSWER and question.finish is not None:
             noised = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(noised, kinds)
+        again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after)
         self._charge(asked, part, leaving, kinds, price, rule)
+        if self.purse is not None and not again:
+            self.purse.observe(question, tensors, before)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
     def _protected(

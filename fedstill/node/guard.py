@@ -70,6 +70,9 @@ class Guard:
         secret: keys the noise.
 
     Attributes:
+        levels: of noise, as it is drawn.
+        supposed: the same, with some noise wherever it is to be found by epsilon: what has no guarantee with
+            these has none with any.
         binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
 
@@ -166,7 +169,8 @@ class Guard:
             for shapes in self.expected(question).values()
             for name in shapes
         }
-        return state(self.config, vars(self.levels), sorted(rules))
+        used = {part: level for part, level in vars(self.levels).items() if self.schedule().get(part)}
+        return state(self.config, used, sorted(rules))
 
     # --- what it costs --------------------------------------------------------------------------------
 
@@ -225,7 +229,8 @@ class Guard:
         # Rounds part the whole of the local training, and each takes a step at least.
         bill = self.first(levels)
         if rounds:
-            bill = {"training": self._local(max(self._all(), rounds), levels or self.levels)}
+            parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
+            bill = {"training": self._local(max(self._all(), parts), levels or self.levels)}
         for question in questions:
             unspanned = replace(question, span=None)
             for part, shapes in self.expected(question).items():
@@ -265,8 +270,8 @@ class Guard:
         config = self.config
         given = Levels(**{part: getattr(config, part).noise or 0.0 for part in PARTS})
         missing = [part for part in PARTS if getattr(config, part).noise is None]
-        ones = replace(given, **dict.fromkeys(missing, 1.0))
-        used = self.schedule(ones)
+        self.supposed = replace(given, **dict.fromkeys(missing, 1.0))
+        used = self.schedule(self.supposed)
         missing = [part for part in missing if used.get(part)]
         if not self.protects or math.isinf(config.epsilon) or not missing or total(used) is None:
             return given
@@ -300,12 +305,13 @@ def unpriced(guard: Guard, question: Question) -> str | None:
     """Why a question has no price that a budget could pay, or None."""
     if math.isinf(guard.config.epsilon) and math.isinf(guard.config.total_epsilon):
         return None
+    bare_question = replace(question, span=None)
     bare = sorted(
         {
             question.kinds()[name]
             for part, shapes in guard.expected(question).items()
             for name in shapes
-            if total(guard.bill(replace(question, span=None), part, {name: shapes[name]}, {})) is None
+            if total(guard.bill(bare_question, part, {name: shapes[name]}, {}, guard.supposed)) is None
         }
     )
     if bare:

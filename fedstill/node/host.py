@@ -15,6 +15,7 @@ import platform
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ from fedstill.errors import (
 from fedstill.imports import OWN
 from fedstill.methods import METHODS
 from fedstill.node import owner, training
-from fedstill.node.account import Account, LedgerError
+from fedstill.node.account import DATA, Account, LedgerError
 from fedstill.node.desk import Desk
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
@@ -46,6 +47,7 @@ from fedstill.node.plan import PLAN_FILE, PROTOCOL, Plan, check_public, fingerpr
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.questions import GRADIENTS, NodeSetting, digest
 from fedstill.node.training import Span
+from fedstill.node.witness import released
 from fedstill.records import write_text
 from fedstill.state import load_state, save_state
 from fedstill.tasks import make_task
@@ -170,7 +172,8 @@ class Host:
                 self.session.ledger.refuse(node=self.name, number=asked, question=question, rule=rule)
             except OSError as full:  # the refusal stands all the same
                 logger.error("the ledger cannot be written: %s", full)
-        told: dict[str, Any] = {"kind": type(error).__name__, "text": _short(text), "question": question}
+        kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
+        told: dict[str, Any] = {"kind": kind.__name__, "text": _short(text), "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)
@@ -272,15 +275,30 @@ class Session:
         gate = Gate(file.name, file.policy, self.ledger)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
-        side = method.node_side(config, NodeSetting(self.task, file.local, compute, placed))
+        self.setting = NodeSetting(self.task, file.local, compute, placed)
+        side = method.node_side(config, self.setting)
         self.side = limited(side, file.policy.most_parameters, file.name)
-        self.account = Account(host.folder / file.privacy.ledger, secret)
-        own = (self.side, config, file.local, len(form.classes))
-        protect(self.node, file.privacy, *own, account=self.account, run=plan.run, secret=secret)
+        examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
+        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
+        self._alone: IO[bytes] | None = None
+        seen = released(host.folder)  # before the account is opened
+        path = host.folder / Path(file.privacy.ledger).expanduser()
+        self.account = Account(path, secret, witness=seen)
+        with ExitStack() as undo:  # whatever fails, nothing stays open or locked
+            undo.callback(self.close)
+            self.account.require_sound()
+            self._open(host.folder, config, secret, told)
+            undo.pop_all()
+
+    def _open(self, folder: Path, config: Any, secret: int, told: Mapping[str, Any]) -> None:
+        """Put the node under its protection, and take up the run where it stopped."""
+        file, account, run = self._file, self.account, self.plan.run
+        own = (file.privacy, self.side, config, self.setting)
+        protect(self.node, *own, account=account, run=run, secret=secret, holder=DATA)
         self.side.prepare([self.node])
         check_priced(self.node)
         for module in self.node.modules.values():
-            compute.place(module)
+            self.compute.place(module)
         self.first = self.side.first
         if self.first is not None:
             training.prepare(self.node.learners, file.local)
@@ -291,20 +309,14 @@ class Session:
         self._last = {file.name: -1}
         self.desk = self._new_desk()
         self.folder.mkdir(parents=True, exist_ok=True)
-        examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
-        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
         self._bind({**told, "options": self._binding()})
         self.steps = 0  # of local training
         self.learned = self.first is None
         self._saved = time.monotonic()
         self._take_up()
-        self._alone = _locked(host.folder / "busy", file.name)
-        try:
-            self._earlier = self._count_other_runs()
-            self.ledger.open(self.folder / "ledger.jsonl")  # and lock it: nothing may fail from here on
-        except (FedstillError, OSError):  # a ledger that is broken or cannot be opened holds up no other run
-            self.close()
-            raise
+        self._alone = _locked(folder / "busy", file.name)
+        self._earlier = self._count_other_runs()
+        self.ledger.open(self.folder / "ledger.jsonl")  # and lock it
 
     def _bind(self, told: Mapping[str, Any]) -> None:
         """Keep what a run was begun with. With other options, data or model the same question would have
@@ -325,9 +337,13 @@ class Session:
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
+        own = None if self.node.gate.purse is None else self.node.gate.purse.data_dependent()
+        if own is not None:
+            logger.info("by the votes themselves the labels cost epsilon %.3f: not to be published", own)
         self.ledger.close()
         self.account.close()
-        self._alone.close()
+        if self._alone is not None:
+            self._alone.close()
 
     def about(self) -> dict[str, Any]:
         """What a server may know beforehand."""

@@ -37,6 +37,18 @@ class Ledger:
         self._bare: Counter[str] = Counter()  # releases without any guarantee, by node
         self._file: FileIO | None = None
 
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        """The sums of a file's lines, to look at; the file is neither locked nor changed.
+
+        Raises:
+            RunFolderError: a line that is not the last is broken.
+            OSError: the file cannot be read.
+        """
+        ledger = cls()
+        ledger._read(path)
+        return ledger
+
     def open(self, path: Path) -> None:
         """Take up the lines of a file, if there is one, and append to it from now on.
 
@@ -62,6 +74,11 @@ class Ledger:
     def released(self, node: str, number: int, part: str, content: str, after: str = "") -> bool:
         """Whether a release that answers this content, after what was answered before, is written already."""
         return (content, after) in self._releases[node, number, part]
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that have released something."""
+        return frozenset(self._spoken)
 
     def silent(self, node: str) -> bool:
         """Whether nothing has left this node yet."""
@@ -122,8 +139,7 @@ class Ledger:
         Raises:
             RunFolderError: a line that is not the last is broken.
         """
-        other = Ledger()
-        other._read(path)
+        other = Ledger.read(path)
         self._answers[node] += other.answers(node)
         self._up[node] += other.up(node)
 

@@ -34,12 +34,15 @@ from fedstill.errors import ArgumentError, FedstillError, ModelError, UnknownNam
 from fedstill.imports import OWN, find, first_line, is_path
 from fedstill.methods import Needs
 from fedstill.models.foreign import Gives, Predictor
+from fedstill.node.account import DATA, Account
+from fedstill.node.faults import policy_faults, privacy_faults
 from fedstill.node.fit import fitted
 from fedstill.node.form import Form
 from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.questions import Question
 from fedstill.node.training import LocalConfig
+from fedstill.node.witness import released
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.seeds import seeded
 
@@ -277,6 +280,40 @@ def make_compute(file: NodeFile) -> Compute:
         raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.allowed) from error
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What a node's data have cost so far, over all runs.
+
+    Args:
+        events: as text, and how often each.
+        bare: releases without guarantee.
+        trouble: what is wrong with the ledger, or None.
+    """
+
+    events: Mapping[str, int]
+    bare: int = 0
+    trouble: str | None = None
+
+
+def spent(file: NodeFile, folder: Path) -> Spent:
+    """What the ledger of a folder says; nothing where nothing has been charged yet.
+
+    Raises:
+        FedstillError: the ledger cannot be read, or there is no secret to check it with.
+    """
+    path = folder / Path(file.privacy.ledger).expanduser()
+    if not path.exists():
+        if path.with_name(f"{path.name}.head").exists():
+            return Spent({}, trouble=f"{path} is gone, and its anchor is there: put it back, or settle it")
+        return Spent({})
+    account = Account(path, secret(folder), read_only=True, witness=released(folder))
+    try:
+        told = account.spent(DATA, "")
+        return Spent(told.total, told.bare_total, account.trouble)
+    finally:
+        account.close()
+
+
 # --- writing ------------------------------------------------------------------------------------------
 
 HEAD = """\
@@ -375,6 +412,14 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
     else:
         model = attempt("model", lambda: _name_only(file, folder))
     compute = attempt("compute", lambda: make_compute(file))
+    if "policy" not in spoilt:
+        found += policy_faults(file.policy)
+    if "privacy" not in spoilt:
+        found += privacy_faults(file.privacy, data, model)
+        told = attempt("ledger", lambda: spent(file, folder)) if (folder / SECRET).exists() else None
+        if told is not None and told.trouble is not None:
+            settle = f"nothing leaves until `fedstill ledger settle {folder}`"
+            found.append(f"privacy.ledger {file.privacy.ledger!r}: {told.trouble}; {settle}")
     if file.online:
         found += kit_faults(folder, None if "name" in spoilt else file.name)
     return Examined(file, known, data, model, compute, tuple(found))

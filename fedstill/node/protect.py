@@ -16,9 +16,8 @@ from fedstill.node.fit import architecture
 from fedstill.node.guard import Guard
 from fedstill.node.node import Node, frozen
 from fedstill.node.purse import Purse
-from fedstill.node.questions import NodeSide, chained, digest
+from fedstill.node.questions import NodeSetting, NodeSide, chained, digest
 from fedstill.node.teachers import Teachers, shards, teachers_of
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 
 # Options that change no answer.
@@ -36,12 +35,12 @@ def protect(
     config: PrivacyConfig,
     side: NodeSide,
     method: Any,
-    local: LocalConfig,
-    classes: int,
+    setting: NodeSetting,
     *,
     account: Account,
     run: str,
     secret: int,
+    holder: str | None = None,
 ) -> None:
     """Give a node's gate a purse, and the node what its mechanism needs. Before anything is trained.
 
@@ -50,11 +49,11 @@ def protect(
         config: what its owner says.
         side: the method's part at the nodes, which has not prepared the node yet.
         method: the method's config.
-        local: how the node trains.
-        classes: of the task.
+        setting: what the method finds at the node.
         account: the ledger of its data.
         run: names the run there.
         secret: keys the noise.
+        holder: who pays there; None is the node under its name.
 
     Raises:
         FedstillError: mechanism, model and method do not go together, or no noise is enough.
@@ -64,24 +63,34 @@ def protect(
         raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
     if data.groups is not None:
         node.data = data = limit_groups(data, config.group_size)
-    guard = Guard(node.name, config, side, local, len(data), classes, secret=secret)
-    guard.binding = _binding(node, guard, method)
+    frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
+    if config.mechanism in ("dp-sgd", "pate") and frozen_whole:
+        allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
+        raise ArgumentError(f"privacy.mechanism of {node.name}", config.mechanism, allowed)
+    classes = setting.task.classes
+    guard = Guard(node.name, config, side, setting.local, len(data), classes, secret=secret)
+    guard.binding = _binding(node, guard, method, setting)
     if config.mechanism == "dp-sgd":
         dpsgd.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
     node.private = guard.networks()
     if config.mechanism == "pate":
         _teach(node, config)
-    node.gate.purse = Purse(guard, account, run)
+    node.gate.purse = Purse(guard, account, run, holder)
 
 
-def _binding(node: Node, guard: Guard, method: Any) -> str:
+def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting) -> str:
     """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
+    if data.groups is not None:
+        tensors["groups"] = data.groups
+    if setting.public is not None:  # questions about them only say which rows they mean
+        tensors["public"] = setting.public.inputs
+    compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
     plain = PrivacyConfig()
     budgets = {name: getattr(plain, name) for name in BUDGETS}
     config = replace(guard.config, **budgets)
-    about = (architecture(node.model), method, guard.local, config, guard.levels, node.seed)
+    about = (architecture(node.model), method, guard.local, config, guard.levels, node.seed, compute)
     return chained(digest("binding", tensors), repr(about))
 
 

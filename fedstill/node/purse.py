@@ -15,10 +15,13 @@ from fedstill.node.ledger import ANSWER
 from fedstill.node.questions import Question, chained
 from fedstill.privacy.budget import Budget, BudgetSpent
 from fedstill.privacy.events import Price, as_text, from_text
+from fedstill.privacy.pate import epsilon_data_dependent
+from fedstill.privacy.votes import Votes
 
 if TYPE_CHECKING:
     from fedstill.node.gate import Asked
 
+Tensors = Mapping[str, torch.Tensor]
 TRAINING = "training"  # what the first release of a run pays for beside itself
 
 
@@ -29,14 +32,19 @@ class Purse:
         guard: rules and prices.
         account: the ledger of the node's data.
         run: names the run there.
+        holder: who pays: whose totals count; None is the node under its name. Nodes with one holder share
+            its budgets, and what each of them releases is charged, however alike they are.
     """
 
-    def __init__(self, guard: Guard, account: Account, run: str) -> None:
+    def __init__(self, guard: Guard, account: Account, run: str, holder: str | None = None) -> None:
         self.guard, self.account, self.run = guard, account, run
+        self.holder = guard.node if holder is None else holder
         config = guard.config
         self.budget = Budget(config.epsilon, config.delta, config.accountant)
         self.total_budget = Budget(config.total_epsilon, config.total_delta, config.accountant)
         self.first = total(guard.first())
+        self.votes: list[torch.Tensor] = []  # without noise, (B, C) each
+        self.answered: list[torch.Tensor] = []  # which of their rows, (B,) each
         self._objections: dict[str, str | None] = {}
         self._run_objection: str | None = None
         self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
@@ -51,7 +59,12 @@ class Purse:
     def _too_dear(self) -> str | None:
         """Why the run as declared cannot be paid for; computed once, since it takes a while."""
         if self._covered is None and self._run_objection is None:
-            spent = self.account.spent(self.guard.node, self.run)
+            for question in self.guard.side.questions.values():
+                found = unpriced(self.guard, question)
+                if found is not None:
+                    self._run_objection = f"{found}, in question {question.name}"
+                    return self._run_objection
+            spent = self.account.spent(self.holder, self.run)
             price, others = total(self.guard.schedule()), _others(spent)
             try:
                 self._refuse_bare(spent)
@@ -71,9 +84,11 @@ class Purse:
         """
         shapes = self.guard.expected(question, sent)[ANSWER]
         price = total(self.guard.bill(question, ANSWER, shapes, sent))
-        if not self._paid:
+        spent = self.account.spent(self.holder, self.run)
+        first = Counter(as_text(self.first or Price()))
+        if not self._paid and not first <= Counter(spent.run):  # a run that goes on has paid it before
             price = None if price is None or self.first is None else price + self.first
-        self._check(self.account.spent(self.guard.node, self.run), price, question.name)
+        self._check(spent, price, question.name)
 
     def pay(self, asked: Asked, part: str, up: Mapping[str, int], price: Price | None, rule: str) -> None:
         """Charge a release, and before the first one the training that it follows from: on disk, or not.
@@ -84,15 +99,16 @@ class Purse:
             OSError: it cannot be written.
         """
         guard = self.guard
-        content = chained(guard.binding, asked.content)
+        # Another node has other noise, so that its release is another one.
+        binding = guard.binding if self.holder == guard.node else chained(guard.binding, guard.node)
         if not self._paid:
             first = Entry(
                 run=self.run,
-                node=guard.node,
+                node=self.holder,
                 number=-1,
                 question=TRAINING,
                 part=TRAINING,
-                content=guard.binding,
+                content=binding,
                 after="",
                 up={},
                 rule=f"DP-SGD, as the releases after it need: noise {guard.levels.training:.4g}",
@@ -103,11 +119,11 @@ class Purse:
             self._paid = True
         entry = Entry(
             run=self.run,
-            node=guard.node,
+            node=self.holder,
             number=asked.number,
             question=asked.question,
             part=part,
-            content=content,
+            content=chained(binding, asked.content),
             after=asked.after,
             up=dict(up),
             rule=rule,
@@ -125,6 +141,28 @@ class Purse:
             self.total_budget.check(from_text(spent.total), price)
         except BudgetSpent as error:
             raise QuestionRefused(self.guard.node, question, f"privacy budget: {error}") from error
+
+    def observe(self, question: Question, tensors: Tensors, noised: Tensors) -> None:
+        """Keep the votes behind a release, for the owner who wants to know what they really cost."""
+        for name in tensors if self.guard.config.pate.data_dependent else ():
+            rule = self.guard.rule(question, name)
+            if isinstance(rule, Votes):
+                self.votes.append(rule.votes(tensors[name]).cpu())
+                self.answered.append((noised[name] != 0).any(1).cpu())
+
+    def data_dependent(self) -> float | None:
+        """Epsilon of all labels released, by the votes (Papernot et al. 2018); not to be published.
+
+        None where nobody has asked for it, or nothing has left.
+        """
+        config = self.guard.config
+        if not self.votes or not self.guard.levels.pate:
+            return None
+        pate, answered = config.pate, torch.cat(self.answered)
+        thresholds = (pate.threshold, pate.threshold_noise, answered)
+        return epsilon_data_dependent(
+            torch.cat(self.votes), self.guard.levels.pate, config.delta, *thresholds
+        )
 
     def _is_covered(self, spent: Spent, price: Price | None) -> bool:
         """Whether a price is a part of what the run declared, all of which is known to be affordable."""

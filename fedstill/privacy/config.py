@@ -47,6 +47,9 @@ class PateConfig:
     """Standard deviation of that noise, in votes."""
     sharpness: float = 10.0
     """Votes are told as logits: this number times their share."""
+    data_dependent: bool = False
+    """Also compute what the labels have cost by the votes themselves (release = "label"). For your eyes only:
+    that figure tells of the votes. No budget goes by it."""
     share: float = 1.0
     """Of the epsilon that is divided among all whose noise is none, in parts."""
 
@@ -54,6 +57,8 @@ class PateConfig:
         check_choices(self, "pate")
         _noise(self.noise)
         _positive(self, "sharpness", "threshold_noise", "share")
+        if self.data_dependent and self.release != "label":
+            raise ArgumentError("pate.data_dependent", True, 'false, unless pate.release = "label"')
         if self.teachers < 1:
             raise ArgumentError("pate.teachers", self.teachers, "1 or more")
         if not 0 <= self.threshold < math.inf:

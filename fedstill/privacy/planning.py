@@ -54,7 +54,12 @@ class Forecast:
 
 
 def forecast(guard: Guard) -> Forecast:
-    """What the run that a guard was made for will be charged, as its method declares it."""
+    """What the run that a guard was made for will be charged, as its method declares it.
+
+    Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
+    """
+    if not guard.side.questions:
+        return Forecast((), Price(), 0.0, 0.0)
     price, delta = total(guard.schedule()), guard.config.delta
     if price is None or not guard.protects:
         return Forecast(tuple(lines(guard)), None, None, None)

@@ -113,11 +113,24 @@ def summary(
     text = NO_GUARANTEE
     if every:
         worst = max(nodes, key=lambda node: float(node["epsilon"]))
+        most = epsilon_text(float(worst["epsilon"]))
         text = (
-            f"epsilon {worst['epsilon']:.3g} at delta {worst['delta']:.0e}, for {worst['unit']} "
+            f"epsilon {most} at delta {worst['delta']:g}, for {worst['unit']} "
             f"(mechanism {worst['mechanism']})"
         )
     elif any(node["guarantee"] for node in nodes):
         names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
         text = f"no guarantee for {names}"
     return {"guarantee": every or None, "text": text, "nodes": nodes}
+
+
+def epsilon_text(value: float) -> str:
+    """An epsilon to three digits, rounded up, so that it stays a bound.
+
+    >>> epsilon_text(3.2101), epsilon_text(20.0), epsilon_text(0.04), epsilon_text(1234.5)
+    ('3.22', '20', '0.04', '1240')
+    """
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:g}"
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step - 1e-9) * step:.6g}"

@@ -75,11 +75,11 @@ class Votes:
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Whole votes from 0 to m, as logits: ``(B, C)``."""
-        return self._logits(self._votes(tensor))
+        return self._logits(self.votes(tensor))
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Noisy votes or the class of the most, as logits; rows below the threshold are zeros."""
-        votes = self._votes(tensor)
+        votes = self.votes(tensor)
         if self.sigma == 0 or votes.numel() == 0:
             return self._logits(votes)
         noisy = add_noise(votes, draws.normal(votes.shape), self.sigma)
@@ -115,7 +115,8 @@ class Votes:
             price[Event("gaussian", self.sigma / math.sqrt(2 * answered))] += 1
         return price
 
-    def _votes(self, logits: torch.Tensor) -> torch.Tensor:
+    def votes(self, logits: torch.Tensor) -> torch.Tensor:
+        """Whole votes from 0 to m, without noise: ``(B, C)``."""
         votes = numbers(logits) * (self.teachers / self.sharpness)
         return votes.round().clamp(0, self.teachers)
 

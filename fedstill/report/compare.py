@@ -22,11 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.node.gate import PRIVATE_DATA
+from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.records import write_text
 from fedstill.report import budgets, plots
 from fedstill.report.files import Metrics, read_metrics, read_result
 from fedstill.report.page import environment
-from fedstill.report.privacy import NO_GUARANTEE, epsilon_text, guaranteed
+from fedstill.report.privacy import guaranteed
 from fedstill.report.table import (
     CENTRAL,
     accuracy_of,
@@ -315,7 +316,9 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
     """Data, split, networks and local budget, in one line."""
     from fedstill.compare import Place
 
-    config = comparison.config(Place(setting, next(iter(comparison.methods)), comparison.seeds[0]))
+    # What holds for all methods is best seen in one that has no run options of its own.
+    label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
+    config = comparison.config(Place(setting, label, comparison.seeds[0]))
     data, split, local = config.data, config.split, config.nodes.local
     how = {
         "dirichlet": f"Dirichlet alpha {split.alpha:g}",

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.table import listed, number, percent, pick, whole, words
 
-NO_GUARANTEE = "no guarantee"
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {
     "training": "training of the model",
@@ -155,18 +155,6 @@ def odds(epsilon: float, delta: float) -> float:
     [0.5, 0.7311, 0.9526]
     """
     return 1 - (1 - delta) / (math.exp(min(epsilon, 700.0)) + 1)
-
-
-def epsilon_text(value: float) -> str:
-    """An epsilon to three digits, rounded up, so that it stays a bound.
-
-    >>> epsilon_text(3.2101), epsilon_text(20.0), epsilon_text(0.04), epsilon_text(1234.5)
-    ('3.22', '20', '0.04', '1240')
-    """
-    if value <= 0 or not math.isfinite(value):
-        return f"{value:g}"
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / step - 1e-9) * step:.6g}"
 
 
 # --- one node -----------------------------------------------------------------------------------------

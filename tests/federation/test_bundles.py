@@ -44,6 +44,7 @@ from fedstill.node.node import Node
 from fedstill.node.plan import Plan, fingerprint
 from fedstill.node.questions import NodeSetting, digest
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.statement import Statement
 from fedstill.tasks import Classification
 from fedstill.wire import pack, unpack
 
@@ -152,8 +153,9 @@ def world(first: Path, tmp_path: Path) -> World:
 def header(given: Questions, name: str) -> AnswersHeader:
     releases = tuple(Release(each.number, each.question, each.content, "none", None) for each in given.asked)
     model, versions = Model("SmallCNN", 99), Versions("0", "2", "3")
+    told = json.dumps(Statement().to_dict())
     return AnswersHeader(
-        FORM, given.sha256, given.signer, False, name, model, versions, PolicyConfig(), releases
+        FORM, given.sha256, given.signer, False, name, model, versions, PolicyConfig(), told, releases
     )
 
 
@@ -434,3 +436,10 @@ def test_the_signature_is_small_json_that_others_can_read(world: World) -> None:
     table = json.loads(signed.signature_of(world.path("node-0")).read_text())
     assert table["algorithm"] == "Ed25519"
     assert copy.copy(table).keys() == {"algorithm", "key", "signature"}
+
+
+@pytest.mark.parametrize("value", ["x", "3", '{"mechanism": 3}'])
+def test_a_protection_that_is_none_is_refused(world: World, value: str) -> None:
+    world.forge(lambda header, tensors: header.update(protection=value))
+    with pytest.raises(BundleError):
+        world.read()

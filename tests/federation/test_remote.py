@@ -6,6 +6,7 @@ Nodes of one process answer over ``Loopback``; processes are killed in test_faul
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,15 +22,18 @@ from fedstill.errors import FedstillError, NodeFault, QuestionRefused
 from fedstill.experiment import Experiment
 from fedstill.federation import LinkConfig, remote
 from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
+from fedstill.federation.replies import About
 from fedstill.live import Live
 from fedstill.methods import METHODS
 from fedstill.methods.counting import Census
 from fedstill.models.vector import to_vector, weighted_mean
+from fedstill.node.account import Account
 from fedstill.node.form import Form
-from fedstill.node.host import Host
+from fedstill.node.host import DATA, Host
 from fedstill.node.ledger import Ledger
 from fedstill.node.plan import PROTOCOL, Plan
 from fedstill.node.questions import Question
+from fedstill.privacy.statement import Statement
 from fedstill.records import Records
 from fedstill.tasks import Classification
 from fedstill.wire import pack, unpack
@@ -60,7 +64,12 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 NAMES = ("node-0", "node-1", "node-2")
 
 
-def tiny(method: str, options: Mapping[str, Any] | None = None, **link: Any) -> RunConfig[Any]:
+def tiny(
+    method: str,
+    options: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    **link: Any,
+) -> RunConfig[Any]:
     kind = METHODS[method].config
     known = {field.name for field in dataclasses.fields(kind)}
     table = {key: value for key, value in {**TINY, **(options or {})}.items() if key in known}
@@ -73,6 +82,7 @@ def tiny(method: str, options: Mapping[str, Any] | None = None, **link: Any) -> 
                 "models": ["mlp:8"],
                 "local": {"epochs": 1, "batch": 32, "lr": 5e-3},
                 "policy": {"outputs_only": False},
+                "privacy": dict(privacy or {}),
             },
             "student": {"model": "mlp:8"},
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
@@ -144,6 +154,46 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     if METHODS[method].central == "student":
         assert told["accuracy"] == figures["accuracy"]
     for node in experiment.nodes:
+        kept = away.modules(node.name, live)
+        for role, module in node.modules.items():
+            for key, value in module.state_dict().items():
+                assert torch.equal(kept[role][key], value), (node.name, role, key)
+
+
+NOISE: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"training": {"noise": 0.5}, "critic": {"noise": 1.0}},
+    "pate": {"pate": {"teachers": 4, "noise": 2.0}, "critic": {"noise": 1.0}, "gradients": {"noise": 0.5}},
+    "noisy-outputs": {
+        "outputs": {"noise": 0.5, "bound": 5.0},
+        "critic": {"noise": 1.0},
+        "gradients": {"noise": 0.5},
+    },
+}
+PRIVATELY = [
+    *(("fediod", mechanism) for mechanism in NOISE),
+    *(("fedkd", mechanism) for mechanism in NOISE),
+    ("fedavg", "dp-sgd"),
+]
+
+
+@pytest.mark.parametrize(("method", "mechanism"), PRIVATELY)
+def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, tmp_path: Path) -> None:
+    privacy = {"mechanism": mechanism, **NOISE[mechanism]}
+    config = tiny(method, {"z_max": 20.0}, privacy)
+    experiment, figures = here(config)
+    away = Away(config, tmp_path)
+    live = away.live()
+    told = live.run()
+    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert told["privacy"] == figures["privacy"]
+    assert told["privacy"]["guarantee"]
+    assert all(node["epsilon"] > 0 for node in told["privacy"]["nodes"])
+    for node in experiment.nodes:
+        # The node's own ledger of its data, which lasts, says the same as the run's.
+        account = Account(tmp_path / "nodes" / node.name / "ledger.sqlite", None, read_only=True)
+        assert account.spent(DATA, "one").run == dict(experiment.ledger.spent(node.name)[0])
+        account.close()
         kept = away.modules(node.name, live)
         for role, module in node.modules.items():
             for key, value in module.state_dict().items():
@@ -322,6 +372,13 @@ def test_where_everyone_is_wanted_a_sick_node_stops_the_run(sickness: str) -> No
     assert caught.value.node == "two"
     assert reason in caught.value.reason
     assert "2 of 3 nodes are left, link.quorum wants 3" in caught.value.reason
+
+
+def test_what_a_node_says_of_its_protection_is_known() -> None:
+    said = Statement("pate", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",))
+    table = {**ABOUT, "privacy": json.loads(json.dumps(said.to_dict()))}
+    assert About.read(table, {}).privacy == said
+    assert About.read(ABOUT, {}).privacy == Statement()
 
 
 def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
@@ -783,7 +840,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "an undeclared part": (replying(logits=L, logits__x=torch.ones(2)), "answered ['logits', 'logits:x']"),
     "no table of privacy": (replying({"privacy": "abc"}, logits=L), "privacy is 'abc'"),
     "a list of privacy": (replying({"privacy": [1]}, logits=L), "privacy is list"),
-    "no price": (replying({"privacy": {"price": float("nan")}}, logits=L), "price is float"),
+    "no price": (replying({"privacy": {"price": float("nan")}}, logits=L), "price is nan"),
     "a number as a price": (replying({"privacy": {"price": "1"}}, logits=L), "price is '1'"),
     "a price of no event": (
         replying({"privacy": {"price": {"luck(2.0)": 1}}}, logits=L),
@@ -838,6 +895,7 @@ def test_a_huge_gradient_adds_nothing() -> None:
     assert "gradients are inf times as large" in nodes.federation.out["two"].reason
 
 
+SAID = Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)).to_dict()
 ABOUT = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "last": -1}
 
 
@@ -850,6 +908,15 @@ ABOUT = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "l
         ("hello", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "torch is 2"),
         ("join", {}, "objections is None"),
         ("join", {**ABOUT, "objections": []}, "objections is list"),
+        ("join", {**ABOUT, "privacy": "pate"}, "privacy is 'pate'"),
+        ("join", {**ABOUT, "privacy": {**SAID, "delta": 0.0}}, "delta is 0.0"),
+        ("join", {**ABOUT, "privacy": {**SAID, "delta": float("nan")}}, "delta is nan"),
+        ("join", {**ABOUT, "privacy": {**SAID, "accountant": "mine"}}, "accountant is 'mine'"),
+        ("join", {**ABOUT, "privacy": {**SAID, "mechanism": 3}}, "mechanism is 3"),
+        ("join", {**ABOUT, "privacy": {**SAID, "budget": "8"}}, "budget is '8'"),
+        ("join", {**ABOUT, "privacy": {**SAID, "noise": {"pate": "5"}}}, "pate is '5'"),
+        ("join", {**ABOUT, "privacy": {**SAID, "rules": "one"}}, "rules is 'one'"),
+        ("join", {**ABOUT, "privacy": {**SAID, "assumes": [1]}}, "assumes is 1"),
         ("join", {**ABOUT, "objections": {"weigh": 1}}, "weigh is 1"),
         ("join", {**ABOUT, "most_questions": "x"}, "most_questions is 'x'"),
         ("join", {**ABOUT, "most_questions": -1}, "most_questions is -1"),

@@ -83,9 +83,10 @@ def world(
             for parameter in model.parameters():
                 parameter.mul_(1.5)  # so that the nodes disagree
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    side = node_side(config, NodeSetting(TASK, LOCAL, compute, public))
+    setting = NodeSetting(TASK, LOCAL, compute, public)
+    side = node_side(config, setting)
     for node in nodes if privacy else ():
-        about = (side, config, LOCAL, CLASSES)
+        about = (side, config, setting)
         protect(node, privacy, *about, account=Account(None, 0), run="run", secret=secret)  # type: ignore[arg-type]
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
@@ -215,7 +216,7 @@ def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     made = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
     assert all(made.ledger.spent(node.name)[1] == 1 for node in made.nodes), "tell_range"
-    with pytest.raises(QuestionRefused, match="without any guarantee"):
+    with pytest.raises(QuestionRefused, match="no guarantee for logit range, in question tell_range"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
 

@@ -79,6 +79,9 @@ class Journal:
         self.calls.append("price")
         return Price({Event("laplace", 4.0): 2})
 
+    def observe(self, *given: Any) -> None:
+        self.calls.append("observe")
+
     def pay(self, what: Asked, part: str, up: Mapping[str, int], price: Price, rule: str) -> None:
         self.calls.append("pay")
         self.paid = (what, part, dict(up), price, rule)
@@ -211,7 +214,7 @@ def journalled() -> tuple[Gate, Journal, JournalLedger]:
 def test_a_release_is_bounded_noised_priced_paid_and_charged_in_this_order() -> None:
     door, journal, ledger = journalled()
     released = release(door)
-    assert journal.calls == ["bound", "noise", "bound", "noise", "price", "pay", "charge"]
+    assert journal.calls == ["bound", "noise", "bound", "noise", "price", "pay", "charge", "observe"]
     assert ledger.line["privacy"] == {"mechanism": "journal", "price": {"laplace(4.0)": 2}}
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)
@@ -227,7 +230,17 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
         return {name: tensor.sum() * sent["z"] for name, tensor in told.items()}
 
     released = release(door, question=replace(QUESTION, finish=finish), sent={"z": torch.tensor(2.0)})
-    assert journal.calls == ["bound", "noise", "bound", "noise", "price", "finish", "pay", "charge"]
+    assert journal.calls == [
+        "bound",
+        "noise",
+        "bound",
+        "noise",
+        "price",
+        "finish",
+        "pay",
+        "charge",
+        "observe",
+    ]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
     assert journal.paid[2] == {"logits": 4, "critic": 8}, "bytes are those that leave"
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from fedstill.errors import FedstillError, QuestionRefused
 from fedstill.models.vector import to_vector
 from fedstill.node import host as at
+from fedstill.node.account import DATA
 from fedstill.node.form import Form
 from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
@@ -254,6 +255,69 @@ def test_other_content_after_going_back_is_a_release_of_its_own(clinic: Clinic) 
     clinic.say("recall", mark=0)
     clinic.ask(0, image(99))
     assert clinic.left() == [(0, "answer")] * 2
+
+
+PRIVATELY = {
+    "dp-sgd": '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\n',
+    "pate": '[privacy]\nmechanism = "pate"\nepsilon = 8.0\n[privacy.pate]\nteachers = 4\n',
+}
+
+
+@pytest.mark.parametrize("mechanism", PRIVATELY)
+def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
+    tmp_path: Path, mechanism: str
+) -> None:
+    whole, broken = (Clinic(tmp_path / name, PRIVATELY[mechanism]).ready() for name in ("whole", "broken"))
+    counted = {"question": "count_labels", "number": 0, "differentiable": False}
+    same(whole.say("answer", **counted)[1], broken.say("answer", **counted)[1])
+    for number in range(1, 7):  # the run as it is declared
+        if number == 4:
+            broken.say("remember", mark=4)
+            broken.again()
+            broken.say("join", plan=PLAN.to_dict())
+            broken.say("recall", mark=4)
+        same(whole.ask(number)[1], broken.ask(number)[1])
+        same(whole.pull(number)[1], broken.pull(number)[1])
+    prices = [clinic.session.ledger.spent("clinic") for clinic in (whole, broken)]
+    for clinic, (price, bare) in zip((whole, broken), prices, strict=True):
+        assert clinic.session.account.spent(DATA, "one").run == dict(price)
+        assert bare == 0
+    assert prices[0] == prices[1], "the training once, and each answer"
+
+
+@pytest.mark.parametrize("mechanism", PRIVATELY)
+def test_an_answer_to_something_else_is_paid_for_though_it_was_never_used(
+    tmp_path: Path, mechanism: str
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATELY[mechanism]).ready()
+    clinic.say("answer", question="count_labels", number=0, differentiable=False)
+    for number in range(1, 6):
+        clinic.ask(number)
+        clinic.pull(number)
+    clinic.say("recall", mark=0)
+    assert "privacy budget: the budget is epsilon 8 at" in _all(clinic, image)[-1]["rule"]
+
+
+def _all(clinic: Clinic, images: Any) -> list[Any]:
+    """Ask as often as the run declares, about other images than the first time."""
+    replies = [clinic.ask(number, images(number + 50)) for number in range(1, 7)]
+    return [reply for reply in replies if isinstance(reply, dict)]
+
+
+def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_path: Path) -> None:
+    text = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 2.0\n'
+    noise = "[privacy.training]\nnoise = 0.5\n[privacy.critic]\nnoise = 0.5\n"
+    told, _ = Clinic(tmp_path / "clinic", text + noise).say("join", plan=PLAN.to_dict())
+    assert set(told["objections"]) == {"examine", "count_labels"}
+    assert told["objections"]["examine"].startswith("privacy budget: the budget is epsilon 2 at delta 1e-05")
+    assert told["privacy"]["budget"] == 2.0
+    assert told["privacy"]["noise"] == {"training": 0.5, "critic": 0.5}
+
+
+def test_without_a_mechanism_a_budget_lets_nothing_out(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "[privacy]\nepsilon = 2.0\n").ready()
+    assert "no guarantee for critic, gradients, logits" in clinic.ask(0)["rule"]
+    assert clinic.left() == []
 
 
 def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:

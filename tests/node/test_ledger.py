@@ -56,6 +56,21 @@ def test_a_line_says_who_what_when_how_much_and_at_what_price(tmp_path: Path) ->
     ledger.close()
 
 
+def test_what_was_spent_is_added_up_and_known_again_after_a_restart(tmp_path: Path) -> None:
+    ledger = opened(tmp_path / "ledger.jsonl")
+    assert ledger.silent("a")
+    for number in range(2):
+        write(ledger, "a", number, privacy={"mechanism": "pate", "price": {"gaussian(2.0)": 3}})
+    write(ledger, "a", 2, privacy={"mechanism": "pate", "price": {}})
+    write(ledger, "b", 2, privacy={"mechanism": "none", "price": None})
+    ledger.close()
+    for known in (ledger, opened(tmp_path / "ledger.jsonl")):
+        assert known.spent("a") == ({"gaussian(2.0)": 6}, 0)
+        assert known.spent("b") == ({}, 1), "no guarantee is not the same as no price"
+        assert known.spent("c") == ({}, 0)
+        assert [known.silent(node) for node in "abc"] == [False, False, True]
+
+
 def test_sums_by_kind_node_and_direction() -> None:
     ledger = Ledger()
     write(ledger, "a", 0, question="count", down={}, up={"counts": 12})

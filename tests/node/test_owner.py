@@ -113,9 +113,12 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     text = (tmp_path / "clinic-a" / "node.toml").read_text(encoding="utf-8")
     table = presets.parse(text)
     assert set(table) == {part.name for part in dataclasses.fields(NodeFile)}
-    for section in ("data", "model", "local", "policy", "compute"):
+    for section in ("data", "model", "local", "policy", "privacy", "compute"):
         options = {part.name for part in dataclasses.fields(getattr(file, section))}
         assert set(table[section]) == options
+    for section in ("training", "critic", "pate", "gradients", "outputs"):
+        options = {part.name for part in dataclasses.fields(getattr(file.privacy, section))}
+        assert set(table["privacy"][section]) == options
     # Each option, and each section, has its meaning above it.
     lines = text.splitlines()
     bare = [

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from fedstill.privacy.statement import epsilon_text
 from fedstill.report import write_report
 from fedstill.report.files import read_ledger
-from fedstill.report.privacy import epsilon_text, guaranteed, in_words, odds, section, sentence
+from fedstill.report.privacy import guaranteed, in_words, odds, section, sentence
 from tests.report.test_report_page import Page, a_folder, a_ledger, a_result, only_result, page_of
 from tests.report.test_report_table import printed
 

@@ -1,0 +1,103 @@
+"""What is wrong with an owner's policy and privacy, though each value by itself is allowed: one line each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.methods import METHODS
+from fedstill.node import dpsgd
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.tasks import make_task
+
+MAIN = {"dp-sgd": "training", "pate": "pate", "noisy-outputs": "outputs"}  # whose noise a mechanism lives by
+
+
+def policy_faults(policy: PolicyConfig) -> list[str]:
+    """Questions that no method asks: misspelt, they would be refused."""
+    unknown = [name for name in policy.questions if name != "*" and name not in known_questions()]
+    return [
+        str(UnknownName("question of policy.questions", name, sorted(known_questions()))) for name in unknown
+    ]
+
+
+@cache
+def known_questions() -> frozenset[str]:
+    """The names of all questions that some method asks, with some of its options."""
+    public = Public("none", torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long))
+    setting = NodeSetting(make_task("classification", 2), LocalConfig(), Compute(), public)
+    return frozenset(
+        name
+        for method in METHODS.values()
+        for config in _variants(method.config())
+        for name in method.node_side(config, setting).questions
+    )
+
+
+def _variants(config: Any) -> Iterator[Any]:
+    """A method's options as they are by default, and with each of its switches the other way."""
+    yield config
+    for name, kind in get_type_hints(type(config)).items():
+        others: tuple[Any, ...] = ()
+        if get_origin(kind) is Literal:
+            others = get_args(kind)
+        elif kind is bool:
+            others = (not getattr(config, name),)
+        elif kind in (int, float):
+            others = (0,) if getattr(config, name) else (1,)
+        for other in others:
+            try:
+                yield dataclasses.replace(config, **{name: other})
+            except ArgumentError:  # no such option
+                continue
+
+
+def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Module | None) -> list[str]:
+    """What keeps a mechanism from protecting anything, or from working with these data or this model.
+
+    Args:
+        config: what the owner says.
+        data: the node's examples, if they could be read.
+        model: its model, if it could be made.
+    """
+    found = []
+    budget = min(config.epsilon, config.total_epsilon)
+    if config.mechanism == "none":
+        if math.isfinite(budget):
+            told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
+            found.append(ArgumentError("privacy.mechanism", config.mechanism, told))
+        return [str(fault) for fault in found]
+    part = MAIN[config.mechanism]
+    if getattr(config, part).noise is None and math.isinf(config.epsilon):
+        told = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
+        found.append(ArgumentError("privacy.epsilon", config.epsilon, told))
+    if config.mechanism == "noisy-outputs" and not config.outputs.bound and math.isfinite(budget):
+        told = "above 0, where a budget is set: without a bound noise guarantees nothing"
+        found.append(ArgumentError("privacy.outputs.bound", config.outputs.bound, told))
+    if data is not None:
+        if config.group_size > 1 and data.groups is None:
+            told = "1, where data.group does not say whose each record is"
+            found.append(ArgumentError("privacy.group_size", config.group_size, told))
+        if config.delta * len(data) >= 1:
+            told = f"well below 1 / {len(data)}, one over the number of records"
+            found.append(ArgumentError("privacy.delta", config.delta, told))
+    faults = [str(fault) for fault in found]
+    if config.mechanism == "dp-sgd" and model is not None:
+        try:
+            dpsgd.check(model, "the model")
+        except FedstillError as error:
+            faults.append(f"privacy.mechanism dp-sgd: {error}")
+    return faults

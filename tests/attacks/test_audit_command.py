@@ -1,0 +1,85 @@
+"""`fedstill privacy audit`: one table, one file, and an end with 2 where a claim is refuted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstill.attacks import audits
+from fedstill.attacks.audits import AUDITS, Finding
+from fedstill.commands.privacy_audit import audit
+from fedstill.errors import ArgumentError, FedstillError, UnknownName
+
+SOUND = Finding("pate", "noisy votes", 4.377, 1.25, 3.5, False, 2000, 3.2)
+BROKEN = Finding("counts", "noisy label counts", 2.0, 2.5, None, True, 1, 0.4)
+
+
+@pytest.fixture
+def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of the audits that were run."""
+    run: list[int] = []
+
+    def finds(finding: Finding) -> audits.Audit:
+        def one(seed: int) -> Finding:
+            run.append(seed)
+            return finding
+
+        return one
+
+    monkeypatch.setattr(audits, "AUDITS", {"counts": (finds(BROKEN),), "pate": (finds(SOUND),) * 2})
+    return run
+
+
+def test_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    audit(["--mechanism", "pate", "--seed=3"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == [
+        "mechanism",
+        "what",
+        "was",
+        "attacked",
+        "claimed",
+        "shown",
+        "as",
+        "noise",
+        "runs",
+        "s",
+    ]
+    assert lines[0].split() == ["pate", "noisy", "votes", "4.38", "1.25", "3.50", "2000", "3"]
+    assert max(map(len, lines[:2])) <= 80
+    assert lines[-1] == "6 s in all."
+    assert seeds == [3, 3]
+
+
+def test_a_refuted_claim_is_said_written_and_an_error(
+    seeds: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
+        audit(["--out", str(tmp_path / "found.json")])
+    assert capsys.readouterr().out.splitlines()[1].split()[-4:] == ["-", "1", "0", "REFUTED"]
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert [finding["refuted"] for finding in told["findings"]] == [True, False, False]
+    assert (told["seed"], told["delta"], told["confidence"]) == (0, 1e-5, 0.95)
+    assert seeds == [0, 0, 0]
+
+
+def test_what_cannot_be_done_is_refused_and_nothing_is_run(seeds: list[int], tmp_path: Path) -> None:
+    for words, error in (
+        (["--mechanism", "pats"], UnknownName),
+        (["--seed", "-1"], ArgumentError),
+        (["--sed=1"], UnknownName),
+        (["pate"], UnknownName),
+    ):
+        with pytest.raises(error):
+            audit(words)
+    assert seeds == []
+    with pytest.raises(FedstillError, match="cannot be written"):
+        audit(["--mechanism", "pate", "--out", str(tmp_path)])
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    audit(["--help"])
+    told = capsys.readouterr().out
+    assert all(name in told for name in AUDITS)

@@ -1,0 +1,258 @@
+"""Audits of real nodes: what is sound stays below its claim, and what is broken is caught."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.attacks import canary, releases
+from fedstill.attacks.audits import Finding, audit, audit_one_run
+from fedstill.attacks.releases import Attack
+from fedstill.attacks.worlds import contradicted
+from fedstill.data.dataset import TensorData
+from fedstill.node import dpsgd, protect, teachers
+from fedstill.node.guard import Guard
+from fedstill.node.teachers import shards
+from fedstill.privacy import rules, votes
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.audit import one_run
+from fedstill.privacy.bounds import numbers
+from fedstill.privacy.events import Event
+from fedstill.privacy.randomness import Draws, add_noise
+from fedstill.privacy.rules import NoisyCounts, NoisyOutputs, Sanitised
+
+Make = Callable[..., Attack]
+Break = Callable[[pytest.MonkeyPatch], None]
+
+# Each with the part of what is claimed that 300 runs show at least.
+RELEASES: dict[str, tuple[Make, float]] = {
+    "counts": (releases.counts, 0.25),
+    "votes": (releases.votes, 0.2),
+    "label": (partial(releases.votes, release="label"), 0.02),
+    "laplace": (releases.outputs, 0.02),
+    "gaussian": (partial(releases.outputs, "gaussian", noise=0.2), 0.2),
+    "gradients": (releases.gradients, 0.2),
+    "teachers' gradients": (partial(releases.gradients, mechanism="pate"), 0.2),
+}
+
+
+SURE = 0.99  # that no other version of torch or of a config finds a fault by chance
+
+
+# --- what is sound --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> None:
+    make, least = RELEASES[name]
+    found = audit(make(), 300, confidence=SURE)
+    assert not found.refuted
+    assert 0 < found.shown < found.claimed
+    assert found.as_claimed is not None
+    assert least * found.claimed < found.as_claimed < 1.02 * found.claimed, "the attack is no weak one"
+
+
+def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
+    found = audit(canary.steps(noise=0.6, taken=2, records=4), 200, confidence=SURE)
+    assert not found.refuted
+    assert 0 < found.shown < found.claimed
+
+
+def test_sound_steps_of_a_critic_show_less_than_is_claimed() -> None:
+    found = audit(canary.critic(), 60, confidence=SURE)
+    assert not found.refuted
+    assert found.shown < found.claimed
+
+
+def test_one_training_shows_less_than_is_claimed() -> None:
+    found = audit_one_run(confidence=SURE)
+    assert not found.refuted
+    assert 0 < found.shown < found.claimed
+
+
+# --- what is claimed ------------------------------------------------------------------------------
+
+
+def test_claims_are_what_the_ledger_was_charged_by_hand() -> None:
+    assert releases.counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
+    assert releases.votes(noise=2.0).claimed == {Event("gaussian", 2 / math.sqrt(2)): 2}
+    assert releases.outputs("laplace", noise=0.4, bound=0.1).claimed == {Event("laplace", 1.0): 2}
+    assert releases.outputs("gaussian", noise=0.4, bound=0.1).claimed == {Event("gaussian", 2.0): 2}
+    for mechanism in ("pate", "noisy-outputs"):
+        claimed = releases.gradients(2.0, mechanism).claimed
+        assert claimed[Event("gaussian", 1.0)] == 2
+        assert epsilon(claimed, 1e-5) == pytest.approx(epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6)
+    assert canary.steps(0.8, taken=4, records=8, batch=2).claimed == {Event("gaussian", 0.8, rate=0.25): 4}
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_worlds_differ_in_one_record_that_one_teacher_sees(m: int) -> None:
+    data, record = contradicted(0, m)
+    both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
+    parts = shards(both, m)
+    (home,) = [part.tolist() for part in parts if 0 in part]
+    assert home == [0, len(data)], "alone with the record that it contradicts"
+
+
+# --- what is broken -------------------------------------------------------------------------------
+
+
+def louder(by: float) -> Callable[..., torch.Tensor]:
+    """Less noise than is drawn for."""
+
+    def noisy(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+        return add_noise(values, noise, scale * by)
+
+    return noisy
+
+
+def noise_times(by: float) -> Break:
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        for module in (rules, votes, dpsgd):
+            patch.setattr(module, "add_noise", louder(by))
+
+    return broken
+
+
+def noise_again(patch: pytest.MonkeyPatch) -> None:
+    """The same noise for all that a node answers."""
+    draws: Callable[..., Draws] = Guard.draws
+    runs = iter(range(10**9))
+    used: dict[tuple[int, int], str] = {}
+
+    def again(self: Guard, *names: str | int) -> Draws:
+        kind, number = names[0], names[1]
+        if kind == "gate":  # two questions a run, and their gradients
+            names = ("gate", used.setdefault((id(self), (int(number) - 1) // 2), str(next(runs))))
+        elif names[-1] == "noise":
+            names = ("steps",)
+        return draws(self, *names)
+
+    patch.setattr(Guard, "draws", again)
+
+
+def no_bound(patch: pytest.MonkeyPatch) -> None:
+    for rule in (NoisyOutputs, Sanitised, NoisyCounts):
+        patch.setattr(rule, "bound", lambda self, tensor: numbers(tensor))
+
+
+def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(teachers, "clipped", lambda rows, clip: rows)
+
+
+def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
+    """Every teacher learns from every record."""
+
+    def all_of(data: TensorData, m: int) -> Sequence[torch.Tensor]:
+        return [torch.arange(len(data))] * m
+
+    patch.setattr(protect, "shards", all_of)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "runs"),
+    [
+        ("counts", noise_times(0.0), 60),
+        ("counts", noise_times(0.25), 150),
+        ("votes", noise_times(0.0), 60),
+        ("votes", noise_times(0.5), 200),
+        ("votes", noise_again, 60),
+        ("votes", teachers_that_share, 60),
+        ("label", noise_times(0.25), 200),
+        ("laplace", noise_times(0.0), 90),
+        ("laplace", noise_times(0.25), 200),
+        ("laplace", noise_again, 90),
+        ("laplace", no_bound, 90),
+        ("gaussian", noise_times(0.0), 60),
+        ("gaussian", noise_times(0.5), 200),
+        ("gaussian", noise_again, 60),
+        ("gaussian", no_bound, 60),
+        ("gradients", noise_times(0.0), 60),
+        ("gradients", noise_times(0.5), 200),
+        ("gradients", noise_again, 60),
+        ("gradients", no_bound, 60),
+        ("teachers' gradients", noise_times(0.5), 200),
+        ("teachers' gradients", no_clip_at_teachers, 60),
+    ],
+)
+def test_broken_releases_are_caught(
+    name: str, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack = RELEASES[name][0]
+    claimed = attack().claimed
+    broken(monkeypatch)
+    of_broken = attack()
+    assert of_broken.claimed == claimed, "it is charged as if it were sound"
+    assert caught(audit(of_broken, runs))
+
+
+def fixed_order(patch: pytest.MonkeyPatch) -> None:
+    """Batches one after another from the first record on, charged as if each were drawn by itself."""
+    batches: Callable[..., Any] = canary._moves
+    turn = 0
+
+    def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
+        nonlocal turn
+        size, turn = round(rate * len(data)), turn + 1
+        return data.subset(torch.arange((turn - 1) * size, turn * size))
+
+    def moves(*args: Any) -> torch.Tensor:
+        nonlocal turn
+        turn = 0
+        return batches(*args)
+
+    patch.setattr(dpsgd, "sample", sample)
+    patch.setattr(canary, "_moves", moves)
+
+
+def no_clip(patch: pytest.MonkeyPatch) -> None:
+    clipped_sum: Callable[..., Any] = dpsgd.clipped_sum
+
+    def unclipped(*args: Any) -> Any:
+        return clipped_sum(*args[:-1], 1e12)
+
+    patch.setattr(dpsgd, "clipped_sum", unclipped)
+
+
+@pytest.mark.parametrize(
+    ("noise", "records", "broken", "runs"),
+    [
+        (2.0, 4, noise_times(0.0), 60),
+        (2.0, 2, noise_times(0.25), 90),
+        (2.0, 4, noise_again, 60),
+        (2.0, 4, no_clip, 60),
+        (0.5, 16, fixed_order, 120),
+    ],
+)
+def test_broken_private_steps_are_caught(
+    noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    attack = canary.steps(noise, taken=2, records=records, batch=2)
+    assert attack.claimed == {Event("gaussian", noise, rate=2 / records): 2}
+    assert caught(audit(attack, runs))
+
+
+@pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
+def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    attack = canary.critic(noise=2.0)
+    assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
+    assert caught(audit(attack, 60))
+
+
+def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_times(0.0)(monkeypatch)
+    world, *guesses = canary.in_one_run(noise=8.0, canaries=200, epochs=20, guessed=0.15)
+    (event,) = world.spent()
+    assert event.noise == 8.0
+    assert one_run(*guesses, 1e-5) > epsilon(world.spent(), 1e-5)
+
+
+def caught(found: Finding) -> bool:
+    return found.refuted and found.as_claimed is not None and found.as_claimed > found.claimed

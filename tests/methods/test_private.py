@@ -1,0 +1,259 @@
+"""Methods under a mechanism: every release is charged as the guard says, and engines change no figure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from fedstill.compute import EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.experiment import LEDGER, RUN, Experiment
+from fedstill.methods import METHODS
+from fedstill.models import build
+from fedstill.models.vector import to_vector
+from fedstill.node.account import Account
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.guard import total
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import (
+    GradientsConfig,
+    OutputsConfig,
+    PateConfig,
+    PrivacyConfig,
+    StepsConfig,
+)
+from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.setting import Setting
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES, SIZES = (1, 8, 8), 10, (40, 24, 33)
+LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
+TINY = {"steps": 3, "rounds": 2, "epochs": 2, "batch": 8, "noise": 6, "memory": 40, "z_max": 20.0}
+TINY |= {"student_steps": 2, "student_batch": 16, "generator_width": 8, "critic_width": 4, "levels": 100}
+QUIET = PrivacyConfig(
+    training=StepsConfig(noise=0.5),
+    critic=StepsConfig(noise=1.0),
+    pate=PateConfig(teachers=4, noise=2.0),
+    gradients=GradientsConfig(noise=0.5),
+    outputs=OutputsConfig(noise=0.5, bound=5.0),
+)
+MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
+ASKING = [
+    (method, options, mechanism)
+    for method, options in (
+        ("fediod", {}),
+        ("fediod", {"gan": 0.0, "through": False}),
+        ("fediod", {"student_inputs": "fresh"}),
+        ("fedkd", {}),
+        ("ensemble", {}),
+    )
+    for mechanism in MECHANISMS
+]
+CASES = [*ASKING, ("fedavg", {}, "dp-sgd")]
+ONCE = [(method, mechanism) for method, options, mechanism in CASES if not options and method != "ensemble"]
+
+
+def privately(mechanism: Any, **change: Any) -> PrivacyConfig:
+    return replace(QUIET, mechanism=mechanism, **change)
+
+
+def some(first: int, count: int) -> TensorData:
+    x, y = load_digits(return_X_y=True)
+    inputs = torch.tensor(x[first : first + count] / 8 - 1).float().view(-1, *SHAPE)
+    return TensorData(inputs, torch.tensor(y[first : first + count]))
+
+
+def setting(
+    method: str, options: dict[str, Any], privacies: Sequence[PrivacyConfig], engine: Any = "one-by-one"
+) -> Setting:
+    kind = METHODS[method].config
+    known = {field.name for field in dataclasses.fields(kind)}
+    config = kind(**{key: value for key, value in {**TINY, **options}.items() if key in known})
+    needs = METHODS[method].needs(config)
+    shown = some(400, 37)
+    return Setting(
+        task=Classification(CLASSES),
+        parts=[some(sum(SIZES[:index]), size) for index, size in enumerate(SIZES)],
+        models=[build("mlp:12", SHAPE, CLASSES, 0, index) for index in range(3)],
+        student=build("mlp:12", SHAPE, CLASSES, 0, "student"),
+        test=some(1000, 100),
+        method=config,
+        policies=[PolicyConfig(outputs_only=False)] * 3,
+        privacies=privacies,
+        local=LOCAL,
+        engine=EngineConfig(name=engine),
+        public=Public("held-out", shown.inputs, shown.targets) if needs.public else None,
+        samples=2,
+    )
+
+
+def ran(given: Setting, out: Path | None = None) -> tuple[Experiment, dict[str, Any]]:
+    experiment = Experiment(given)
+    return experiment, experiment.run(out)
+
+
+def schedule(experiment: Experiment, index: int) -> Price | None:
+    purse = experiment.nodes[index].gate.purse
+    assert purse is not None
+    return total(purse.guard.schedule())
+
+
+# --- what is charged ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
+def test_a_whole_run_costs_what_its_guard_declares(
+    method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
+) -> None:
+    experiment, figures = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
+    account = Account(tmp_path / LEDGER, None, read_only=True)
+    for index, node in enumerate(experiment.nodes):
+        declared = schedule(experiment, index)
+        assert declared, "there is something to pay"
+        told = figures["privacy"]["nodes"][index]
+        if method != "ensemble":  # which is not known beforehand to ask anything
+            assert experiment.ledger.spent(node.name) == (as_text(declared), 0)
+        spent = account.spent(node.name, RUN)
+        assert spent.run == dict(experiment.ledger.spent(node.name)[0]), "both ledgers say the same"
+        assert spent.bare_run == experiment.ledger.spent(node.name)[1] == 0
+        cost = epsilon(from_text(spent.run), 1e-5)
+        assert told["epsilon"] == pytest.approx(cost)
+        assert cost > 0
+        assert (told["mechanism"], told["guarantee"], told["left"]) == (mechanism, True, None)
+    account.close()
+    assert figures["privacy"]["guarantee"]
+    assert f"mechanism {mechanism}" in figures["privacy"]["text"]
+
+
+def test_fediod_under_dp_sgd_by_hand() -> None:
+    experiment, _ = ran(setting("fediod", {}, [privately("dp-sgd")] * 3))
+    for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
+        model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
+        critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 questions
+        price = Price({model: steps, critic: 3, Event("laplace", 10.0): 1})
+        assert experiment.ledger.spent(node.name) == (as_text(price), 0)
+
+
+def test_fediod_under_pate_by_hand() -> None:
+    experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
+    paid = from_text(experiment.ledger.spent("node-1")[0])
+    counts, (votes, *more) = Event("laplace", 10.0), sorted(set(paid) - {Event("laplace", 10.0)}, key=str)
+    assert (paid[counts], paid[votes]) == (1, 3)
+    noises = sorted(event.noise for event in (votes, *more))
+    # 8 rows: 0.5 x 4 / (2 sqrt(8)) of gradients, and 2 / sqrt(2 x 8) of votes
+    assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
+
+
+def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
+    experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
+    for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
+        price = Price({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
+        assert experiment.ledger.spent(node.name) == (as_text(price), 0)
+
+
+def test_nodes_may_differ_in_how_they_protect() -> None:
+    privacies = [privately("dp-sgd"), privately("pate"), PrivacyConfig()]
+    _, figures = ran(setting("fediod", {}, privacies))
+    told = figures["privacy"]
+    assert [node["mechanism"] for node in told["nodes"]] == ["dp-sgd", "pate", "none"]
+    assert [node["guarantee"] for node in told["nodes"]] == [True, True, False]
+    assert told["nodes"][2]["epsilon"] is None
+    assert (told["guarantee"], told["text"]) == (None, "no guarantee for node-2")
+
+
+@pytest.mark.parametrize(("method", "mechanism"), ONCE)
+def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, mechanism: str) -> None:
+    free = PrivacyConfig(
+        mechanism,  # type: ignore[arg-type]
+        epsilon=20.0,
+        pate=PateConfig(teachers=4),
+        outputs=OutputsConfig(bound=5.0),
+    )
+    _, figures = ran(setting(method, {}, [free] * 3))
+    for node in figures["privacy"]["nodes"]:
+        assert 0.9 * 20 < node["epsilon"] <= 20
+        assert node["left"] == pytest.approx(20 - node["epsilon"])
+
+
+# --- engines, stops -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "mechanism"), ONCE)
+def test_engines_give_equal_figures(method: str, mechanism: str) -> None:
+    (one, alone), (other, stacked) = (
+        ran(setting(method, {}, [privately(mechanism)] * 3, engine)) for engine in ("one-by-one", "stacked")
+    )
+    assert alone["privacy"] == stacked["privacy"]
+    assert alone["bytes"] == stacked["bytes"]
+    torch.testing.assert_close(to_vector(one.student), to_vector(other.student), rtol=1e-3, atol=1e-3)
+
+
+class Stopped(Exception):
+    """A run that is killed."""
+
+
+@pytest.mark.parametrize(
+    ("method", "mechanism"), [("fediod", "dp-sgd"), ("fediod", "pate"), ("fedavg", "dp-sgd")]
+)
+def test_a_run_that_was_stopped_goes_on_and_pays_once(
+    method: str, mechanism: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [privately(mechanism)] * 3
+    whole, figures = ran(setting(method, {}, given))
+    broken = Experiment(setting(method, {}, given))
+    step, turns = METHODS[method].server.step, iter(range(1))
+
+    def stops(self: Any) -> Any:
+        if next(turns, None) is None:
+            raise Stopped
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS[method].server, "step", stops)
+        with pytest.raises(Stopped):
+            broken.run(tmp_path)
+    back, again = ran(setting(method, {}, given), tmp_path)
+    assert again["privacy"] == figures["privacy"]
+    assert torch.equal(to_vector(back.student), to_vector(whole.student))
+    account = Account(tmp_path / LEDGER, None, read_only=True)
+    for node in whole.nodes:
+        assert account.spent(node.name, RUN).run == dict(whole.ledger.spent(node.name)[0])
+    account.close()
+
+
+# --- what cannot be -----------------------------------------------------------------------------------
+
+
+def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outputs() -> None:
+    with pytest.raises(QuestionRefused, match="teachers learn once"):
+        Experiment(setting("fedavg", {}, [privately("pate")] * 3))
+    _, figures = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
+    assert figures["privacy"]["text"] == "no guarantee"
+    with pytest.raises(QuestionRefused, match="guarantee"):
+        Experiment(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
+
+
+def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
+    with pytest.raises(ArgumentError, match="none where public data join its own"):
+        Experiment(setting("fedkd", {"labelled": True, "levels": 0}, [privately("dp-sgd")] * 3))
+
+
+def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
+    bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
+    with pytest.raises(QuestionRefused, match="guarantee"):
+        Experiment(bare)
+
+
+def test_a_run_beyond_the_budget_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(QuestionRefused, match=r"privacy budget: the budget is epsilon 0\.5"):
+        Experiment(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))

@@ -1,0 +1,397 @@
+"""What protects a node in a run: each tensor's rule, prices worked out by hand, and noise that is found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.node.gate import PARAMETERS
+from fedstill.node.guard import Guard, total, unpriced
+from fedstill.node.questions import NodeSide, Question
+from fedstill.node.training import LocalConfig, Span
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import (
+    GradientsConfig,
+    OutputsConfig,
+    PateConfig,
+    PrivacyConfig,
+    StepsConfig,
+)
+from fedstill.privacy.events import Event, Price, as_text
+from fedstill.wire import SCALE
+
+ROWS, CLASSES, EXAMPLES = 8, 4, 100
+LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
+EXAMINE = Question(
+    "examine",
+    lambda group, number: {},
+    {"x": "inputs"},
+    {"logits": "logits", "critic": "critic"},
+    ("x",),
+    times=5,
+    rows=ROWS,
+    reads=(),
+    trains=("critic",),
+)
+PREDICT = Question("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, reads=())
+COUNT = Question(
+    "count_labels",
+    EXAMINE.handler,
+    releases={"counts": "label counts", "sizes": "label counts"},
+    times=1,
+    reads=("counts",),
+)
+TRAIN = Question(
+    "train",
+    EXAMINE.handler,
+    {"span": "schedule"},
+    {"theta": PARAMETERS},
+    times=4,
+    reads=(),
+    span=lambda sent: Span(int(sent["span"]), int(sent["span"]) + 1, 4),
+)
+SHAPES = {"logits": (ROWS, CLASSES), "critic": (ROWS, 2, 2)}
+PULLED = {"d/dx": (ROWS, 1, 4, 4)}
+GIVEN = PrivacyConfig(
+    training=StepsConfig(noise=1.5),
+    critic=StepsConfig(noise=2.0, clip=0.5),
+    pate=PateConfig(teachers=20, noise=5.0),
+    gradients=GradientsConfig(noise=3.0),
+    outputs=OutputsConfig(noise=6.0, bound=2.0),
+)
+
+
+def side(*questions: Question, **more: Any) -> NodeSide:
+    return NodeSide({question.name: question for question in questions or (EXAMINE, COUNT)}, **more)
+
+
+def guard(
+    mechanism: Any, *questions: Question, config: PrivacyConfig = GIVEN, examples: int = EXAMPLES, **more: Any
+) -> Guard:
+    own = {name: more.pop(name) for name in ("first", "learns") if name in more}
+    changed = replace(config, mechanism=mechanism, **more)
+    return Guard("clinic", changed, side(*questions, **own), LOCAL, examples, CLASSES)
+
+
+def gaussian(noise: float, times: int = 1, **more: Any) -> Price:
+    return Price({Event("gaussian", noise, **more): times})
+
+
+def laplace(noise: float, times: int = 1) -> Price:
+    return Price({Event("laplace", noise): times})
+
+
+def near(one: Price | None, other: Price | None) -> None:
+    """The same events, but for rounding."""
+    assert one is not None
+    assert other is not None
+    mine, theirs = (
+        sorted((event.kind, event.rate, event.group, times, event.noise) for event, times in price.items())
+        for price in (one, other)
+    )
+    assert [row[:4] for row in mine] == [row[:4] for row in theirs]
+    assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
+
+
+def answer(made: Guard, question: Question = EXAMINE, **more: Any) -> Price | None:
+    shapes = {name: SHAPES[name] for name in question.releases}
+    return made.price(question, "answer", shapes, {}, **more)
+
+
+# --- prices by hand -----------------------------------------------------------------------------------
+
+
+def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
+    made = guard("none")
+    assert answer(made) is None
+    assert made.price(EXAMINE, "gradient", PULLED, {}) is None
+    assert made.price(COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
+    assert made.networks() == {}
+    assert not made.protects
+
+
+def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
+    made = guard("dp-sgd")
+    assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
+    assert answer(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
+    assert answer(made, PREDICT) == Price()
+    assert made.price(EXAMINE, "gradient", PULLED, {}) == Price()
+    assert total(made.schedule()) == (
+        gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
+    )
+    networks = made.networks()
+    assert {role: (dp.noise, dp.clip) for role, dp in networks.items()} == {
+        "model": (1.5, 1.0),
+        "critic": (2.0, 0.5),
+    }
+
+
+def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> None:
+    made = guard("pate")
+    assert made.first() == {"training": Price()}
+    # sqrt(2) votes a row, 8 rows; the critic's step beside it
+    near(answer(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
+    near(answer(made, PREDICT), gaussian(5 / 4))
+    near(made.price(EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
+    assert set(made.networks()) == {"critic"}
+
+
+def test_under_pate_a_threshold_costs_and_saves_what_is_not_answered() -> None:
+    pate = replace(GIVEN.pate, threshold=12.0, threshold_noise=4.0)
+    made = guard("pate", PREDICT, pate=pate)
+    near(answer(made, PREDICT), gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(16)))
+    silent = torch.ones(ROWS, CLASSES)
+    silent[3:] = 0
+    near(
+        answer(made, PREDICT, noised={"logits": silent}),
+        gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(2 * 3)),
+    )
+    near(answer(made, PREDICT, noised={"logits": 0 * silent}), gaussian(4 / math.sqrt(8)))
+
+
+def test_under_noisy_outputs_each_row_is_paid_for() -> None:
+    made = guard("noisy-outputs")
+    near(answer(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
+    near(answer(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
+    near(made.price(EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
+    rows = guard("noisy-outputs", outputs=replace(GIVEN.outputs, how="gaussian"))
+    near(answer(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
+    assert made.first() == {"training": Price()}
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
+    shapes = {"counts": (CLASSES,)}
+    assert guard(mechanism).price(COUNT, "answer", shapes, {}) == laplace(10.0)
+    assert guard(mechanism, counts_noise=4.0).price(COUNT, "answer", shapes, {}) == laplace(4.0)
+    assert guard(mechanism, counts_noise=0.0).price(COUNT, "answer", shapes, {}) is None
+    assert guard(mechanism, group_size=5).price(COUNT, "answer", shapes, {}) == laplace(2.0)
+    assert guard(mechanism).price(COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
+
+
+def test_more_rows_than_were_declared_are_paid_for() -> None:
+    shapes = {"logits": (32, CLASSES)}
+    near(guard("pate").price(PREDICT, "answer", shapes, {}), gaussian(5 / math.sqrt(64)))
+    near(guard("noisy-outputs").price(PREDICT, "answer", shapes, {}), laplace(6 / 16, 32))
+
+
+def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
+    made = guard("pate")
+    assert made.expected(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
+    sent = {"x": torch.zeros(20, 1, 4, 4), f"x{SCALE}": torch.zeros(999)}
+    shapes = made.expected(EXAMINE, sent)
+    assert shapes["answer"]["logits"] == (20, CLASSES)
+    assert shapes["gradient"]["d/dx"][0] == 20
+    assert made.expected(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
+
+
+def test_a_group_of_records_costs_more() -> None:
+    made = guard("dp-sgd", group_size=3)
+    assert made.first() == {"training": gaussian(1.5, 20, rate=0.1, group=3)}
+    assert guard("dp-sgd", group_size=3, examples=10).first() == {"training": gaussian(0.5, 2)}  # rate 1
+    near(answer(guard("pate", PREDICT, group_size=3), PREDICT), gaussian(5 / 4))  # a group has one teacher
+
+
+def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None:
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, reads=("real",))
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        made = guard(mechanism, rated)
+        assert made.price(rated, "answer", {"real": ()}, {}) is None
+        assert answer(made, EXAMINE) is not None
+
+
+def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
+    odd = replace(PREDICT, releases={"range": "logit range"})
+    for mechanism in ("pate", "noisy-outputs"):
+        assert guard(mechanism, odd).price(odd, "answer", {"range": ()}, {}) is None
+    assert guard("dp-sgd", odd).price(odd, "answer", {"range": ()}, {}) == Price(), "it learned with DP-SGD"
+
+
+def test_without_noise_there_is_no_guarantee() -> None:
+    config = PrivacyConfig()  # no noise given, and no epsilon to find it from
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        assert total(guard(mechanism, config=config).schedule()) is None
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        silent = replace(config, critic=StepsConfig(noise=2.0))
+        assert total(guard(mechanism, config=silent).schedule()) is None
+    bare = guard("noisy-outputs", PREDICT, outputs=OutputsConfig(noise=6.0, bound=0.0))
+    assert answer(bare, PREDICT) is None
+
+
+def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
+    made = guard("dp-sgd", TRAIN, first=None)
+    assert made.first() == {"training": Price()}
+    rounds = [made.price(TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)]
+    assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
+    assert made.schedule() == {"training": gaussian(1.5, 20, rate=0.1), "other": Price()}
+    # Fewer steps than rounds: each takes one all the same.
+    small = guard("dp-sgd", TRAIN, first=None, examples=5)
+    assert small.price(TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
+    assert small.schedule()["training"] == gaussian(1.5, 4)
+
+
+def test_models_that_are_used_as_they_are_cost_no_training() -> None:
+    assert guard("dp-sgd", PREDICT, learns=False).first() == {"training": Price()}
+
+
+# --- noise that is found ------------------------------------------------------------------------------
+
+FREE = PrivacyConfig(outputs=OutputsConfig(bound=2.0))
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("most", [1.0, 8.0])
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
+    mechanism: str, most: float, accountant: Any
+) -> None:
+    made = guard(mechanism, config=FREE, epsilon=most, accountant=accountant)
+    price = total(made.schedule())
+    assert price is not None
+    assert 0.97 * most < epsilon(price, FREE.delta, accountant) <= most
+    parts = {
+        "dp-sgd": ("training",),
+        "pate": ("pate", "gradients"),
+        "noisy-outputs": ("outputs", "gradients"),
+    }
+    used = {"critic", *parts[mechanism]}
+    assert {name for name, level in vars(made.levels).items() if level} == used
+
+
+def test_what_is_paid_in_all_is_what_was_found() -> None:
+    """The whole run, priced release by release, costs what the noise was found for."""
+    made = guard("pate", config=FREE, epsilon=4.0)
+    paid = Price()
+    for price in [
+        *made.first().values(),
+        made.price(COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
+    ]:
+        paid += price or Price()
+    for _ in range(EXAMINE.times):
+        for part, shapes in (("answer", SHAPES), ("gradient", PULLED)):
+            paid += made.price(EXAMINE, part, shapes, {}) or Price()
+    near(paid, total(made.schedule()))
+    assert 0.97 * 4 < epsilon(paid, FREE.delta) <= 4
+
+
+def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
+    made = guard("dp-sgd", config=replace(FREE, critic=StepsConfig(noise=3.0)), epsilon=4.0)
+    assert made.levels.critic == 3.0
+    assert made.levels.training > 0
+    less = guard("dp-sgd", config=replace(FREE, critic=StepsConfig(noise=1.5)), epsilon=4.0)
+    assert less.levels.training > made.levels.training, "what the critic takes is not there for the model"
+
+
+def test_a_larger_share_of_epsilon_is_less_noise() -> None:
+    even = guard("dp-sgd", config=FREE, epsilon=4.0)
+    skewed = guard("dp-sgd", config=replace(FREE, training=StepsConfig(share=4.0)), epsilon=4.0)
+    assert skewed.levels.training < even.levels.training
+    assert skewed.levels.critic > even.levels.critic
+
+
+def test_noise_is_found_for_training_in_rounds() -> None:
+    made = guard("dp-sgd", TRAIN, first=None, config=FREE, epsilon=2.0)
+    price = Price({Event("gaussian", made.levels.training, rate=0.1): 20})
+    assert 0.97 * 2 < epsilon(price, FREE.delta) <= 2
+
+
+def test_where_no_noise_is_enough_it_is_said() -> None:
+    with pytest.raises(ArgumentError, match=r"privacy\.epsilon is 0\.01"):
+        guard("pate", config=replace(FREE, counts_noise=1.0), epsilon=0.01)  # the counts alone cost 1
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+def test_a_question_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
+    silent = replace(PREDICT, reads=None)
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        with pytest.raises(QuestionRefused, match="what it reads of the records is not declared"):
+            guard(mechanism, silent)
+    assert answer(guard("none", silent), silent) is None
+    guard("pate", replace(silent, releases={}))  # it tells nothing
+
+
+def test_teachers_learn_once() -> None:
+    with pytest.raises(QuestionRefused, match="'train' by rule privacy: teachers learn once"):
+        guard("pate", TRAIN)
+
+
+def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": "logit range"})
+    made = guard("pate", rated, COUNT, epsilon=5.0)
+    assert unpriced(made, COUNT) is None
+    assert unpriced(made, rated) == (
+        "privacy: a budget is set, and mechanism pate gives no guarantee for logit range"
+    )
+    assert unpriced(guard("pate", rated), rated) is None, "without a budget everyone may"
+    assert unpriced(guard("pate", rated, total_epsilon=5.0), rated) is not None
+    bare = guard("none", EXAMINE, epsilon=5.0)
+    assert str(unpriced(bare, EXAMINE)).endswith("for critic, gradients, logits")
+
+
+# --- noise is keyed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+def test_equal_names_give_equal_noise_and_others_do_not(randomness: Any) -> None:
+    def drawn(*names: str | int, node: str = "a", secret: int = 0, binding: str = "x") -> tuple[float, ...]:
+        config = replace(GIVEN, mechanism="pate", randomness=randomness)
+        made = Guard(node, config, side(), LOCAL, EXAMPLES, CLASSES, secret=secret)
+        made.binding = binding
+        return tuple(made.draws(*names).normal((3,)).tolist())
+
+    first = drawn("gate", 1)
+    assert first == drawn("gate", 1)
+    others = [
+        drawn("gate", 2),
+        drawn("gate", 1, node="b"),
+        drawn("gate", 1, secret=1),
+        drawn("gate", 1, binding="y"),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_networks_draw_apart() -> None:
+    networks = guard("dp-sgd").networks()
+    drawn = {role: tuple(dp.draws("x").normal((2,)).tolist()) for role, dp in networks.items()}
+    assert drawn["model"] != drawn["critic"]
+
+
+# --- what is said -------------------------------------------------------------------------------------
+
+
+def test_the_statement_says_mechanism_unit_noise_and_rules() -> None:
+    said = guard("pate", epsilon=1e3, group_size=2).statement()
+    assert (said.mechanism, said.delta, said.budget, said.accountant) == ("pate", 1e-5, 1e3, "pld")
+    assert said.unit == "all records of one group, 2 at most, added or removed"
+    # Levels that were given are told as they are.
+    assert {**said.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
+    assert "logits of examine: all votes of 20 teachers, Gaussian noise 5" in said.rules
+    assert "counts of count_labels: Laplace noise of scale 10 on each count" in said.rules
+    assert any(line.startswith("d/dx of examine: mean of 20 teachers' gradients") for line in said.rules)
+    assert any("teacher" in line for line in said.assumes)
+    assert guard("dp-sgd").statement().budget is None
+    assert guard("dp-sgd").statement().unit == "one training record of this node, added or removed"
+
+
+def test_the_statement_of_no_mechanism_says_so() -> None:
+    said = guard("none").statement()
+    assert said.mechanism == "none"
+    assert said.rules
+    assert all(line.endswith("exact: no guarantee") for line in said.rules)
+
+
+def test_prices_are_told_as_text() -> None:
+    price = total(guard("dp-sgd").schedule())
+    assert price is not None
+    assert as_text(price) == {
+        "gaussian(1.5, rate=0.1)": 20,
+        "gaussian(2.0, rate=0.08)": 5,
+        "laplace(10.0)": 1,
+    }

@@ -1,0 +1,347 @@
+"""Small real nodes under their owners' protection: what leaves, what is paid, and what one record changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.federation import InProcess, partition
+from fedstill.methods.fediod import FedIODConfig, node_side
+from fedstill.models import build
+from fedstill.node import training
+from fedstill.node.account import Account
+from fedstill.node.dpsgd import NotPrivate
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.guard import Guard
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.protect import check_priced, protect, wanted
+from fedstill.node.questions import NodeSetting
+from fedstill.node.teachers import Teachers
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import (
+    GradientsConfig,
+    OutputsConfig,
+    PateConfig,
+    PrivacyConfig,
+    StepsConfig,
+)
+from fedstill.privacy.events import Event, as_text
+from fedstill.tasks import Classification
+
+SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
+TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
+METHOD = FedIODConfig(steps=3, batch=ROWS, critic_width=4)
+CONFIG = PrivacyConfig(
+    training=StepsConfig(noise=0.7),
+    critic=StepsConfig(noise=1.0),
+    pate=PateConfig(teachers=M, noise=5.0, sharpness=8.0),
+    gradients=GradientsConfig(noise=2.0),
+    outputs=OutputsConfig(noise=10.0, bound=3.0),
+    counts_noise=5.0,
+)
+MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
+X = torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(5))
+
+
+def records(count: int = 24, groups: torch.Tensor | None = None, apart: float = 1.0) -> TensorData:
+    draw = torch.Generator().manual_seed(1)
+    targets = torch.randint(CLASSES, (count,), generator=draw)
+    inputs = torch.randn(count, *SHAPE, generator=draw) + apart * targets.view(-1, 1, 1, 1)
+    return TensorData(inputs, targets, groups)
+
+
+def without(data: TensorData, record: int) -> TensorData:
+    return data.subset(torch.tensor([index for index in range(len(data)) if index != record]))
+
+
+@dataclass
+class World:
+    """One node, its model trained, and who asks it."""
+
+    node: Node
+    federation: InProcess
+    account: Account
+
+    @property
+    def guard(self) -> Guard:
+        assert self.node.gate.purse is not None
+        return self.node.gate.purse.guard
+
+    def ask(self, x: torch.Tensor = X, number: int | None = None, question: str = "examine") -> Any:
+        sent = {"x": x} if question == "examine" else {}
+        answers = self.federation.ask(question, number=number, **sent)
+        return {name: answers[name][0].detach() for name in answers.tensors}
+
+    def clean(self, x: torch.Tensor = X) -> torch.Tensor:
+        """What the node's model says, as the gate bounds it."""
+        with torch.no_grad():
+            z = self.node.model.eval()(x)
+        return self.guard.rule(self.federation.questions["examine"], "logits").bound(z)
+
+    def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
+        """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
+        x = x.clone().requires_grad_()
+        upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
+        (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
+        return self.guard.rule(self.federation.questions["examine"], "d/dx").bound(found)
+
+    def spent(self) -> Mapping[str, int]:
+        return self.account.spent("clinic", "run").run
+
+
+def made(
+    config: PrivacyConfig,
+    data: TensorData | None = None,
+    *,
+    method: FedIODConfig = METHOD,
+    model: str = "mlp:8",
+    secret: int = 0,
+    seed: int = 3,
+    train: bool = True,
+) -> World:
+    gate = Gate("clinic", PolicyConfig(), Ledger())
+    node = Node("clinic", data or records(), build(model, SHAPE, CLASSES, 0, "clinic"), gate, seed)
+    setting = NodeSetting(TASK, LOCAL, COMPUTE)
+    side, account = node_side(method, setting), Account(None, 0)
+    about = (side, method, setting)
+    protect(node, config, *about, account=account, run="run", secret=secret)
+    side.prepare([node])
+    check_priced(node)
+    training.prepare(node.learners, LOCAL)
+    for group in partition(node.learners, True) if train else ():
+        training.train(group, TASK, LOCAL, COMPUTE)
+    return World(node, InProcess([node], [[node]], side, COMPUTE), account)
+
+
+def under(mechanism: Any, **change: Any) -> PrivacyConfig:
+    return replace(CONFIG, mechanism=mechanism, **change)
+
+
+# --- what leaves --------------------------------------------------------------------------------------
+
+
+def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() -> None:
+    one = made(under("dp-sgd"))
+    left = one.ask()
+    torch.testing.assert_close(left["logits"], one.node.model(X).detach())
+    torch.testing.assert_close(left["critic"], one.node.modules["critic"](X).detach())
+    steps, critic = Event("gaussian", 0.7, rate=8 / 24), Event("gaussian", 1.0, rate=ROWS / 24)
+    assert one.spent() == as_text({steps: 9, critic: 1})
+    one.ask()
+    assert one.spent() == as_text({steps: 9, critic: 2})
+    norms = {type(module).__name__ for module in one.node.modules["critic"].modules()}
+    assert "BatchNorm2d" not in norms
+    assert "GroupNorm" in norms
+
+
+def test_under_dp_sgd_the_model_learns_with_that_noise() -> None:
+    def weights(**training: Any) -> torch.Tensor:
+        one = made(under("dp-sgd", training=StepsConfig(**training)))
+        return torch.cat([own.detach().flatten() for own in one.node.model.parameters()])
+
+    assert torch.equal(weights(noise=0.7), weights(noise=0.7))
+    assert not torch.allclose(weights(noise=0.7), weights(noise=0.0), atol=1e-3)
+    assert not torch.allclose(weights(noise=0.0), weights(noise=0.0, clip=1e-3), atol=1e-3), "clip binds"
+
+
+def test_under_pate_noisy_votes_leave() -> None:
+    one = made(under("pate"))
+    assert isinstance(one.node.model, Teachers)
+    assert [learner.name for learner in one.node.learners] == [
+        f"clinic/teacher-{index}" for index in range(M) if one.node.model.voting[index]
+    ]
+    assert sum(len(learner.data) for learner in one.node.learners) == 24
+    logits = torch.cat([one.ask()["logits"] - one.clean() for _ in range(40)])
+    noise = logits * M / 8  # in votes
+    assert noise.std().item() == pytest.approx(5.0, rel=0.1)
+    assert abs(noise.mean().item()) < 1
+    votes = one.clean() * M / 8
+    torch.testing.assert_close(votes, votes.round())
+
+
+def test_under_noisy_outputs_noise_is_on_what_is_bounded() -> None:
+    one = made(under("noisy-outputs"))
+    noise = torch.cat([one.ask()["logits"] - one.clean() for _ in range(40)])
+    assert noise.abs().mean().item() == pytest.approx(10.0, rel=0.15)  # Laplace
+    assert one.clean().abs().max() <= 3
+    assert one.node.model(20 * X).abs().max() > 3, "the bound binds"
+
+
+def test_what_is_pulled_back_is_noised_and_paid_for() -> None:
+    for mechanism, m in (("pate", M), ("noisy-outputs", 1)):
+        one = made(under(mechanism))
+        x = X.clone().requires_grad_()
+        one.federation.ask("examine", x=x)["logits"].sum().backward()
+        assert x.grad is not None
+        assert x.grad.std().item() == pytest.approx(2.0, rel=0.2)  # noise of 2 clip
+        assert f"gaussian({2 * m / (2 * math.sqrt(ROWS))!r})" in one.spent()
+    one = made(under("dp-sgd"))
+    before = dict(one.spent())
+    x = X.clone().requires_grad_()
+    one.federation.ask("examine", x=x)["logits"].sum().backward()
+    assert not before
+    assert len(one.spent()) == 2, "training and the critic's step"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_counts_leave_with_noise_and_their_sum_follows(mechanism: Any) -> None:
+    one = made(under(mechanism), train=False)
+    left = one.ask(question="count_labels")
+    assert left["sizes"] == left["counts"].sum()
+    assert (left["counts"] >= 0).all()
+    torch.testing.assert_close(left["counts"], left["counts"].round())
+    assert not torch.equal(left["counts"], TASK.counts(one.node.data))
+    assert one.spent()["laplace(5.0)"] == 1
+
+
+# --- which noise --------------------------------------------------------------------------------------
+
+
+def noise_of(one: World, number: int | None = None, x: torch.Tensor = X) -> torch.Tensor:
+    """Of an answer, in the order of its numbers."""
+    return one.ask(x, number)["logits"] - one.clean(x)
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+@pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
+def test_noise_is_the_same_for_the_same_release_and_another_for_any_other(
+    mechanism: Any, randomness: Any
+) -> None:
+    config = under(mechanism, randomness=randomness)
+    one = made(config)
+    first = noise_of(one, 0)
+    assert torch.equal(noise_of(one, 0), first), "asked again"
+    torch.testing.assert_close(noise_of(made(config), 0), first)  # and after a stop
+    others = {
+        "another number": noise_of(made(config), 1),
+        "what came before": noise_of(one, 1),
+        "content": noise_of(made(config), 0, X + 1e-6),
+        "a record less": noise_of(made(config, without(records(), 0)), 0),
+        "secret": noise_of(made(config, secret=1), 0),
+        "seed": noise_of(made(config, seed=4), 0),
+        "method": noise_of(made(config, method=replace(METHOD, conf=0.5)), 0),
+        "level": noise_of(made(replace(config, gradients=GradientsConfig(noise=3.0))), 0),
+    }
+    for name, noise in others.items():
+        assert (noise - first).abs().max() > 1, name
+    assert (others["another number"] - others["what came before"]).abs().max() > 1
+    same = replace(config, epsilon=1e6, total_epsilon=1e6, delta=1e-6)
+    torch.testing.assert_close(noise_of(made(same), 0), first)  # a budget is no part of an answer
+
+
+def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
+    def critic(x: torch.Tensor, number: int = 0) -> torch.Tensor:
+        one = made(under("dp-sgd"), train=False)
+        one.ask(x, number)
+        return torch.cat([own.detach().flatten() for own in one.node.modules["critic"].parameters()])
+
+    base = critic(X)
+    assert torch.equal(critic(X), base)
+    # Nearly the same inputs: with equal noise Adam's first step would nearly be the same, too.
+    moved = (critic(X + 1e-6) - base).abs()
+    assert (moved > 1e-3).float().mean() > 0.3
+
+
+def test_a_restarted_node_draws_the_same_noise_for_its_training() -> None:
+    one, other = made(under("dp-sgd")), made(under("dp-sgd"))
+    assert torch.equal(one.node.model(X), other.node.model(X))
+    less = made(under("dp-sgd"), without(records(), 3))
+    assert not torch.allclose(one.node.model(X), less.node.model(X), atol=1e-3)
+
+
+# --- what one record changes, on the real path --------------------------------------------------------
+
+
+def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
+    hard = records(16, apart=0.0)  # nothing but each record says which class it has
+    base, moved = made(under("pate"), hard), []
+    sharp, many = 8.0, torch.randn(300, *SHAPE, generator=torch.Generator().manual_seed(6))
+    for record in range(16):
+        other = made(under("pate"), without(hard, record))
+        votes = (base.clean(many) - other.clean(many)) * M / sharp
+        assert votes.abs().max() <= 1, "one vote from one class to another"
+        assert (votes.abs().sum(1) <= 2).all()
+        moved.append(votes.norm().item())
+        gradients = (base.pulled() - other.pulled()).flatten(1).norm(dim=1)
+        assert (gradients <= 2 * 1.0 / M).all()
+    assert max(moved) > 0, "and it does move some"
+    price = base.guard.price(*answered(base, len(many)))
+    (event,) = (each for each in price or () if each.rate == 1)  # of the votes
+    assert max(moved) <= 5.0 / event.noise + 1e-6, "noise over how far it is charged to move"
+
+
+def answered(one: World, rows: int = ROWS) -> tuple[Any, ...]:
+    return one.federation.questions["examine"], "answer", {"logits": (rows, CLASSES)}, {}
+
+
+def test_one_record_moves_bounded_outputs_no_further_than_is_charged() -> None:
+    base = made(under("noisy-outputs"))
+    for record in (0, 7):
+        other = made(under("noisy-outputs"), without(records(), record))
+        moved = (base.clean(20 * X) - other.clean(20 * X)).abs().sum(1)  # L1 of each row
+        assert (moved > 0).any()
+        (event,) = (each for each in base.guard.price(*answered(base)) or () if each.kind == "laplace")
+        assert (moved <= 10.0 / event.noise + 1e-5).all()
+
+
+def test_one_record_moves_one_count_by_one() -> None:
+    base, less = (made(under("pate"), data, train=False) for data in (records(), without(records(), 5)))
+    rule = base.guard.rule(base.federation.questions["count_labels"], "counts")
+    moved = rule.bound(TASK.counts(base.node.data)) - rule.bound(TASK.counts(less.node.data))
+    assert sorted(moved.tolist()) == [0, 0, 1]
+
+
+# --- what cannot be -----------------------------------------------------------------------------------
+
+
+def test_a_group_of_records_needs_groups_and_is_limited() -> None:
+    with pytest.raises(ArgumentError, match="group_size is 2"):
+        made(under("pate", group_size=2), train=False)
+    groups = torch.arange(24) // 6  # four groups of six
+    one = made(under("pate", group_size=2), records(groups=groups), train=False)
+    assert len(one.node.data) == 8
+    assert one.guard.examples == 8
+    for teacher in one.node.teachers:
+        held = set(teacher.data.groups.tolist())  # type: ignore[union-attr]
+        for other in one.node.teachers:
+            assert other is teacher or not held & set(other.data.groups.tolist())  # type: ignore[union-attr]
+
+
+def test_layers_that_mix_examples_are_refused_under_dp_sgd() -> None:
+    with pytest.raises(NotPrivate, match="BatchNorm"):
+        made(under("dp-sgd"), model="resnet8:4", train=False)
+    made(under("noisy-outputs"), model="resnet8:4", train=False)
+
+
+def test_data_that_a_method_has_changed_are_refused() -> None:
+    one = made(under("pate"), train=False)
+    check_priced(one.node)
+    one.node.data = records(30)
+    with pytest.raises(ArgumentError, match="none where public data join its own"):
+        check_priced(one.node)
+    plain = made(PrivacyConfig(epsilon=1e3), train=False)
+    plain.node.data = records(30)
+    check_priced(plain.node)  # there is no price to hold it to
+
+
+def test_who_wants_nothing_is_left_alone() -> None:
+    assert not wanted(PrivacyConfig())
+    assert all(wanted(PrivacyConfig(mechanism)) for mechanism in MECHANISMS)
+    assert wanted(PrivacyConfig(epsilon=3.0))
+    assert wanted(PrivacyConfig(total_epsilon=3.0))
+
+
+def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
+    one = made(PrivacyConfig())
+    torch.testing.assert_close(one.ask()["logits"], one.node.model(X).detach())
+    assert one.node.private == {}
+    assert one.account.spent("clinic", "run").bare_run == 1

@@ -1,0 +1,359 @@
+"""What pays for releases: budgets of a run and of the data, charged before anything leaves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.errors import QuestionRefused
+from fedstill.node.account import Account, LedgerError, Spent
+from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.guard import Guard
+from fedstill.node.ledger import Ledger
+from fedstill.node.purse import Purse
+from fedstill.node.questions import NodeSide, Question
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
+from fedstill.privacy.events import Event, Price, from_text
+
+ROWS, EXAMPLES = 8, 100
+X = {"x": torch.zeros(ROWS, 1, 4, 4)}
+LOGITS = {"logits": torch.full((ROWS, 4), 2.5)}  # of 20 teachers, 5 vote for each class
+# 20 steps of DP-SGD at rate 0.1
+LOCAL = LocalConfig(epochs=2, batch=10)
+PREDICT = Question(
+    "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=ROWS, reads=()
+)
+RANGE = Question("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": "logit range"}, reads=())
+BARE = {"range": torch.ones(())}
+PATE = PrivacyConfig("pate", pate=PateConfig(teachers=20, noise=40.0))
+ONE = Event("gaussian", 40 / 4)  # of a question about 8 inputs
+TRAINED = PrivacyConfig("dp-sgd", training=StepsConfig(noise=1.5))
+STEP = Event("gaussian", 1.5, rate=0.1)
+OUTPUTS = PrivacyConfig("noisy-outputs", outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
+
+
+class Node:
+    """A node of one question, or two: its gate, and what it has paid."""
+
+    def __init__(
+        self, config: PrivacyConfig = PATE, account: Account | None = None, run: str = "one", **change: Any
+    ) -> None:
+        questions = (replace(PREDICT, **change), RANGE)
+        self.question, self.run = questions[0], run
+        self.account = account or Account(None, 7)
+        self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
+        self.guard = Guard("clinic", config, self.side, LOCAL, EXAMPLES, 4)
+        self.guard.binding = "data"
+        self.gate = Gate("clinic", PolicyConfig(outputs_only=False), Ledger())
+        self.gate.purse = Purse(self.guard, self.account, run)
+
+    def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
+        """As the desk does."""
+        asked = Asked(number, (question or self.question).name, f"c{number}", "", {})
+        self.gate.admit(asked, question or self.question, X)
+        return self.gate.release(asked, "answer", tensors or LOGITS, question or self.question, X)
+
+    def spent(self) -> Spent:
+        return self.account.spent("clinic", self.run)
+
+    def asks(self, first: int = 0, most: int = 1000) -> int:
+        """How many questions it answers before it refuses."""
+        for number in range(first, first + most):
+            try:
+                self.ask(number)
+            except QuestionRefused:
+                return number - first
+        return most
+
+
+def fit(event: Event, most: float, start: Price | None = None) -> int:
+    """How often an event fits into an epsilon, counted up one by one."""
+    times = 0
+    while epsilon(Price({event: times + 1}) + (start or Price()), 1e-5) <= most:
+        times += 1
+    return times
+
+
+# --- budgets ------------------------------------------------------------------------------------------
+
+
+def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
+    node = Node(replace(PATE, epsilon=1.5))
+    answered = node.asks()
+    assert answered == fit(ONE, 1.5) > 2
+    assert from_text(node.spent().run) == Price({ONE: answered})
+    assert node.spent() == Spent({str(ONE): answered}, {str(ONE): answered}, 0, 0)
+
+
+def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
+    node = Node(replace(PATE, epsilon=1.5))
+    answered = node.asks()
+    before, after = (epsilon(Price({ONE: times}), 1e-5) for times in (answered, answered + 1))
+    with pytest.raises(QuestionRefused) as caught:
+        node.ask(answered)
+    assert (caught.value.node, caught.value.question) == ("clinic", "predict")
+    assert caught.value.rule == (
+        f"privacy budget: the budget is epsilon 1.5 at delta 1e-05, of which {1.5 - before:.3g} is left: "
+        f"this would raise what is spent from {before:.5g} to {after:.5g}"
+    )
+
+
+def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing() -> None:
+    node = Node(replace(PATE, epsilon=1.5))
+    answered = node.asks()
+    spent = node.spent()
+    asked = Asked(answered, "predict", "c", "", {})
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.gate.admit(asked, node.question, X)
+    with pytest.raises(QuestionRefused, match="privacy budget"):  # and once more where it would leave
+        node.gate.release(asked, "answer", LOGITS, node.question, X)
+    assert node.spent() == spent
+    assert node.gate.ledger.answers("clinic") == answered
+
+
+def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
+    node = Node(replace(PATE, epsilon=1.5))
+    asked = Asked(0, "predict", "c", "", {})
+    many = {"x": torch.zeros(2000, 1, 4, 4)}
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.gate.admit(asked, node.question, many)
+    node.gate.admit(asked, node.question, X)
+
+
+def test_the_budget_of_the_data_holds_over_runs() -> None:
+    account, config = Account(None, 7), replace(PATE, epsilon=1.5, total_epsilon=2.0)
+    first = Node(config, account, "one").asks()
+    assert first == fit(ONE, 1.5), "one run may not take all"
+    second = Node(config, account, "two")
+    assert second.asks() == fit(ONE, 2.0) - first > 0
+    assert second.spent().total == {str(ONE): fit(ONE, 2.0)}
+    assert Node(config, account, "three").asks() == 0
+    with pytest.raises(QuestionRefused, match="the budget is epsilon 2 at"):
+        Node(config, account, "three").ask(0)
+
+
+def test_budgets_hold_over_a_restart(tmp_path: Path) -> None:
+    config, path = replace(PATE, epsilon=1.5), tmp_path / "ledger.sqlite"
+    whole, answered = fit(ONE, 1.5), 0
+    for turn in range(3):
+        account = Account(path, 7)
+        node = Node(config, account)
+        answered += node.asks(answered, most=(whole // 3, whole // 3, 1000)[turn])
+        account.close()
+    assert answered == whole
+
+
+@pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
+def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> None:
+    most = fit(ONE, 1.5)
+    assert Node(replace(PATE, **{budget: 1.5}), times=most).gate.objection(PREDICT) is None
+    objection = Node(replace(PATE, **{budget: 1.5}), times=most + 1).gate.objection(PREDICT)
+    assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
+
+
+def test_a_run_that_was_declared_within_the_budget_is_answered_to_its_end() -> None:
+    most = fit(ONE, 1.5)
+    node = Node(replace(PATE, epsilon=1.5), times=most)
+    assert node.gate.objection(PREDICT) is None
+    assert node.asks() == most
+
+
+def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
+    account, most = Account(None, 7), fit(ONE, 1.5)
+    config = replace(PATE, epsilon=1.5, total_epsilon=1.5)
+    first = Node(config, account, times=most)
+    assert first.asks(most=most - 1) == most - 1
+    again = Node(config, account, times=most)
+    assert again.gate.objection(PREDICT) is None
+    assert again.asks(most - 1) == 1
+    other = Node(config, account, run="two", times=1)
+    assert "budget" in str(other.gate.objection(PREDICT))
+
+
+def test_without_a_budget_nothing_is_refused_and_all_is_charged() -> None:
+    node = Node(replace(PATE, epsilon=math.inf))
+    assert node.asks(most=40) == 40
+    assert node.spent().run == {str(ONE): 40}
+
+
+# --- what the first release pays for ------------------------------------------------------------------
+
+
+def test_training_is_charged_once_and_before_the_first_release() -> None:
+    account, node = Account(None, 7), Node(TRAINED)
+    node = Node(TRAINED, account)
+    assert node.spent().run == {}, "nothing has left"
+    for number in range(3):
+        node.ask(number)
+    assert node.spent().run == {str(STEP): 20}
+    rows = list(account.entries())
+    assert [(row["part"], row["number"]) for row in rows] == [
+        ("training", -1),
+        ("answer", 0),
+        ("answer", 1),
+        ("answer", 2),
+    ]
+    assert rows[0]["price"] == {str(STEP): 20}
+    assert all(row["price"] == {} and not row["bare"] for row in rows[1:])
+    Node(TRAINED, account).ask(3)  # the same run after a stop
+    assert node.spent().run == {str(STEP): 20}
+    other = Node(TRAINED, account, "two")
+    other.ask(0)
+    assert other.spent() == Spent({str(STEP): 20}, {str(STEP): 40}, 0, 0)
+
+
+def test_training_without_noise_has_no_guarantee_nor_has_what_follows() -> None:
+    node = Node(replace(TRAINED, training=StepsConfig(noise=0.0)))
+    node.ask(0)
+    assert node.spent().bare_run == 1, "the training"
+
+
+def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
+    dear = epsilon(Price({STEP: 20}), 1e-5)
+    node = Node(replace(TRAINED, epsilon=dear * 0.99))
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.ask(0)
+    asked = Asked(0, "predict", "c0", "", {})
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.gate.release(asked, "answer", LOGITS, node.question, X)
+    assert node.spent() == Spent({}, {}, 0, 0)
+    assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
+
+
+def test_after_a_stop_the_training_is_not_counted_a_second_time() -> None:
+    """A budget that is just enough for one training is enough for a run that goes on."""
+    account = Account(None, 7)
+    config = replace(TRAINED, epsilon=1.1 * epsilon(Price({STEP: 20}), 1e-5))
+    Node(config, account).ask(0)
+    Node(config, account).ask(1)
+
+
+def test_a_method_that_trains_nothing_beforehand_has_no_row_of_training() -> None:
+    node = Node(PATE)
+    node.ask(0)
+    assert [row["part"] for row in node.account.entries()] == ["answer"]
+
+
+# --- idempotence --------------------------------------------------------------------------------------
+
+
+def test_the_same_release_again_is_the_same_and_costs_nothing() -> None:
+    node = Node(replace(PATE, epsilon=1.5))
+    first = node.ask(0)
+    spent = node.spent()
+    assert torch.equal(node.ask(0)["logits"], first["logits"])
+    assert node.spent() == spent
+
+
+def test_what_was_released_may_be_released_again_though_the_budget_is_spent() -> None:
+    account = Account(None, 7)
+    node = Node(replace(PATE, epsilon=1.5), account)
+    left = [node.ask(number) for number in range(fit(ONE, 1.5))]
+    # after a stop, with nothing but the account: the ledger of the run is lost
+    again = Node(replace(PATE, epsilon=1.5), account)
+    asked = Asked(0, "predict", "c0", "", {})
+    released = again.gate.release(asked, "answer", LOGITS, again.question, X)
+    assert torch.equal(released["logits"], left[0]["logits"])
+    assert again.spent() == node.spent()
+
+
+@pytest.mark.parametrize("change", [{"content": "c9"}, {"after": "c9"}, {"number": 9}])
+def test_other_content_or_another_state_is_another_release(change: dict[str, Any]) -> None:
+    node = Node()
+    asked = Asked(0, "predict", "c0", "", {})
+    other = replace(asked, **change)
+    releases = [
+        node.gate.release(each, "answer", LOGITS, node.question, X)["logits"] for each in (asked, other)
+    ]
+    assert not torch.equal(*releases)
+    assert node.spent().run == {str(ONE): 2}
+
+
+def test_other_data_are_another_release() -> None:
+    account = Account(None, 7)
+    left = []
+    for binding in ("data", "other data"):
+        node = Node(PATE, account)
+        node.guard.binding = binding
+        left.append(node.ask(0)["logits"])
+    assert not torch.equal(*left)
+    assert account.spent("clinic", "one").run == {str(ONE): 2}
+
+
+# --- what has no guarantee ----------------------------------------------------------------------------
+
+
+def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
+    node = Node(PATE)
+    node.ask(0, RANGE, BARE)
+    assert node.spent() == Spent({}, {}, 1, 1)
+    for budget in ("epsilon", "total_epsilon"):
+        strict = Node(replace(PATE, **{budget: 1.5}))
+        with pytest.raises(QuestionRefused, match="no guarantee for logit range"):
+            strict.ask(0, RANGE, BARE)
+        with pytest.raises(QuestionRefused, match="without any guarantee"):
+            strict.gate.release(Asked(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
+        assert strict.spent() == Spent({}, {}, 0, 0)
+
+
+def test_what_left_without_a_guarantee_voids_the_budget() -> None:
+    account = Account(None, 7)
+    Node(PATE, account).ask(0, RANGE, BARE)
+    with pytest.raises(QuestionRefused, match="without any guarantee"):  # the same run
+        Node(replace(PATE, epsilon=1.5), account).ask(1)
+    with pytest.raises(QuestionRefused, match="without any guarantee"):  # the same data
+        Node(replace(PATE, total_epsilon=1.5), account, "two").ask(1)
+    assert Node(replace(PATE, epsilon=1.5), account, "two").asks(most=1) == 1, "a run of its own is one"
+
+
+def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
+    node = Node(PrivacyConfig("none", epsilon=3.0))
+    with pytest.raises(QuestionRefused, match="mechanism none gives no guarantee for logits"):
+        node.ask(0)
+
+
+def test_outputs_of_a_bound_are_paid_for() -> None:
+    node = Node(OUTPUTS)
+    node.ask(0)
+    (event,) = from_text(node.spent().run)
+    assert event.noise == pytest.approx(80 / (2 * math.sqrt(8)))
+
+
+# --- an account in trouble ----------------------------------------------------------------------------
+
+
+class Refusing(Account):
+    """An account that cannot be written."""
+
+    def charge(self, *given: Any) -> bool:
+        raise LedgerError("here", "is broken")
+
+
+def test_where_the_account_refuses_nothing_leaves() -> None:
+    node = Node(PATE, Refusing(None, 7))
+    with pytest.raises(LedgerError, match="is broken"):
+        node.ask(0)
+    assert node.gate.ledger.summary() == Ledger().summary(), "nor is anything written of a release"
+
+
+def test_an_edited_ledger_lets_nothing_leave(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "ledger.sqlite"
+    account = Account(path, 7)
+    Node(PATE, account).ask(0)
+    account.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE rows SET price = '{}'")
+    database.close()
+    again = Node(PATE, Account(path, 7))
+    with pytest.raises(LedgerError, match="its owner has settled it"):
+        again.ask(1)
+    assert again.gate.ledger.answers("clinic") == 0

@@ -1,0 +1,386 @@
+"""``fedstill privacy``: plans that are what runs are charged, and the third of noise, steps and epsilon."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedstill.cli import main
+from fedstill.commands import privacy_plan
+from fedstill.commands.privacy_plan import _at_node, _simulated, _solve, _Wish
+from fedstill.config import from_dict, load_toml
+from fedstill.errors import ArgumentError
+from fedstill.experiment import LEDGER, RUN
+from fedstill.node import owner
+from fedstill.node.account import DATA, Account, Entry
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.privacy.planning import find_knob, forecast, rounded_up
+from fedstill.run import prepare
+from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
+from tests.node.test_host import Clinic
+
+TINY = """
+name = "tiny"
+[split]
+nodes = 2
+[nodes]
+models = ["mlp:8"]
+local = { epochs = 0.3, batch = 64 }
+[nodes.policy]
+outputs_only = false
+[student]
+model = "mlp:8"
+[engine]
+name = "one-by-one"
+[evaluation]
+centralised = false
+every = 0
+"""
+FEDIOD = '[method]\nname = "fediod"\nsteps = 2\nbatch = 8\nmemory = 16\ncritic_width = 4\n'
+PUBLIC = '[public]\nname = "held-out"\nshare = 0.1\n'
+FEDKD = PUBLIC + '[method]\nname = "fedkd"\nepochs = 1\nz_max = 5.0\n'
+FEDMD = PUBLIC + '[method]\nname = "fedmd"\nrounds = 3\nsubset = 20\n'
+FEDAVG = '[method]\nname = "fedavg"\nrounds = 3\n'
+
+
+def privacy(mechanism: str, limit: str = "8.0", more: str = "") -> str:
+    return f'[nodes.privacy]\nmechanism = "{mechanism}"\nepsilon = {limit}\n{more}'
+
+
+def write(folder: Path, *sections: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(TINY + "".join(sections))
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What a command prints; with an exit code of 2, its one line of error."""
+    with pytest.raises(SystemExit) as left:
+        main(["privacy", *words])
+    told = capsys.readouterr()
+    assert left.value.code == code
+    if code:
+        assert told.err.count("\n") == 1
+        assert told.err.startswith("fedstill: ")
+        return told.err
+    return told.out
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+# --- the plan is what the run is charged ----------------------------------------------------------------
+
+
+CASES = {
+    "fediod dp-sgd": FEDIOD + privacy("dp-sgd"),
+    "fediod pate": FEDIOD + privacy("pate"),
+    "fediod noisy": FEDIOD + privacy("noisy-outputs", more="outputs = { bound = 5.0 }\n"),
+    "fedkd pate": FEDKD + privacy("pate"),
+    "fedkd dp-sgd": FEDKD + privacy("dp-sgd"),
+    "fedmd dp-sgd": FEDMD + privacy("dp-sgd"),
+    "fedavg dp-sgd": FEDAVG + privacy("dp-sgd"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_runs_ledger_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
+    path = write(tmp_path, CASES[case])
+    run, places = _simulated(str(path))
+    plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
+
+    experiment, _ = prepare(load_toml(path))
+    (tmp_path / "out").mkdir()
+    experiment.run(tmp_path / "out")
+    account = Account(tmp_path / "out" / LEDGER, None, read_only=True)
+    for name, plan in plans.items():
+        assert plan.cost.price
+        assert dict(account.spent(name, RUN).run) == as_text(plan.cost.price)
+        assert plan.cost.pld is not None
+        assert 0.9 * 8 < plan.cost.pld <= 8
+    account.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_lines_of_a_plan_are_the_whole_of_it(tmp_path: Path, case: str) -> None:
+    run, places = _simulated(str(write(tmp_path, CASES[case])))
+    plan = _solve(run, places[0], _Wish(None, None, None))
+    together: Price = Price()
+    for line in plan.cost.lines:
+        assert line.price
+        for event, count in line.price.items():
+            together[event] += count * line.times
+    assert together == plan.cost.price
+
+
+def test_a_real_nodes_ledger_holds_the_events_of_its_plan(tmp_path: Path) -> None:
+    """Told by the node's folder alone, and charged by its host, question by question."""
+    policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
+    clinic = Clinic(tmp_path / "clinic", policy)
+    method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
+    run, (place,) = _at_node(clinic.folder, str(write(tmp_path, f"[method]\n{method}")))
+    plan = _solve(run, place, _Wish(None, None, None))
+    clinic.ready()
+    assert isinstance(
+        clinic.say("answer", {}, question="count_labels", number=0, differentiable=False), tuple
+    )
+    for number in range(1, 7):
+        assert isinstance(clinic.ask(number), tuple)
+        assert isinstance(clinic.pull(number), tuple)
+    assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
+    clinic.session.close()
+    told = owner.spent(owner.read(clinic.folder), clinic.folder)
+    assert plan.cost.price
+    assert told.events == as_text(plan.cost.price)
+    assert (told.bare, told.trouble) == (0, None)
+
+
+def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
+    path = write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd"))
+    run, places = _simulated(str(path))
+    plan = _solve(run, places[0], _Wish(None, None, None))
+    assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (Price(), (), 0.0)
+    experiment, _ = prepare(load_toml(path))
+    (tmp_path / "out").mkdir()
+    experiment.run(tmp_path / "out")
+    account = Account(tmp_path / "out" / LEDGER, None, read_only=True)
+    assert account.spent(places[0].name, RUN).run == {}
+    account.close()
+
+
+# --- the third of three -------------------------------------------------------------------------------
+
+
+def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, FEDAVG, privacy("dp-sgd", "2.0"))
+    told = said(capsys, "plan", str(path))
+    assert "found      noise, so that epsilon is at most 2" in told
+    (level,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", told)
+    path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
+    again = said(capsys, "plan", str(path))
+    assert "found      epsilon, from noise and length" in again
+    ((reached,),) = [re.findall(r"whole run    epsilon (\S+) \(PLD\)", again)]
+    assert 1.9 < float(reached) <= 2.0
+    assert "To fix" not in again
+
+
+def test_more_epsilon_takes_less_noise_and_more_steps_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(tmp_path, FEDIOD, privacy("pate", "2.0")))
+
+    def noise(*options: str) -> float:
+        return float(re.findall(r"pate\]\n  noise = (\S+)", said(capsys, "plan", path, *options))[0])
+
+    assert noise("--epsilon", "8") < noise() < noise("--steps", "20")
+
+
+def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
+    noise = "--noise=training=2,critic=3"
+    told = said(capsys, "plan", path, "--epsilon", "2", noise)
+    steps = int(re.findall(r"length     method.steps = (\d+)", told)[0])
+    assert steps > 10
+    rows = re.findall(r"node-\d .* (\d+) +(\S+) +\S+\n", told)
+    assert len(rows) == 2
+    assert min(int(row[0]) for row in rows) == steps
+    enough = said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps))
+    assert "REFUSED" not in enough
+    assert "REFUSED" in said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps + 1))
+
+
+def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FedAvg takes 0.3 passes over 718 or 719 records, 4 steps of about 64, and each says its size."""
+    path = str(write(tmp_path, FEDAVG, '[nodes.privacy]\nmechanism = "dp-sgd"\n'))
+    told = said(capsys, "plan", path, "--noise", "1.5")
+    (records,) = re.findall(r"node node-\d, (\d+) records, would pay for", told)
+    spent = {Event("gaussian", 1.5, 64 / int(records)): 4, Event("laplace", 10.0): 1}
+    for accountant, name in (("pld", "PLD"), ("rdp", "RDP")):
+        (reached,) = re.findall(rf"(\S+) \({name}\)", told)
+        cost = epsilon(spent, 1e-5, accountant)  # type: ignore[arg-type]
+        assert cost <= float(reached) <= cost + 0.001
+    assert "of the run   no budget" in told
+
+
+def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
+    def name(*sections: str) -> str:
+        config = from_dict(owner.presets.parse(TINY + "".join(sections)))
+        run, places = _simulated(str(write(tmp_path, *sections)))
+
+        def price(method: Any, local: Any) -> Price | None:
+            guard = privacy_plan._guard(run, places[0], config.nodes.privacy, method, local)
+            return forecast(guard).price
+
+        return find_knob(config.method, config.nodes.local, price).name
+
+    given = "training = { noise = 2.0 }\ncritic = { noise = 2.0 }\npate = { noise = 30.0 }\n"
+    assert name(FEDIOD, privacy("dp-sgd", "8.0", given)) == "method.steps"
+    assert name(FEDKD, privacy("dp-sgd", "8.0", given)) == "local.epochs"
+    assert name(FEDKD, privacy("pate", "8.0", given)) == "method.predictions"
+    assert name(FEDAVG.replace("3", "1"), privacy("dp-sgd", "8.0", given)) == "local.epochs"
+
+
+# --- a node's folder ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    folder = tmp_path / "clinic"
+    folder.mkdir()
+    digits = load_digits()
+    np.savez(
+        folder / "data.npz", images=(digits.images[:200] / 16).astype("float32"), labels=digits.target[:200]
+    )
+    (folder / "node.toml").write_text(
+        'name = "clinic"\nonline = false\n[local]\nepochs = 2\n[privacy]\nmechanism = "dp-sgd"\n'
+        "epsilon = 3.0\ntotal_epsilon = 5.0\n"
+    )
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("7\n")
+    return folder
+
+
+def charge(folder: Path, price: Price, number: int = 0, *, guarantee: bool = True) -> None:
+    account = Account(folder / "ledger.sqlite", 7)
+    entry = Entry("old", DATA, number, "q", "answer", "c", "", {}, "rule", as_text(price), guarantee)
+    account.charge(entry, lambda spent: None)
+    account.close()
+
+
+def test_a_node_has_its_own_training_records_and_ledger(
+    clinic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = said(capsys, "plan", str(clinic), "digits-fedkd")
+    assert "node clinic, 200 records, would pay for" in told
+    assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", told)  # 2 * 200 / 32
+    assert re.search(r"predict +nothing +free +1 +0\n", told)
+    assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", told)
+    assert "[privacy.training]" in told
+    assert max(map(len, told.splitlines())) <= 80
+    before = Price({Event("gaussian", 2.0): 1})
+    charge(clinic, before)
+    told = said(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
+    left = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", told)
+    assert float(left[0][0]) == pytest.approx(epsilon(before, 1e-5), abs=1e-3)
+    assert 3 < float(left[0][1]) < 5
+    charge(clinic, Price({Event("gaussian", 1.0): 1}), 1)
+    assert "so it is REFUSED" in " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
+
+
+def test_data_that_left_without_guarantee_have_nothing_left(
+    clinic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    charge(clinic, Price(), guarantee=False)
+    assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd")
+
+
+def test_a_ledger_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    charge(clinic, Price({Event("gaussian", 2.0): 1}))
+    (clinic / "ledger.sqlite").unlink()
+    assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd")
+
+
+def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "plan", "digits-fediod")
+    assert "mechanism  none: releases leave as they are, without any guarantee" in told
+    assert "whole run  no guarantee" in told
+
+
+# --- what cannot be planned ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan"], "NODE RUN, or RUN alone"),
+        (["plan", "nosuch"], "unknown preset"),
+        (["plan", "digits-fediod", "--sigma", "3"], "unknown option '--sigma'"),
+        (["plan", "digits-fediod", "--epsilon", "much"], "--epsilon is 'much': allowed is a number"),
+        (["plan", "digits-fediod", "--epsilon", "0"], "epsilon is 0.0"),
+        (["plan", "digits-fediod", "--steps", "0"], "--steps is 0"),
+        (["plan", "digits-fediod", "--steps", "1.5"], "a whole number"),
+        (["plan", "digits-fediod", "--noise", "critics=3"], "did you mean 'critic'"),
+        (["plan", "digits-fediod", "--noise", "3"], "nothing of this run takes noise"),
+        (["price"], "an event"),
+        (["price", "gaussian(0)"], "above 0"),
+        (["price", "gaussian(1)", "0"], "1 or more"),
+        (["price", "gaussian(1)", "--delta", "2"], "delta"),
+        (["nothing"], "unknown command"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert told in said(capsys, *words, code=2)
+
+
+def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(tmp_path, FEDKD, "labelled = true\n", privacy("dp-sgd")))
+    assert "none where public data join its own" in said(capsys, "plan", path, code=2)
+    path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
+    told = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
+    assert "--epsilon is inf: allowed is finite" in told
+
+
+def test_two_unknown_levels_want_two_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
+    assert "PART=N for training, critic" in said(capsys, "plan", path, "--noise", "3", code=2)
+    told = said(capsys, "plan", path, "--noise", "training=3", "--epsilon", "2", code=2)
+    assert "--noise is 'critic': allowed is noise for them too" in told
+
+
+def test_an_epsilon_that_no_noise_is_enough_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counts alone, with noise of scale 10, cost 0.1."""
+    path = str(write(tmp_path, FEDIOD, privacy("dp-sgd", "0.05")))
+    assert "privacy.epsilon is 0.05: allowed is more" in said(capsys, "plan", path, code=2)
+    told = said(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
+    assert "--epsilon is 0.5: allowed is more: one of method.steps costs more" in told
+
+
+def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "what it reads of the records" in said(capsys, "plan", str(clinic), "digits-fedgen", code=2)
+    assert "the run is missing" in said(capsys, "plan", str(clinic), code=2)
+
+
+# --- price, help --------------------------------------------------------------------------------------
+
+
+def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "price", "gaussian(1.0, rate=0.01)", "1000", "--delta", "1e-5")
+    assert told == ("gaussian(1.0, rate=0.01) x 1000\nepsilon 1.829 (PLD), 2.102 (RDP) at delta 1e-05\n")
+    several = said(capsys, "price", "laplace(2.0)", "laplace(4.0)", "3", "--delta", "0")
+    assert several == "laplace(2.0) x 1\nlaplace(4.0) x 3\nepsilon 1.25 (PLD), 1.25 (RDP) at delta 0\n"
+
+
+def test_an_audit_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    audited: list[list[str]] = []
+    audit = SimpleNamespace(audit=audited.append)
+    monkeypatch.setitem(sys.modules, "fedstill.commands.privacy_audit", audit)
+    with pytest.raises(SystemExit):
+        main(["privacy", "audit", "--mechanism", "pate", "--help"])
+    assert audited == [["--mechanism", "pate", "--help"]]
+
+
+def test_help_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["plan", "--help"]):
+        told = said(capsys, *words)
+        assert "fedstill privacy plan NODE RUN" in told
+        assert max(map(len, told.splitlines())) <= 110
+
+
+def test_levels_are_rounded_up_and_never_down() -> None:
+    for level in (0.1 + 0.2, 9.99951, 1e-3, 123456.7, 2.0, 4.08140305736463):
+        up = rounded_up(level)
+        assert level <= up <= level * 1.001 or up == pytest.approx(level, rel=1e-9)
+    assert from_text({"laplace(10.0)": 1}) == Price({Event("laplace", 10.0): 1})
+    with pytest.raises(ArgumentError):
+        privacy_plan._levels(1.0, ["training", "critic"], [])
