@@ -51,7 +51,7 @@ $(VENV)/.made:
 $(VENV)/.runs: $(VENV)/.made constraints.txt pyproject.toml
 	@echo "Installing what a run needs into $(VENV); the first time takes some minutes."
 	$(PIP) torch
-	$(PIP) --editable .
+	$(PIP) --editable '.[dp]'
 	@touch $@
 
 $(VENV)/.tests: $(VENV)/.runs

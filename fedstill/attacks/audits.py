@@ -74,21 +74,21 @@ def _of(make: Callable[[int], Attack], runs: int) -> Audit:
 
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
-    "counts": (_of(lambda seed: releases.counts(seed=seed), 1000),),
+    "counts": (_of(lambda seed: releases.counts(seed=seed), 2000),),
     "dp-sgd": (
-        _of(lambda seed: canary.steps(seed=seed), 800),
+        _of(lambda seed: canary.steps(seed=seed), 1500),
         lambda seed: audit_one_run(seed=seed),
     ),
-    "critic": (_of(lambda seed: canary.critic(seed=seed), 500),),
+    "critic": (_of(lambda seed: canary.critic(seed=seed), 800),),
     "pate": (
-        _of(lambda seed: releases.votes(seed=seed), 1000),
-        _of(lambda seed: releases.votes(release="label", seed=seed), 1000),
-        _of(lambda seed: releases.gradients(mechanism="pate", seed=seed), 1000),
+        _of(lambda seed: releases.votes(seed=seed), 2000),
+        _of(lambda seed: releases.votes(release="label", seed=seed), 2000),
+        _of(lambda seed: releases.gradients(mechanism="pate", seed=seed), 2000),
     ),
     "noisy-outputs": (
-        _of(lambda seed: releases.outputs("laplace", seed=seed), 1000),
-        _of(lambda seed: releases.outputs("gaussian", seed=seed), 1000),
-        _of(lambda seed: releases.gradients(seed=seed), 1000),
+        _of(lambda seed: releases.outputs("laplace", seed=seed), 2000),
+        _of(lambda seed: releases.outputs("gaussian", seed=seed), 2000),
+        _of(lambda seed: releases.gradients(seed=seed), 2000),
     ),
 }
 """By what is audited, each given the seed of data and noise."""
