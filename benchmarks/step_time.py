@@ -33,11 +33,12 @@ from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import Generator
 from fedstill.node import training
+from fedstill.node.digests import digest
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question, digest
+from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import LocalConfig, cosine, set_lr
 from fedstill.seeds import seeded, torch_generator
 from fedstill.tasks import Classification, functional

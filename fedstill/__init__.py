@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from fedstill.methods.standalone import StandaloneConfig
     from fedstill.node.gate import PolicyConfig
     from fedstill.node.training import LocalConfig
+    from fedstill.privacy.config import (
+        GradientsConfig,
+        OutputsConfig,
+        PateConfig,
+        PrivacyConfig,
+        StepsConfig,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,12 +51,17 @@ __all__ = [
     "FedMDConfig",
     "FedPerConfig",
     "FedProxConfig",
+    "GradientsConfig",
     "LGFedAvgConfig",
     "LinkConfig",
     "LocalConfig",
     "Outcome",
+    "OutputsConfig",
+    "PateConfig",
     "PolicyConfig",
+    "PrivacyConfig",
     "StandaloneConfig",
+    "StepsConfig",
     "TensorData",
     "distil",
 ]
@@ -70,12 +82,17 @@ _HOMES = {
     "FedMDConfig": "fedstill.methods.fedmd",
     "FedPerConfig": "fedstill.methods.fedper",
     "FedProxConfig": "fedstill.methods.fedprox",
+    "GradientsConfig": "fedstill.privacy.config",
     "LGFedAvgConfig": "fedstill.methods.lg_fedavg",
     "LinkConfig": "fedstill.federation.link",
     "LocalConfig": "fedstill.node.training",
     "Outcome": "fedstill.api",
+    "OutputsConfig": "fedstill.privacy.config",
+    "PateConfig": "fedstill.privacy.config",
     "PolicyConfig": "fedstill.node.gate",
+    "PrivacyConfig": "fedstill.privacy.config",
     "StandaloneConfig": "fedstill.methods.standalone",
+    "StepsConfig": "fedstill.privacy.config",
     "TensorData": "fedstill.data.dataset",
     "distil": "fedstill.api",
 }

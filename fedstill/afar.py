@@ -34,6 +34,7 @@ from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED
 from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
+from fedstill.node.host import SALT
 from fedstill.node.owner import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.progress import following
 from fedstill.records import holding, write_text
@@ -275,6 +276,7 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
         secret = own / "secret"
         secret.touch(mode=0o600)
         secret.write_text(f"{experiment.secret(node.name)}\n", encoding="utf-8")
+        (own / SALT).write_text("", encoding="utf-8")  # the simulation has none
 
 
 def _looked_into(

@@ -18,8 +18,8 @@ from fedstill.errors import ArgumentError, DataError, RunFolderError
 from fedstill.experiment import Experiment
 from fedstill.federation import LinkConfig
 from fedstill.methods.fediod import FedIODConfig
+from fedstill.node.digests import digest
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.questions import digest
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.records import write_text
@@ -82,7 +82,8 @@ def distil(
         names: of the nodes; none is ``node-0``, ``node-1``...
         policies: of the nodes' gates; none is ``PolicyConfig()`` for each, which lets only outputs pass:
             methods that share parameters need ``PolicyConfig(outputs_only=False)``.
-        privacies: how the nodes protect their records, and their budgets; none is no mechanism, no guarantee.
+        privacies: one a node: how it protects its records, and its budget, as
+            ``PrivacyConfig("dp-sgd", epsilon=3.0)``; none is no mechanism, and no guarantee.
         mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
             None is 0.5 and 0.5: inputs from -1 to 1.
         seed: of every random draw.

@@ -47,7 +47,7 @@ usage:
   fedstill run PRESET --help                every option, with its meaning and default
   fedstill node init|check|start|answer DIR     a node of a real federation, for whoever owns its data
   fedstill server init|start|status|stop DIR    the server that they join
-  fedstill privacy plan NODE RUN                what a run will cost a node, before anything is trained
+  fedstill privacy plan|price|audit ...         what a run will cost a node, before anything is trained
   fedstill ledger show|verify|export|settle DIR what has left a node, when, to which run, at which price
   fedstill questions make ...                   questions in a file, for nodes without a live link
   fedstill distil ANSWERS ...                   a student from the files of answers that came back

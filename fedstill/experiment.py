@@ -133,6 +133,7 @@ class Experiment:
         """Charge to a file from now on, so that a run that goes on finds what it has spent."""
         purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
         if purses:
+            self.account.close()
             self.account = Account(path, self._ledger_key, durable=False)
         for purse in purses:
             purse.account = self.account
@@ -547,7 +548,8 @@ class _Meter:
 
 def _owners_own(node: Node) -> dict[str, float]:
     """What only the node's owner may know of what its releases cost."""
-    found = None if node.gate.purse is None else node.gate.purse.data_dependent()
+    purse, votes = node.gate.purse, node.gate.ledger.votes(node.name)
+    found = None if purse is None else purse.data_dependent(votes)
     return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}
 
 

@@ -81,6 +81,8 @@ def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     count = len(setting.parts)
     names = list(setting.names) or [f"node-{index}" for index in range(count)]
     policies = list(setting.policies) or [PolicyConfig()] * count
+    if isinstance(setting.privacies, PrivacyConfig):
+        raise ArgumentError("privacies", "a PrivacyConfig", "a list of them, one for each node")
     privacies = list(setting.privacies) or [PrivacyConfig()] * count
     by_node: dict[str, Sequence[Any]] = {"names": names, "policies": policies, "privacies": privacies}
     for what, given in {"models": setting.models, **by_node}.items():

@@ -300,7 +300,9 @@ def test_export(clinic: Path, capsys: Capture) -> None:
         rows = list(account.entries())
     lines, table = clinic.parent / "out.jsonl", clinic.parent / "out.csv"
     said(capsys, "export", clinic, "--out", lines)
-    assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == rows
+    secret = ("content", "after", "hash")
+    secretive = [{name: row[name] for name in row if name not in secret} for row in rows]
+    assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     said(capsys, "export", clinic, f"--out={table}")
     with table.open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
@@ -312,6 +314,29 @@ def test_export(clinic: Path, capsys: Capture) -> None:
     edit(clinic, "DELETE FROM rows WHERE row = 1")
     with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: row 1 is missing"):
         ledger.main(["export", str(clinic), "--out", str(clinic.parent / "again.csv")])
+
+
+def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_with(
+    clinic: Path, capsys: Capture
+) -> None:
+    """Contents begin with a hash of the records, and hashes of rows are over contents."""
+    with closing(Account(clinic / "ledger.sqlite", owner.secret(clinic))) as account:
+        rows = list(account.entries())
+    for ending in ("jsonl", "csv"):
+        short, whole = (clinic.parent / f"{name}.{ending}" for name in ("short", "whole"))
+        assert "keep it to yourself" not in said(capsys, "export", clinic, "--out", short)
+        assert "keep it to yourself" in said(capsys, "export", clinic, "--whole", "--out", whole)
+        for row in rows:
+            assert row["hash"] not in short.read_text(encoding="utf-8")
+            assert row["hash"] in whole.read_text(encoding="utf-8")
+        head = whole.read_text(encoding="utf-8").splitlines()[0]
+        assert "content" in head
+        assert "after" in head
+    lines = (clinic.parent / "whole.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    names = (clinic.parent / "short.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert not {"content", "after", "hash"} & set(names)
+    assert "guesses" in said(capsys, "--help")
 
 
 def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:

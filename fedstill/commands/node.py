@@ -25,7 +25,8 @@ HELP = """\
 A node is a folder that belongs to the owner of its data.
 
 usage:
-  fedstill node init DIR [--name NAME]      write DIR/node.toml, with every option explained, and DIR/secret
+  fedstill node init DIR [--name NAME]      write DIR/node.toml, with every option explained, and DIR/secret;
+                                            where only the secret is missing, a new one
   fedstill node check DIR [RUN.toml|PRESET] what the node is, what it would answer and refuse (in one run, or
                                             by each method), and everything that is wrong; trains nothing
   fedstill node start DIR                   join the federation that the startup kit in DIR/kit is for
@@ -89,7 +90,13 @@ def _init(words: list[str]) -> None:
 
     from fedstill.node import owner
 
-    owner.init(Path(folder), name)
+    if not owner.init(Path(folder), name):
+        path = Path(folder) / owner.SECRET
+        print(f"Wrote {path} anew (which nobody else may read); {owner.FILE} is as it was.")
+        print("Noise is keyed anew: what was answered before is not answered in the same way again.")
+        print("The ledger was sealed with the lost secret. Once you have seen that it is as you left it:")
+        print(f'  fedstill ledger settle {folder} --because "the secret was lost"')
+        return
     print(
         f"Wrote {Path(folder) / owner.FILE} and {Path(folder) / owner.SECRET} (which nobody else may read)."
     )
@@ -265,10 +272,8 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     """What one run asks, and what this node would say."""
     from rich.table import Table
 
-    from fedstill.commands.node_privacy import unprotected
-    from fedstill.commands.privacy import up
+    from fedstill.commands.node_privacy import payment, unprotected
     from fedstill.methods import method_of
-    from fedstill.privacy.planning import forecast
 
     config = asking.config
     method = method_of(config.method)
@@ -298,9 +303,7 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     else:
         console.print(f"It cannot take part: {against}.", soft_wrap=True)
     if guard is not None and guard.protects and not bare:
-        cost = forecast(guard)
-        epsilon = f"epsilon {up(cost.pld)} at delta {guard.config.delta:g}"
-        console.print(f"It would pay {epsilon}: `fedstill privacy plan` says for what.")
+        console.print(payment(guard), soft_wrap=True)
     console.print()
 
 

@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedstill.commands.privacy import up
 from fedstill.data.groups import limit_groups
 from fedstill.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.node import owner
-from fedstill.node.guard import PARTS, Guard, total, unpriced
+from fedstill.node.guard import PARTS, Guard, unpriced
 from fedstill.node.owner import Examined, NodeFile
 from fedstill.node.protect import wanted
 from fedstill.node.questions import NodeSide
 from fedstill.privacy.accounting import within
+from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget
 from fedstill.privacy.events import from_text
+from fedstill.privacy.planning import forecast, objection
 from fedstill.privacy.statement import state
 
 
@@ -31,18 +34,23 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
         lines.append(f"{config.mechanism}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
     for what, most, delta in (
         ("a run", config.epsilon, config.delta),
-        ("the data", config.total_epsilon, config.total_delta),
+        ("all runs on these data", *config.over_all),
     ):
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
     try:
         told = owner.spent(found.file, folder)
-        budget = Budget(config.total_epsilon, config.total_delta, config.accountant)
-        if math.isfinite(config.total_epsilon) and told.trouble is None:
+        budget = Budget(*config.over_all, config.accountant)
+        if math.isfinite(budget.epsilon) and told.trouble is None:
             left = 0.0 if told.bare else budget.left(from_text(told.events))
             lines[-1] += f", of which {math.floor(1000 * left) / 1000:g} is left"
+        elif told.trouble is not None:
+            lines.append(f"nothing can be charged: {told.trouble}")
     except FedstillError:  # a fault, and told as one
         pass
+    if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
+        again = f"the server names runs, and each may cost {config.epsilon:g} anew"
+        lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
     return lines
 
 
@@ -80,22 +88,36 @@ def unprotected(
     return bare, None if folder is None else _dear(guard, file, folder), guard
 
 
+def payment(guard: Guard) -> str:
+    """What a run would cost, by the owner's accountant."""
+    cost, config = forecast(guard), guard.config
+    if cost.price is None:
+        if objection(guard) is not None:
+            return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
+        return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
+    reached = f"epsilon {up(cost.by(config.accountant))} ({config.accountant.upper()})"
+    return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
+
+
 def _dear(guard: Guard, file: NodeFile, folder: Path) -> str | None:
     """Why a run costs more than its owner allows, or None."""
     config, price = guard.config, total(guard.schedule())
     if price is None:
-        return None
+        return objection(guard)
     if not within(price, config.epsilon, config.delta, config.accountant):
         return f"the run costs more than privacy.epsilon = {config.epsilon:g}"
     try:
         told = owner.spent(file, folder)
     except FedstillError:  # a fault, and told as one
         return None
-    if math.isinf(config.total_epsilon):
+    if told.trouble is not None:
+        return f"nothing can be charged: {told.trouble}"
+    most, delta = config.over_all
+    if math.isinf(most):
         return None
+    name = "epsilon" if config.total_epsilon is None else "total_epsilon"
     if told.bare:
-        return "privacy.total_epsilon is set, and releases without guarantee have left"
-    after = from_text(told.events) + price
-    if not within(after, config.total_epsilon, config.total_delta, config.accountant):
-        return f"the run costs more than is left of privacy.total_epsilon = {config.total_epsilon:g}"
+        return f"privacy.{name} is set, and releases without guarantee have left"
+    if not within(from_text(told.events) + price, most, delta, config.accountant):
+        return f"the run costs more than is left of privacy.{name} = {most:g} for all runs on these data"
     return None

@@ -19,7 +19,8 @@ What a run costs its nodes' records, as epsilon at delta.
 
 usage:
   fedstill privacy plan NODE RUN             what a run will cost a node, before anything is trained. NODE is
-                                             its folder or node.toml, RUN a run's .toml or a preset
+                                             its folder or node.toml, RUN a run's .toml or a preset; exits
+                                             with 2 if the node would refuse it
   fedstill privacy plan RUN                  the same for every node of a simulation ([nodes.privacy])
   fedstill privacy price EVENT [TIMES] ...   epsilon of such noise, so many times; EVENT is
                                              "gaussian(1.0, rate=0.01)" or "laplace(50.0)"
@@ -31,8 +32,8 @@ noise that is given nowhere is found from epsilon.
   --epsilon E     the most that the run may cost
   --noise N       noise, where the node has one part without; else PART=N,PART=N for training, critic, pate,
                   gradients, outputs
-  --steps N       how long the run is: the method's steps, rounds or predictions, or local epochs, whichever
-                  makes it dearer. With --epsilon and --noise it is what is found
+  --steps N       how long the run is: the method's steps, rounds or predictions, or local epochs or
+                  least_steps, the first that makes it dearer. With --epsilon and --noise it is what is found
 options of `price`:
   --delta D       delta (default: 1e-5)
 """

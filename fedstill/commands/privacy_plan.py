@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli import _take
 from fedstill.commands.privacy import number, refuse_options
-from fedstill.commands.privacy_tables import Place, Plan, Run, show
+from fedstill.commands.privacy_tables import Place, Plan, Run, refusal, show
 from fedstill.data.groups import limit_groups
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.node.guard import PARTS, Guard, total
+from fedstill.node.guard import PARTS, Guard
+from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, from_text
-from fedstill.privacy.planning import Knob, find_knob, forecast, most_steps
+from fedstill.privacy.planning import Knob, find_knob, forecast, most_steps, parts
 
 if TYPE_CHECKING:
     from fedstill.node.training import LocalConfig
@@ -39,7 +40,8 @@ def plan(words: list[str]) -> None:
     """Do what the words after ``fedstill privacy plan`` say.
 
     Raises:
-        FedstillError: they say nothing that can be planned, or no noise is enough.
+        FedstillError: they say nothing that can be planned, no noise is enough, or a node would refuse the
+            run; then after the plan.
     """
     most, words = _take("--epsilon", words)
     noise, words = _take("--noise", words)
@@ -68,6 +70,9 @@ def plan(words: list[str]) -> None:
             known[place.examples] = _solve(run, place, wish)
         plans.append(replace(known[place.examples], place=place))
     show(console, run, plans, Path(words[0]) if len(words) == 2 else None)
+    for one in plans:
+        if (reason := refusal(one)) is not None:
+            raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
 
 
 def _noise(text: str) -> float | dict[str, float]:
@@ -162,7 +167,7 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     wants = [part for part in PARTS if getattr(privacy, part).noise is None]
     noisy = _with_noise(privacy, dict.fromkeys(wants, 1.0))
     first = _guard(run, place, noisy, method, local)
-    used = [part for part, price in first.schedule().items() if part in PARTS and price]
+    used = parts(first)
     if wish.noise is not None:
         privacy = _with_noise(privacy, _levels(wish.noise, used, [part for part in wants if part in used]))
         noisy = _with_noise(noisy, {part: getattr(privacy, part).noise or 1.0 for part in used})
@@ -176,7 +181,7 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
 
         try:
             length = find_knob(method, local, price)
-        except ArgumentError:
+        except FedstillError:
             if wish.steps is not None or wish.finds_steps:
                 raise
     if length is not None and (wish.steps is not None or wish.finds_steps):
@@ -187,10 +192,11 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     if guard.protects and getattr(method, "labelled", False):  # as the run itself is refused
         allowed = "none where public data join its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", guard.name, allowed)
-    found = (
-        "steps" if wish.finds_steps else "noise" if wants and math.isfinite(privacy.epsilon) else "epsilon"
-    )
-    return Plan(place, guard, forecast(guard), length, found)
+    limited = math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+    cost = forecast(guard)
+    noisy_enough = wants and limited and cost.price is not None
+    found = "steps" if wish.finds_steps else "noise" if noisy_enough else "epsilon"
+    return Plan(place, guard, cost, length, found)
 
 
 def _with_noise(privacy: PrivacyConfig, levels: Mapping[str, float]) -> PrivacyConfig:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fedstill.commands.ledger import _events
 from fedstill.commands.privacy import up
 from fedstill.methods import method_of
-from fedstill.node.guard import PARTS, Guard, unpriced
-from fedstill.privacy.accounting import epsilon
+from fedstill.node.guard import PARTS, Guard
+from fedstill.privacy.accounting import epsilon, within
 from fedstill.privacy.events import Price, as_text
-from fedstill.privacy.planning import MOST_STEPS, Forecast, Knob, rounded_up
+from fedstill.privacy.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from fedstill.data.public import Public
     from fedstill.node.training import LocalConfig
     from fedstill.privacy.config import PrivacyConfig
+
+
+DROWNED = (
+    "the votes are almost all noise: more records and teachers, fewer questions, a larger epsilon, or dp-sgd"
+)
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,14 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
         if most.length is not None:
             facts["length"] = f"{length} = {most.length.value:.10g}{_steps_note(plans)}"
         facts["found"] = {
-            "noise": f"noise, so that epsilon is at most {config.epsilon:g}",
+            "noise": f"noise, so that epsilon is at most {min(config.epsilon, config.over_all[0]):g}",
             "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
             "epsilon": "epsilon, from noise and length",
         }[most.found]
+        noise, teachers = max(plan.guard.levels.pate for plan in plans), config.pate.teachers
+        if config.mechanism == "pate" and noise:
+            told = f"noise {noise:.4g} on the votes of {teachers} teachers"
+            facts["votes"] = f"{told}: {DROWNED}" if noise >= teachers / 2 else told
     _pairs(console, facts)
     if len(plans) > 1:
         _print_nodes(console, plans)
@@ -173,37 +182,57 @@ def _print_lines(console: Console, plan: Plan) -> None:
         each, alone = "no guarantee", None
         if line.price is not None:
             each = "\n".join(_events(as_text(line.price)))
-            times = Price({event: count * line.times for event, count in line.price.items()})
+            times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
             alone = epsilon(times, config.delta, config.accountant)
-        rows.append([line.what, line.pays, each, f"{line.times:,}", up(alone)])
+        told = up(alone) if line.times or alone is None else f"{up(alone)} each"
+        rows.append([line.what, line.pays, each, _often(line.times), told])
     console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
     free = [name for name in plan.guard.side.questions if name not in {line.what for line in plan.cost.lines}]
     for name in free:
-        rows.append([name, "nothing", "free", f"{plan.guard.side.questions[name].times:,}", "0"])
+        rows.append([name, "nothing", "free", _often(plan.guard.side.questions[name].times), "0"])
     _table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
+
+
+def _often(times: int) -> str:
+    return f"{times:,}" if times else "any"  # as a method that does not say how often
+
+
+def refusal(plan: Plan) -> str | None:
+    """Why a node would refuse the run as planned, or None."""
+    config, cost, place = plan.guard.config, plan.cost, plan.place
+    if place.trouble is not None:
+        return f"nothing can be charged: {place.trouble}"
+    if cost.price is None:
+        return objection(plan.guard)
+    most, delta = config.over_all
+    if place.bare and math.isfinite(most):
+        return "nothing is left: releases without guarantee have left"
+    if not within(cost.price, config.epsilon, config.delta, config.accountant):
+        return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
+    if not within(place.spent + cost.price, most, delta, config.accountant):
+        return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
+    return None
 
 
 def _print_budgets(console: Console, plan: Plan) -> None:
     config, cost, place = plan.guard.config, plan.cost, plan.place
+    refused = refusal(plan)
     if cost.price is None:
-        reasons = (unpriced(plan.guard, question) for question in plan.guard.side.questions.values())
-        refused = next((reason for reason in reasons if reason), None)
-        facts = {"whole run": "no guarantee" if refused is None else f"no guarantee, and refused: {refused}"}
-        _pairs(console, facts)
+        told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
+        _pairs(console, {"whole run": told})
         return
-    reached = cost.rdp if config.accountant == "rdp" else cost.pld
     facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
-    facts["of the run"] = _left(config.epsilon, config.delta, reached, "")
-    if place.trouble is not None:
-        facts["of the data"] = f"nothing can be charged: {place.trouble}"
-    elif place.bare and math.isfinite(config.total_epsilon):
-        facts["of the data"] = "nothing is left: releases without guarantee have left"
+    if endless := [name for name, asked in plan.guard.side.questions.items() if not asked.times]:
+        facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
+    facts["of the run"] = _left(config.epsilon, config.delta, cost.by(config.accountant), "")
+    if place.trouble is not None or (place.bare and refused is not None):
+        facts["of the data"] = f"REFUSED: {refused}"
     else:
-        total_ = place.spent + cost.price
-        after = epsilon(total_, config.total_delta, config.accountant)
-        before = epsilon(place.spent, config.total_delta, config.accountant)
+        most, delta = config.over_all
+        after = epsilon(place.spent + cost.price, delta, config.accountant)
+        before = epsilon(place.spent, delta, config.accountant)
         told = f"{up(before)} spent before, " if place.spent else ""
-        facts["of the data"] = _left(config.total_epsilon, config.total_delta, after, told)
+        facts["of the data"] = _left(most, delta, after, told)
     _pairs(console, facts)
 
 

@@ -35,10 +35,11 @@ from fedstill.federation.replies import About
 from fedstill.methods import METHODS
 from fedstill.methods.public import LOGITS
 from fedstill.methods.server import Ask
+from fedstill.node.digests import digest
 from fedstill.node.form import Form
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.plan import PROTOCOL, Plan, fingerprint, public_tensors
-from fedstill.node.questions import NodeSetting, Question, digest
+from fedstill.node.questions import NodeSetting, Question
 from fedstill.node.training import LocalConfig
 from fedstill.tasks import make_task
 from fedstill.wire import Tensors, kind_of, pack, refine, size, unpack
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-FORMAT = 1  # of both kinds of file
+FORMAT = 2  # of both kinds of file
 # What a node is that has answered all there is.
 READY = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
 QUESTIONS, ANSWERS = "questions", "answers"

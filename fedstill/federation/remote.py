@@ -37,9 +37,10 @@ from fedstill.federation.replies import (
     read_seconds,
     read_told,
 )
+from fedstill.node.digests import digest
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.node.plan import PROTOCOL, Plan, public_tensors
-from fedstill.node.questions import GRADIENTS, Question, digest
+from fedstill.node.questions import GRADIENTS, Question
 from fedstill.wire import SCALE, Tensors, kind_of, pack, size, unpack
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
@@ -441,7 +442,9 @@ class Remote(Federation):
         down: Mapping[str, int],
         reply: Reply,
     ) -> None:
-        if self.ledger.released(node, number, part, content):
+        privacy = dict(reply.privacy)
+        after = privacy.pop("after", "")
+        if self.ledger.released(node, number, part, content, after):
             return
         kinds = self.questions[question].kinds()
         # What was not declared will be found faulty, and is not counted.
@@ -454,7 +457,8 @@ class Remote(Federation):
             content=content,
             down=down,
             up=self._sizes(known, kinds),
-            privacy=reply.privacy,
+            privacy=privacy,
+            after=after,
         )
 
     def _sizes(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:

@@ -176,7 +176,8 @@ class Progress:
 def read_privacy(told: Mapping[str, Any]) -> dict[str, Any]:
     """Under which mechanism a release left, and at which price, as far as the node says it.
 
-    The price is None, which is no guarantee, or events as text and how often each.
+    The price is None, which is no guarantee, or events as text and how often each. ``after`` is a fingerprint
+    of what the node had answered before: the same question after something else is another release.
 
     Raises:
         DataError: it says it in another form.
@@ -192,6 +193,8 @@ def read_privacy(told: Mapping[str, Any]) -> dict[str, Any]:
         read["mechanism"] = _text(table, "mechanism", 80)
     if "price" in table:
         read["price"] = None if table["price"] is None else _price(_table(table, "price"))
+    if "after" in table:
+        read["after"] = _text(table, "after", 80)
     return read
 
 

@@ -175,13 +175,16 @@ def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
         if not config.critical:
             return {"logits": group.bench("model")(x)}
-        real, _ = group.sample(x.shape[1], "critic", number)  # x'_k (G, B, C, H, W)
         if "critic" in group.nodes[0].private:
             learn_privately(group.nodes[0], number, x[0].detach())
         else:
-            learn(group, real, x.detach())
+            learn(group, own(group, number, x), x.detach())
         answer = {"logits": group.bench("model")(x), "critic": group.bench("critic")(x)}
-        return {**answer, **rating(group, real)}
+        return {**answer, **rating(group, number, x)}
+
+    def own(group: Group, number: int, x: torch.Tensor) -> torch.Tensor:
+        """x'_k: as many of each node's own inputs, ``(G, B, C, H, W)``."""
+        return group.sample(x.shape[1], "critic", number)[0]
 
     def learn(group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
         """A step of each D_k (Eq. 2)."""
@@ -205,18 +208,18 @@ def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
             batch=min(n, batch),
         )
 
-    def rating(group: Group, real: torch.Tensor) -> dict[str, torch.Tensor]:
-        """E D_k(x'_k), (G,), over the examples just drawn, if pi_k(x) needs it."""
+    def rating(group: Group, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not config.rated:
             return {}
-        return {"critic_real": group.bench("critic")(real).sigmoid().flatten(1).mean(1)}
+        real = group.bench("critic")(own(group, number, x))
+        return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
     def predict(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained."""
         answer = {"logits": group.bench("model")(x)}
         if config.rated:
-            real, _ = group.sample(x.shape[1], "critic", number)
-            answer.update({"critic": group.bench("critic")(x), **rating(group, real)})
+            answer.update({"critic": group.bench("critic")(x), **rating(group, number, x)})
         return answer
 
     def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:

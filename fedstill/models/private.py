@@ -1,4 +1,5 @@
-"""Which networks can learn privately: no layer may mix examples, or remember the batches that it saw."""
+"""Which networks can learn privately: no layer may mix examples, or remember the batches that it saw, or draw
+at random: torch draws by an example's place in the batch, which follows from the other examples."""
 
 from __future__ import annotations
 
@@ -10,28 +11,41 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedstill.errors import FedstillError, ModelError
+from fedstill.models import classifiers
 from fedstill.seeds import seeded
+
+FEW = 6  # layers that are named
 
 
 class NotPrivate(ModelError):
-    """A network that DP-SGD cannot train, with every layer that stands in the way and what takes its place.
+    """A network that DP-SGD cannot train, with the layers that stand in the way and what takes their place.
 
     Attributes:
-        layers: what is to be done, by the layer's name.
+        layers: what is to be done, by the layer's name; all of them.
+
+    >>> raise NotPrivate("the model", {"1": "BatchNorm2d -> GroupNorm(16, 48)"})
+    Traceback (most recent call last):
+    ...
+    fedstill.models.private.NotPrivate: the model cannot learn privately (batch norm mixes examples): 1: \
+BatchNorm2d -> GroupNorm(16, 48)
     """
 
-    def __init__(self, whose: str, layers: dict[str, str]) -> None:
+    def __init__(self, whose: str, layers: dict[str, str], *, ours: bool = False) -> None:
         self.layers = layers
-        told = "; ".join(f"{name or 'the network itself'}: {what}" for name, what in layers.items())
-        super().__init__(f"{whose} cannot learn privately: {told}")
+        named = [f"{name or 'the network itself'}: {what}" for name, what in layers.items()]
+        told = "; ".join(named[:FEW]) + (f"; and {len(named) - FEW} more" if len(named) > FEW else "")
+        why = " (batch norm mixes examples)" if any("BatchNorm" in what for what in named) else ""
+        other = "; small-cnn, lenet5 and mlp have none of these" if ours else ""
+        super().__init__(f"{whose} cannot learn privately{why}: {told}{other}")
 
 
 def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> None:
     """Refuse a network that DP-SGD cannot train. Nothing of it is changed.
 
     Layers are judged by Opacus' validator, and by what it does not know: kinds derived from those it
-    refuses, frozen ones too, plain recurrent layers, and layers without their sizes. With ``shape``, two
-    examples' gradients are tried, which finds layers of one's own that keep what they saw.
+    refuses, frozen ones too, plain recurrent layers, layers that draw at random, and layers without their
+    sizes. With ``shape``, two examples' gradients are tried, which finds layers of one's own that keep what
+    they saw, or draw.
 
     Args:
         model: the network.
@@ -42,15 +56,19 @@ def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> N
         NotPrivate: naming every layer that stands in the way, and what takes its place.
         FedstillError: Opacus is not installed.
     """
-    layers = {name: found for name, layer in model.named_modules() if (found := _instead(layer))}
+    layers, last = {}, None
+    for name, layer in model.named_modules():
+        if found := _instead(layer, last):
+            layers[name] = found
+        last = layer if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) else last
     if not layers and shape is not None:
         layers = _tried(model, shape)
     if layers:
-        raise NotPrivate(whose, layers)
+        raise NotPrivate(whose, layers, ours=type(model).__module__ == classifiers.__name__)
 
 
-def _instead(layer: nn.Module) -> str:
-    """What is wrong with a layer and what takes its place, or nothing."""
+def _instead(layer: nn.Module, last: nn.Module | None) -> str:
+    """What is wrong with a layer and what takes its place, or nothing; ``last`` gives its inputs."""
     try:
         import opacus.layers as private
         from opacus.validators import ModuleValidator
@@ -61,12 +79,18 @@ def _instead(layer: nn.Module) -> str:
         return f"{name} has no sizes yet: call it once, or give its sizes"
     if type(layer) is nn.RNN:
         return f"{name} -> opacus.layers.{private.DPRNN.__name__}({layer.input_size}, {layer.hidden_size})"
+    if isinstance(layer, nn.BatchNorm1d) and not isinstance(last, nn.Conv1d | nn.ConvTranspose1d):
+        return f"{name} -> LayerNorm({layer.num_features})"  # groups of one value would all be 0
     for kind in type(layer).__mro__:
         if kind in ModuleValidator.VALIDATORS and ModuleValidator.VALIDATORS[kind](layer):
             other = ModuleValidator.FIXERS[kind](layer)
             return f"{name} -> {_named(other)}"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return f"{name} -> GroupNorm"
+    if isinstance(layer, nn.RReLU):
+        return f"{name} -> LeakyReLU"
+    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+        return f"{name} -> none: what it drops depends on the other examples"
     return ""
 
 
@@ -96,7 +120,7 @@ def _tried(model: nn.Module, shape: Sequence[int]) -> dict[str, str]:
             changed = (name for name, old in before.items() if not torch.equal(old, twin.get_buffer(name)))
             kept = [name.rpartition(".") for name in changed]
             if not kept:
-                vmap(grad(one), in_dims=(None, 0), randomness="different")(leaves, x)
-        except RuntimeError as error:  # .item(), a branch on values: torch says so in many ways
+                vmap(grad(one), in_dims=(None, 0), randomness="error")(leaves, x)
+        except RuntimeError as error:  # random draws, .item(), a branch on values: torch says so in many ways
             return {"": f"no gradients by example ({str(error).splitlines()[0]})"}
     return {layer: f"{buffer!r} keeps what it saw -> a layer without it" for layer, _, buffer in kept}

@@ -155,6 +155,11 @@ class Account:
             self._write_anchor()
         return True
 
+    def charged(self, entry: Entry) -> bool:
+        """Whether a release is written already."""
+        with self._db.reading():
+            return self._charged(entry)
+
     def spent(self, node: str, run: str) -> Spent:
         """What a node has spent so far, in one run and in all."""
         with self._db.reading():

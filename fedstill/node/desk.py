@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from fedstill.compute import Compute
-from fedstill.errors import ArgumentError, QuestionMismatch
+from fedstill.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.node.digests import chained, digest
 from fedstill.node.gate import Asked
 from fedstill.node.group import Group, stack
 from fedstill.node.ledger import ANSWER, GRADIENT
-from fedstill.node.questions import GRADIENTS, NodeSide, Question, chained, digest
+from fedstill.node.questions import GRADIENTS, NodeSide, Question
 from fedstill.wire import WireConfig, kind_of, refine, size
 
 Tensors = Mapping[str, torch.Tensor]
@@ -64,6 +65,7 @@ class Desk:
         self.wire = wire or WireConfig()
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered: OrderedDict[int, _Answered] = OrderedDict()
+        self._spoilt = ""  # the question at which a network may have learned half of what it should
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
@@ -79,7 +81,12 @@ class Desk:
             QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
                 limit on bytes may strike later, when the size of an answer is known.
             QuestionMismatch: the number was used for another question or other content.
+            NodeFault: an earlier question failed while a network learned privately for it: noise that is
+                named after what was asked would be drawn once more, on something else.
         """
+        if self._spoilt:
+            reason = f"it failed at question {self._spoilt}: the run goes on from an earlier mark"
+            raise NodeFault(self.group.nodes[0].name, name, reason)
         arrived, tensors = tensors, refine(tensors)
         question = self._question(name, tensors)
         content = digest(name, arrived)
@@ -92,7 +99,11 @@ class Desk:
             asked = [Asked(number, name, content, after, down) for after in before]
             for node, here in zip(self.group.nodes, asked, strict=True):
                 node.gate.admit(here, question, tensors)
+            private = any(node.private for node in self.group.nodes)
+            learns = bool(question.trains) or question.span is not None
+            self._spoilt = f"{number} ({name})" if private and learns else ""
             inputs, outputs = self._compute(question, number, content, tensors, differentiable)
+            self._spoilt = ""
             kept = _Answered(question, content, asked, inputs, outputs)
             self._remember(number, kept)
         elif kept.content != content:

@@ -5,6 +5,10 @@ Each step draws each record by itself (Poisson sampling), shortens each record's
 most ``clip``, and adds Gaussian noise of standard deviation ``noise * clip`` to their sum. One record moves
 that sum by ``clip`` at most, so a step is the sampled Gaussian event that :func:`price` names.
 
+An example's gradient follows from that record and the step's name alone, never from which others were drawn
+or in what order: networks that draw at random while they learn (dropout) are refused, and how an image is
+augmented follows from what it shows.
+
 Assumed: neighbouring data differ by one record (or one group of ``group`` records) added or removed; how many
 records there are sets rate and steps, and counts as known. What training reports of its losses is for the
 node's owner alone.
@@ -12,9 +16,11 @@ node's owner alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -24,7 +30,8 @@ from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
 from fedstill.models.private import NotPrivate, check
 from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, LocalConfig, Report, Span, cosine, set_lr, shifted
+from fedstill.node.training import WHOLE, LocalConfig, Report, Span, cosine, moved, set_lr
+from fedstill.privacy.bounds import kept, lengths
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 from fedstill.tasks import Task
@@ -34,9 +41,10 @@ __all__ = ["DPSGD", "NotPrivate", "check", "clipped_sum", "price", "rate", "samp
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
+# Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
+Augment = Callable[[torch.Tensor, Draws], torch.Tensor]
 
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
-SLACK = 1e-5  # gradients are clipped to so much less, relatively, that rounding never takes one over the clip
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def step(
     private_loss: PrivateLoss,
     batch: float,
     public_loss: PublicLoss | None = None,
-    augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    augment: Augment | None = None,
 ) -> float:
     """One private step of a node's network.
 
@@ -118,7 +126,7 @@ def step(
         private_loss: of the drawn records.
         batch: how many are drawn on average; the noisy sum of gradients is divided by it.
         public_loss: is added to the mean of the private one; costs nothing.
-        augment: changes inputs (B, C, H, W), each by itself.
+        augment: changes inputs; what it does to one must not depend on the others, nor on its place.
 
     Returns:
         The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
@@ -129,10 +137,14 @@ def step(
     trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
     training = module.training
     module.train()
-    inputs = drawn.inputs if augment is None or not len(drawn) else augment(drawn.inputs)
+    inputs = drawn.inputs
+    if augment is not None and len(drawn):
+        inputs = augment(inputs, dp.draws(*names, "augment"))
     total, loss = clipped_sum(module, trained, private_loss, inputs, drawn.targets, dp.clip)
     if dp.noise:
-        noise = dp.draws(*names, "noise").normal(tuple(total.shape))
+        # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits on
+        # another machine, then so does all of its noise, and no difference of two steps is without noise.
+        noise = dp.draws(*names, "noise", _digest(total)).normal(tuple(total.shape))
         total = add_noise(total, noise, dp.noise * dp.clip)
     gradient = total / batch
     if public_loss is not None:
@@ -192,7 +204,7 @@ def train(
                 private_loss=private_loss or _losses(task, config),
                 batch=q * len(node.data),
                 public_loss=public_loss,
-                augment=_augment(node, config, number),
+                augment=_augment(config),
             )
         if report is not None:
             report([node], number - numbers[0] + 1, torch.tensor([loss]))
@@ -216,7 +228,8 @@ def clipped_sum(
     """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``.
 
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
-    whole batch see a batch of one. A gradient that is not finite counts nothing.
+    whole batch see a batch of one, and random draws end in torch's error. A gradient that is not finite
+    counts nothing.
 
     Args:
         module: the network, as it is to learn (its mode is not changed here).
@@ -236,20 +249,19 @@ def clipped_sum(
         loss: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
         return loss
 
-    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
+    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")
     sums = [torch.zeros(own.numel(), device=inputs.device) for own in trained.values()]
     losses = 0.0
     for x, y in _parts(inputs, targets, max(ROOM // sum(map(len, sums)), 1)):
         gradients, values = each(leaves, x, y)
         losses += values.sum().item()
         rows = [gradients[name].flatten(1) for name in leaves]  # (b, P_i) each
-        lengths = torch.stack([row.norm(dim=1) for row in rows]).norm(dim=0)  # (b,)
-        sound = lengths.isfinite()
-        factors = torch.where(sound, (clip * (1 - SLACK) / lengths).clamp(max=1.0), 0.0)  # 0 / 0 is no case
+        norms = torch.stack([lengths(row) for row in rows]).norm(dim=0)  # (b,) float64
+        factors, sound = kept(norms, clip).float(), norms.isfinite()
         if not sound.all():
             rows = [torch.where(sound.unsqueeze(1), row, 0.0) for row in rows]
-        for kept, row in zip(sums, rows, strict=True):
-            kept += factors @ row
+        for own, row in zip(sums, rows, strict=True):
+            own += factors @ row
     return torch.cat(sums), losses / max(len(inputs), 1)
 
 
@@ -293,8 +305,28 @@ def _losses(task: Task, config: LocalConfig) -> PrivateLoss:
     return losses
 
 
-def _augment(node: Node, config: LocalConfig, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _augment(config: LocalConfig) -> Augment | None:
     if config.augment == "none":
         return None
     flip = config.augment == "shift-flip"
-    return lambda inputs: shifted(inputs, node.draw("augment", number), flip=flip)
+    return lambda inputs, draws: moved(inputs, moves(inputs, draws), flip=flip)
+
+
+def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Three random numbers of each input, ``(3, B)`` int64 from 0: a keyed hash of what it holds.
+
+    Drawn by its place in the batch, one record less would change the numbers of those after it.
+
+    Args:
+        inputs: ``(B, ...)``.
+        draws: give the key, which nobody is to know.
+    """
+    key = draws.uniform((8,)).numpy().tobytes()  # 64 bytes, of which 416 bits are random
+    rows = inputs.cpu().numpy()
+    hashes = (hashlib.blake2b(row.tobytes(), digest_size=24, key=key).digest() for row in rows)
+    numbers = np.frombuffer(b"".join(hashes), "<u8") >> 1
+    return torch.from_numpy(numbers.astype(np.int64)).view(-1, 3).T
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.blake2b(tensor.cpu().numpy().tobytes(), digest_size=16).hexdigest()

@@ -74,14 +74,14 @@ def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Mod
         model: its model, if it could be made.
     """
     found = []
-    budget = min(config.epsilon, config.total_epsilon)
+    budget = min(config.epsilon, config.over_all[0])
     if config.mechanism == "none":
         if math.isfinite(budget):
             told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
             found.append(ArgumentError("privacy.mechanism", config.mechanism, told))
         return [str(fault) for fault in found]
     part = MAIN[config.mechanism]
-    if getattr(config, part).noise is None and math.isinf(config.epsilon):
+    if getattr(config, part).noise is None and math.isinf(budget):
         told = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
         found.append(ArgumentError("privacy.epsilon", config.epsilon, told))
     if config.mechanism == "noisy-outputs" and not config.outputs.bound and math.isfinite(budget):
@@ -91,9 +91,10 @@ def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Mod
         if config.group_size > 1 and data.groups is None:
             told = "1, where data.group does not say whose each record is"
             found.append(ArgumentError("privacy.group_size", config.group_size, told))
-        if config.delta * len(data) >= 1:
-            told = f"well below 1 / {len(data)}, one over the number of records"
-            found.append(ArgumentError("privacy.delta", config.delta, told))
+        for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):
+            if delta is not None and delta * len(data) >= 1:
+                told = f"well below 1 / {len(data)}, one over the number of records"
+                found.append(ArgumentError(f"privacy.{name}", delta, told))
     faults = [str(fault) for fault in found]
     if config.mechanism == "dp-sgd" and model is not None:
         try:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.node.digests import digest
 from fedstill.node.ledger import ANSWER, Ledger
+from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.events import Price, as_text
 from fedstill.wire import INPUTS, SCALE, WireConfig, kind_of, refine, size
 
@@ -150,8 +152,10 @@ class Gate:
                 rule = f"most_bytes: {self.policy.most_bytes}"
         if rule is not None:
             raise QuestionRefused(self.node, asked.question, rule)
-        if self.purse is not None and not again:
-            self.purse.afford(question, sent)
+        if self.purse is not None:
+            if not again:
+                self.purse.afford(asked, question, sent)
+            self.purse.pay_learning(asked, question, sent)  # before it happens, whatever comes of it
 
     def release(
         self,
@@ -181,15 +185,13 @@ class Gate:
         undeclared = sorted(set(tensors) - set(kinds))
         if undeclared:
             raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
-        noised, price, rule = self._protected(asked, part, tensors, question, sent)
-        before = noised
+        noised, price, rule, stamp = self._protected(asked, part, tensors, question)
+        finished = noised
         if part == ANSWER and question.finish is not None:
-            noised = question.finish(noised, sent)
-        leaving = (wire or WireConfig()).coarsen(noised, kinds)
-        again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after)
-        self._charge(asked, part, leaving, kinds, price, rule)
-        if self.purse is not None and not again:
-            self.purse.observe(question, tensors, before)
+            finished = question.finish(noised, sent)
+        leaving = (wire or WireConfig()).coarsen(finished, kinds)
+        votes = () if self.purse is None else self.purse.votes(question, tensors, noised)
+        self._charge(asked, part, leaving, kinds, question, sent, price, rule, stamp, votes)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
     def _protected(
@@ -198,22 +200,20 @@ class Gate:
         part: str,
         tensors: Mapping[str, torch.Tensor],
         question: Question,
-        sent: Mapping[str, torch.Tensor],
-    ) -> tuple[Mapping[str, torch.Tensor], Price | None, str]:
-        """Tensors as they may leave, what that costs, and what was done to them."""
+    ) -> tuple[Mapping[str, torch.Tensor], Price | None, str, str]:
+        """Tensors as they may leave, what that costs, what was done, and a stamp of what they were."""
         if self.purse is None:
-            return tensors, None, "none"
+            return tensors, None, "none", ""
         guard = self.purse.guard
         rules = {name: guard.rule(question, name) for name in tensors}
-        # With the content, and with what came before: equal noise on two answers would cancel.
-        about = ("gate", asked.number, part, asked.content, asked.after)
-        noised = {
-            name: rule.noise(rule.bound(tensors[name]), guard.draws(*about, name))
-            for name, rule in rules.items()
-        }
+        bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
+        # Noise is named after all that it hides, to the last digit: equal noise on two answers would cancel.
+        stamp = digest(part, bounded)
+        about = ("gate", asked.number, part, asked.content, asked.after, stamp)
+        noised = {name: rule.noise(bounded[name], guard.draws(*about, name)) for name, rule in rules.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        price = guard.price(question, part, shapes, sent, noised)
-        return noised, price, "; ".join(f"{name}: {rule.text}" for name, rule in rules.items())
+        price = total(guard.release(question, shapes, noised))
+        return noised, price, "; ".join(f"{name}: {rule.text}" for name, rule in rules.items()), stamp
 
     def _charge(
         self,
@@ -221,8 +221,12 @@ class Gate:
         part: str,
         tensors: Mapping[str, torch.Tensor],
         kinds: Mapping[str, str],
+        question: Question,
+        sent: Mapping[str, torch.Tensor],
         price: Price | None,
         rule: str,
+        stamp: str,
+        votes: Sequence[Sequence[int]],
     ) -> None:
         up: Counter[str] = Counter()
         for name, tensor in tensors.items():
@@ -231,13 +235,15 @@ class Gate:
         limit = self.policy.most_bytes or math.inf
         if not again and self.ledger.up(self.node) + sum(up.values()) > limit:
             raise QuestionRefused(self.node, asked.question, f"most_bytes: {self.policy.most_bytes}")
-        if self.purse is not None:
-            self.purse.pay(asked, part, up, price, rule)
-        if again:
+        anew = self.purse is not None and self.purse.pay(asked, part, up, price, rule, stamp)
+        if again and not anew:
             return  # the same release once more, after a stop: written and paid for already
-        if price is not None and self.purse is not None and self.ledger.silent(self.node):
-            first = self.purse.first  # the first release pays for the training that it follows from
-            price = None if first is None else price + first
+        if price is not None and self.purse is not None:
+            # What was learned for this release, and before the first one, has been paid for by itself.
+            learns = part == ANSWER and not again
+            learned = self.purse.guard.learning(question, sent) if learns else Bill()
+            first = self.purse.guard.first() if self.ledger.silent(self.node) else Bill()
+            price = total({"release": price, "learned": total(learned), "first": total(first)})
         self.ledger.write(
             node=self.node,
             number=asked.number,
@@ -247,6 +253,7 @@ class Gate:
             after=asked.after,
             down=asked.down,
             up=up,
+            votes=votes,
             privacy={
                 "mechanism": "none" if self.purse is None else self.purse.guard.name,
                 "price": None if price is None else as_text(price),

@@ -19,6 +19,7 @@ from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.questions import GRADIENTS, NodeSide, Question
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import calibrate
+from fedstill.privacy.bill import Bill, add, total
 from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import Price
 from fedstill.privacy.randomness import Draws, make_draws
@@ -28,8 +29,6 @@ from fedstill.wire import INPUTS
 
 Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
-Bill = dict[str, Price | None]
-"""What is to be paid, by what it is for; None where something has no guarantee."""
 
 COUNTED = ("label counts", "data sizes")  # kinds of tensor
 PARTS = ("training", "critic", "pate", "gradients", "outputs")  # what a config gives noise for
@@ -47,16 +46,6 @@ class Levels:
     outputs: float = 0.0
 
 
-def total(bill: Bill) -> Price | None:
-    """All of a bill; None if a part of it has no guarantee."""
-    sum_ = Price()
-    for price in bill.values():
-        if price is None:
-            return None
-        sum_ += price
-    return sum_
-
-
 class Guard:
     """Rules and prices of one node.
 
@@ -68,6 +57,7 @@ class Guard:
         examples: its records.
         classes: of the task.
         secret: keys the noise.
+        salt: of the run, so that no two runs have equal noise, however alike they are.
 
     Attributes:
         levels: of noise, as it is drawn.
@@ -91,10 +81,11 @@ class Guard:
         classes: int,
         *,
         secret: int = 0,
+        salt: str = "",
     ) -> None:
         self.node, self.config, self.side, self.local = node, config, side, local
         self.examples, self.classes, self._secret = examples, classes, secret
-        self.binding = ""
+        self.binding, self.salt = "", salt
         self._draws = make_draws(config.randomness)
         self.name = config.mechanism
         for question in side.questions.values():
@@ -110,7 +101,7 @@ class Guard:
         """Refuse a question that the mechanism cannot protect, whatever the noise."""
         rule, releases = None, bool(question.releases)
         if self.protects and releases and question.reads is None:
-            rule = f"what it reads of the records is not declared, and mechanism {self.name} needs to know"
+            rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
         elif self.name == "pate" and question.span is not None:
             rule = "teachers learn once, before the first question, and this one trains the model"
         if rule is not None:
@@ -144,8 +135,14 @@ class Guard:
         return Exact()
 
     def draws(self, *names: str | int) -> Draws:
-        """Noise for one purpose: the same purpose gives the same noise."""
-        return self._draws(self._secret, self.node, self.binding, *names)
+        """Noise for one purpose: the same purpose gives the same noise.
+
+        Raises:
+            ArgumentError: what the answers follow from is not known.
+        """
+        if not self.binding:
+            raise ArgumentError("binding", self.binding, "a fingerprint, set before anything is drawn")
+        return self._draws(self._secret, self.node, self.binding, self.salt, *names)
 
     def networks(self) -> Mapping[str, DPSGD]:
         """The networks that learn with DP-SGD, by role, and how."""
@@ -181,9 +178,8 @@ class Guard:
         shapes: Mapping[str, Sequence[int]],
         sent: Tensors,
         levels: Levels | None = None,
-        noised: Tensors | None = None,
     ) -> Bill:
-        """What one release costs: at most, or as it turned out.
+        """What one release costs at most, with what is learned for it.
 
         Args:
             question: that it answers.
@@ -191,30 +187,42 @@ class Guard:
             shapes: of what would leave, by name.
             sent: what came with the question.
             levels: of noise, if not the run's.
-            noised: the release itself, once it is known: it may say nothing in places, and cost less.
         """
-        level, bill = levels or self.levels, Bill()
-        for name, shape in shapes.items():
-            rule = self.rule(question, name, level)
-            price = rule.price(shape) if noised is None else rule.paid(shape, noised[name])
-            _add(bill, FOR.get(type(rule), "other"), price)
-        if part == ANSWER and self.protects:
-            if "critic" in question.trains:
-                _add(bill, "critic", self._learning("critic", level, max(question.rows, 1), 1))
-            if question.span is not None:
-                _add(bill, "training", self._local(len(question.span(sent).steps(self._all())), level))
+        bill = self.release(question, shapes, levels=levels)
+        for name, price in (self.learning(question, sent, levels) if part == ANSWER else Bill()).items():
+            add(bill, name, price)
         return bill
 
-    def price(
+    def release(
         self,
         question: Question,
-        part: str,
         shapes: Mapping[str, Sequence[int]],
-        sent: Tensors,
         noised: Tensors | None = None,
-    ) -> Price | None:
-        """All of a :meth:`bill`; None if something in the release has no guarantee."""
-        return total(self.bill(question, part, shapes, sent, noised=noised))
+        levels: Levels | None = None,
+    ) -> Bill:
+        """What one release costs by itself: at most, or as it turned out.
+
+        Args:
+            question: that it answers.
+            shapes: of what leaves, by name.
+            noised: the release, once it is known: it may say nothing in places, and cost less.
+            levels: of noise, if not the run's.
+        """
+        bill = Bill()
+        for name, shape in shapes.items():
+            rule = self.rule(question, name, levels)
+            price = rule.price(shape) if noised is None else rule.paid(shape, noised[name])
+            add(bill, FOR.get(type(rule), "other"), price)
+        return bill
+
+    def learning(self, question: Question, sent: Tensors, levels: Levels | None = None) -> Bill:
+        """What it costs that networks learn from the records before a question is answered."""
+        level, bill = levels or self.levels, Bill()
+        if self.protects and "critic" in question.trains:
+            bill["critic"] = self._learning("critic", level, max(question.rows, 1), 1)
+        if self.protects and question.span is not None:
+            bill["training"] = self._local(len(question.span(sent).steps(self._all())), level)
+        return bill
 
     def first(self, levels: Levels | None = None) -> Bill:
         """What the local training before the first question costs, whatever is asked about it later."""
@@ -235,7 +243,7 @@ class Guard:
             unspanned = replace(question, span=None)
             for part, shapes in self.expected(question).items():
                 for name, price in self.bill(unspanned, part, shapes, {}, levels).items():
-                    _add(bill, name, None if price is None else _times(price, question.times))
+                    add(bill, name, None if price is None else _times(price, question.times))
         return bill
 
     def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
@@ -262,7 +270,7 @@ class Guard:
     # --- noise that is to be found --------------------------------------------------------------------
 
     def _find_levels(self) -> Levels:
-        """Noise as given; where none is given, as much as epsilon asks for over the whole run.
+        """Noise as given; where none is given, as much as the budgets ask for over the whole run.
 
         Where several parts have none, each gets its share of epsilon; since all together cost less than
         the sum of what each costs alone, all of them are then lowered alike.
@@ -273,21 +281,29 @@ class Guard:
         self.supposed = replace(given, **dict.fromkeys(missing, 1.0))
         used = self.schedule(self.supposed)
         missing = [part for part in missing if used.get(part)]
-        if not self.protects or math.isinf(config.epsilon) or not missing or total(used) is None:
+        # The run must stay within both; what stays within less stays within more.
+        both = {(config.epsilon, config.delta), config.over_all}
+        budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
+        if not self.protects or not budgets or not missing or total(used) is None:
             return given
-        shares = {part: getattr(config, part).share for part in missing}
+        (most, delta), shares = budgets[0], {part: getattr(config, part).share for part in missing}
         alone = {
-            part: self._enough(
-                given, {part: 1.0}, config.epsilon * share / sum(shares.values()), "rdp", only=part
-            )
+            part: self._enough(given, {part: 1.0}, most * share / sum(shares.values()), delta, "rdp", part)
             for part, share in (shares if len(missing) > 1 else {}).items()
         }
         base = alone or dict.fromkeys(missing, 1.0)
-        factor = self._enough(replace(given, **base), base, config.epsilon, config.accountant)
+        levels = replace(given, **base)
+        factor = max(self._enough(levels, base, *budget, config.accountant) for budget in budgets)
         return replace(given, **{part: factor * level for part, level in base.items()})
 
     def _enough(
-        self, levels: Levels, base: Mapping[str, float], most: float, by: Accountant, only: str = ""
+        self,
+        levels: Levels,
+        base: Mapping[str, float],
+        most: float,
+        delta: float,
+        by: Accountant,
+        only: str = "",
     ) -> float:
         """By which factor some levels must be multiplied for a run (or one part of it) to cost ``most``."""
 
@@ -296,14 +312,16 @@ class Guard:
             return (bill[only] if only else total(bill)) or Price()
 
         try:
-            return calibrate(spent, most, self.config.delta, by)
+            return calibrate(spent, most, delta, by)
         except ArgumentError as error:
-            raise ArgumentError("privacy.epsilon", self.config.epsilon, error.allowed) from error
+            run, over_all = self.config.epsilon, self.config.over_all[0]
+            name = "epsilon" if run <= over_all else "total_epsilon"
+            raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
 
 
 def unpriced(guard: Guard, question: Question) -> str | None:
     """Why a question has no price that a budget could pay, or None."""
-    if math.isinf(guard.config.epsilon) and math.isinf(guard.config.total_epsilon):
+    if math.isinf(guard.config.epsilon) and math.isinf(guard.config.over_all[0]):
         return None
     bare_question = replace(question, span=None)
     bare = sorted(
@@ -315,16 +333,10 @@ def unpriced(guard: Guard, question: Question) -> str | None:
         }
     )
     if bare:
-        return (
-            f"privacy: a budget is set, and mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
-        )
+        cure = "; with a bound fixed beforehand (method.z_max) none is told" if "logit range" in bare else ""
+        named = f"mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
+        return f"privacy: a budget is set, and {named}{cure}"
     return None
-
-
-def _add(bill: Bill, name: str, price: Price | None) -> None:
-    """Put a price on a bill; what has no guarantee stays without."""
-    before = bill.get(name, Price())
-    bill[name] = None if price is None or before is None else before + price
 
 
 def _times(price: Price, times: int) -> Price:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import platform
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -27,6 +29,7 @@ from fedstill.errors import (
     ArgumentError,
     DataError,
     FedstillError,
+    ModelError,
     NodeFault,
     OwnDataError,
     QuestionRefused,
@@ -37,15 +40,16 @@ from fedstill.methods import METHODS
 from fedstill.node import owner, training
 from fedstill.node.account import DATA, Account, LedgerError
 from fedstill.node.desk import Desk
+from fedstill.node.digests import digest
 from fedstill.node.fit import architecture, fitted
-from fedstill.node.gate import Gate
+from fedstill.node.gate import INDICES, Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.node.networks import limited
 from fedstill.node.node import Node
 from fedstill.node.plan import PLAN_FILE, PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.node.protect import check_priced, protect
-from fedstill.node.questions import GRADIENTS, NodeSetting, digest
+from fedstill.node.questions import GRADIENTS, NodeSetting, Question
 from fedstill.node.training import Span
 from fedstill.node.witness import released
 from fedstill.records import write_text
@@ -57,6 +61,7 @@ logger = logging.getLogger("fedstill.node")
 
 CHUNK = 20  # local steps between two looks at the clock
 LEARNING = "learning.safetensors"
+SALT = "salt"
 MOST = 2**31  # numbers of questions are below it
 OWN_TROUBLES = (LedgerError, OwnDataError, RunFolderError)  # errors whose texts are the owner's alone
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
@@ -101,7 +106,12 @@ class Host:
                 told, released = self._serve(header, tensors)
             except (FedstillError, *OWN) as error:
                 return pack({"error": self._refused(header, error)})
-            return pack({"told": told, "seconds": time.perf_counter() - start}, released)
+            return pack({"told": told, "seconds": self._told_seconds(time.perf_counter() - start)}, released)
+
+    def _told_seconds(self, seconds: float) -> float:
+        """Of the time that a reply took, what is told: only tenths where records are drawn in secret."""
+        private = self.session is not None and bool(self.session.node.private)
+        return math.ceil(10 * seconds) / 10 if private else seconds
 
     def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
         what = header.get("do")
@@ -294,7 +304,11 @@ class Session:
         """Put the node under its protection, and take up the run where it stopped."""
         file, account, run = self._file, self.account, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
-        protect(self.node, *own, account=account, run=run, secret=secret, holder=DATA)
+        salt = _salt(folder, self.folder)
+        try:
+            protect(self.node, *own, account=account, run=run, secret=secret, salt=salt, holder=DATA)
+        except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
+            raise OwnDataError(str(error)) from error
         self.side.prepare([self.node])
         check_priced(self.node)
         for module in self.node.modules.values():
@@ -311,6 +325,7 @@ class Session:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._bind({**told, "options": self._binding()})
         self.steps = 0  # of local training
+        self._half_way = False  # in the midst of some
         self.learned = self.first is None
         self._saved = time.monotonic()
         self._take_up()
@@ -337,7 +352,8 @@ class Session:
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
-        own = None if self.node.gate.purse is None else self.node.gate.purse.data_dependent()
+        purse = self.node.gate.purse
+        own = None if purse is None else purse.data_dependent(self.ledger.votes(self.node.name))
         if own is not None:
             logger.info("by the votes themselves the labels cost epsilon %.3f: not to be published", own)
         self.ledger.close()
@@ -407,14 +423,21 @@ class Session:
         return range(0) if self.first is None else self.first.steps(self.local.steps(len(learner.data)))
 
     def _learn_some(self, span: Span) -> None:
-        """A few steps of the learner whose turn it is: one after the other."""
+        """A few steps of the learner whose turn it is: one after the other.
+
+        Raises:
+            NodeFault: an earlier call failed: what it learned would be learned, and told, on top.
+        """
+        if self._half_way:
+            raise NodeFault(self.node.name, "learn", "its training failed half-way: start the node again")
         before = 0
         for learner in self.node.learners:
             mine = len(self._steps_of(learner))
             if self.steps < before + mine:
                 start, own = self.steps - before, (self.task, self.local, self.compute)
+                self._half_way = True
                 done = training.train([learner], *own, span=span, start=start, steps=CHUNK)
-                self.steps = before + done
+                self.steps, self._half_way = before + done, False
                 return
             before += mine
 
@@ -442,10 +465,25 @@ class Session:
             raise ArgumentError("number", number, f"from 0 to {MOST - 1}")
         shape = self.node.data.inputs.shape[1:]
         self.node.gate.inspect(name, tensors, question.sends, shape)
+        self._refuse_rows(question, tensors)
         start = time.perf_counter()
         (release,) = self.desk.answer(name, number, self.compute.here(tensors), differentiable)
         self._log(name, number, release, start)
         return release
+
+    def _refuse_rows(self, question: Question, tensors: Tensors) -> None:
+        """Refuse rows that the public data do not have.
+
+        Raises:
+            QuestionRefused: there are such rows.
+        """
+        most = 0 if self.setting.public is None else len(self.setting.public)
+        for name, kind in question.sends.items():
+            rows = tensors[name] if kind == INDICES else torch.empty(0)
+            # Up to the end, which is no row itself, and where a range may stop.
+            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= most):
+                rule = f"rows: {name} names rows outside the {most} of the public data"
+                raise QuestionRefused(self.node.name, question.name, rule)
 
     def pull_back(self, number: int, tensors: Tensors) -> Tensors:
         """The gradients that the gate lets out, by the names of the question's inputs.
@@ -558,6 +596,20 @@ def _locked(path: Path, node: str) -> IO[bytes]:
         file.close()
         raise NodeFault(node, "join", "another run is at work here") from error
     return file
+
+
+def _salt(folder: Path, run: Path) -> str:
+    """A run's own part of what names its noise: made up once, kept in the run's folder, told to nobody.
+
+    The nodes of a rehearsal have one for all runs in their folder, so that it gives a simulation's figures.
+    """
+    path = folder / SALT
+    if not path.exists():
+        path = run / SALT
+    if not path.exists():
+        run.mkdir(parents=True, exist_ok=True)
+        write_text(path, secrets.token_hex(16))
+    return path.read_text(encoding="utf-8").strip()
 
 
 def _short(value: object, most: int = 200) -> str:

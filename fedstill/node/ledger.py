@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from io import FileIO
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from fedstill.errors import RunFolderError
 
 Release = tuple[str, int, str]  # node, question number, part
+Answered = tuple[str, str]  # a release's content, and after what
 ANSWER, GRADIENT = "answer", "gradient"  # parts of a question: each that is answered has the first
 
 
@@ -28,10 +29,11 @@ class Ledger:
     def __init__(self) -> None:
         self._up: Counter[str] = Counter()  # bytes that left each node
         self.bytes: dict[tuple[str, str, str], int] = defaultdict(int)  # node, direction, kind
-        self._releases: dict[Release, set[tuple[str, str]]] = defaultdict(set)  # contents, and after what
-        self._privacy: dict[Release, Mapping[str, Any]] = {}
+        self._releases: dict[Release, dict[Answered, Mapping[str, Any]]] = defaultdict(dict)  # its privacy
+        self._last: dict[Release, Answered] = {}  # what was written, or asked for again, last
         self._answers: Counter[str] = Counter()  # questions that each node answered
         self._asked: dict[tuple[int, str], str] = {}  # number and content -> the question's name
+        self._votes: dict[str, list[Sequence[int]]] = defaultdict(list)
         self._spoken: set[str] = set()  # nodes that have released something
         self._events: dict[str, Counter[str]] = defaultdict(Counter)  # by node: events and how often
         self._bare: Counter[str] = Counter()  # releases without any guarantee, by node
@@ -72,8 +74,15 @@ class Ledger:
         return self._answers[node]
 
     def released(self, node: str, number: int, part: str, content: str, after: str = "") -> bool:
-        """Whether a release that answers this content, after what was answered before, is written already."""
-        return (content, after) in self._releases[node, number, part]
+        """Whether a release that answers this content, after what was answered before, is written already.
+
+        If it is, it leaves once more, and :meth:`privacy` tells of it.
+        """
+        release, answered = (node, number, part), (content, after)
+        if answered not in self._releases[release]:
+            return False
+        self._last[release] = answered
+        return True
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -88,9 +97,21 @@ class Ledger:
         """What this node's releases cost: events as text and how often; and how many had no price."""
         return Counter(self._events[node]), self._bare[node]
 
+    def votes(self, node: str) -> Sequence[Sequence[int]]:
+        """Rows of votes behind a node's releases, without noise: whether it was answered, then each class's.
+
+        Empty where the owner has not asked for them to be kept.
+        """
+        return self._votes[node]
+
     def privacy(self, node: str, number: int, part: str) -> Mapping[str, Any]:
-        """Under which mechanism, and at which price, a release left."""
-        return self._privacy[node, number, part]
+        """Under which mechanism, at which price and ``after`` what the last release under a number left.
+
+        A number may have several, where a server went back and asked something else, or in another order.
+        """
+        release = node, number, part
+        content, after = self._last[release]
+        return {**self._releases[release][content, after], "after": after}
 
     def write(
         self,
@@ -104,6 +125,7 @@ class Ledger:
         up: Mapping[str, int],
         privacy: Mapping[str, Any],
         after: str = "",
+        votes: Sequence[Sequence[int]] = (),
     ) -> None:
         """Write one line and hand it to the operating system before returning.
 
@@ -118,6 +140,7 @@ class Ledger:
             "down": dict(down),
             "up": dict(up),
             "privacy": dict(privacy),
+            **({"votes": votes} if votes else {}),
         }
         if self._file is not None:
             self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
@@ -206,9 +229,10 @@ class Ledger:
         if "refused" in line:
             return
         release = line["node"], line["number"], line["part"]
-        self._releases[release].add((line["content"], line.get("after", "")))
-        self._privacy[release] = line["privacy"]
+        answered = line["content"], line.get("after", "")
+        self._releases[release][answered], self._last[release] = line["privacy"], answered
         self._spoken.add(line["node"])
+        self._votes[line["node"]] += line.get("votes", ())
         price = line["privacy"].get("price")
         if price is None:
             self._bare[line["node"]] += 1

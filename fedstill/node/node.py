@@ -76,12 +76,10 @@ class Node:
 
     def state(self) -> dict[str, Any]:
         """What the node must remember to go on."""
-        purse = self.gate.purse
         return {
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "answered": self.answered,
-            "votes": [] if purse is None else [*zip(purse.votes, purse.answered, strict=True)],
             "teachers": [
                 {role: optimiser.state_dict() for role, optimiser in teacher.optimisers.items()}
                 for teacher in self.teachers
@@ -98,9 +96,6 @@ class Node:
                 node.optimisers[role].load_state_dict(values)
                 lay_out(node.optimisers[role])
         self.answered = state["answered"]
-        if self.gate.purse is not None:
-            self.gate.purse.votes = [votes for votes, _ in state["votes"]]
-            self.gate.purse.answered = [answered for _, answered in state["votes"]]
 
 
 def frozen(module: nn.Module) -> frozenset[str]:

@@ -171,7 +171,8 @@ def secret(folder: Path) -> int:
     try:
         text = path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
-        raise FedstillError(f"{path} is missing: `fedstill node init` makes it") from error
+        told = f"put it back, or `fedstill node init {folder}` makes a new one"
+        raise FedstillError(f"{path} is missing: {told}") from error
     except ValueError:
         text = ""
     if not text.isdecimal():
@@ -301,12 +302,13 @@ def spent(file: NodeFile, folder: Path) -> Spent:
     Raises:
         FedstillError: the ledger cannot be read, or there is no secret to check it with.
     """
-    path = folder / Path(file.privacy.ledger).expanduser()
+    path, witness = folder / Path(file.privacy.ledger).expanduser(), released(folder)
     if not path.exists():
-        if path.with_name(f"{path.name}.head").exists():
-            return Spent({}, trouble=f"{path} is gone, and its anchor is there: put it back, or settle it")
-        return Spent({})
-    account = Account(path, secret(folder), read_only=True, witness=released(folder))
+        anchored = path.with_name(f"{path.name}.head").exists()
+        left = "its anchor is" if anchored else "its node's runs are" if witness else None
+        lost = left and f"{path} is gone, and {left} there: put it back, or settle it"
+        return Spent({}, trouble=lost)
+    account = Account(path, secret(folder), read_only=True, witness=witness)
     try:
         told = account.spent(DATA, "")
         return Spent(told.total, told.bare_total, account.trouble)
@@ -324,26 +326,39 @@ HEAD = """\
 """
 
 
-def init(folder: Path, name: str | None = None) -> None:
-    """Write a ``node.toml`` with every option at its default, and a secret.
+def init(folder: Path, name: str | None = None) -> bool:
+    """Write a ``node.toml`` with every option at its default, and a secret; or one that is lost anew.
 
     Args:
         folder: made here if it does not exist.
         name: of the node; None is the folder's name.
 
+    Returns:
+        False if ``node.toml`` was there and is as it was: only the secret was missing, and is a new one.
+
     Raises:
-        FedstillError: the folder has a ``node.toml`` already.
+        FedstillError: the folder has a ``node.toml`` and a secret already.
         ArgumentError: the name cannot be one.
     """
     if (folder / FILE).exists():
-        raise FedstillError(f"{folder / FILE} is there already: change it, or choose another folder")
+        if (folder / SECRET).exists():
+            raise FedstillError(f"{folder / FILE} is there already: change it, or choose another folder")
+        if name is not None:
+            raise ArgumentError("--name", name, f"none where {folder / FILE} is there: it says the name")
+        _write_secret(folder)
+        return False
     file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SECRET).exists():
-        descriptor = os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-            stream.write(f"{secrets.randbits(128)}\n")
+        _write_secret(folder)
     (folder / FILE).write_text(HEAD + commented(file), encoding="utf-8")
+    return True
+
+
+def _write_secret(folder: Path) -> None:
+    descriptor = os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(f"{secrets.randbits(128)}\n")
 
 
 # --- checking -----------------------------------------------------------------------------------------
@@ -400,7 +415,7 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
             found.append(f"{section}: {error.filename or folder}: {error.strerror or error}")
         return None
 
-    attempt("secret", lambda: secret(folder))
+    key = attempt("secret", lambda: secret(folder))
     if quick:
         attempt("data", lambda: private.locate(file.data, folder))
         data, known = None, None
@@ -416,7 +431,7 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
         found += policy_faults(file.policy)
     if "privacy" not in spoilt:
         found += privacy_faults(file.privacy, data, model)
-        told = attempt("ledger", lambda: spent(file, folder)) if (folder / SECRET).exists() else None
+        told = attempt("ledger", lambda: spent(file, folder)) if key is not None else None
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill ledger settle {folder}`"
             found.append(f"privacy.ledger {file.privacy.ledger!r}: {told.trouble}; {settle}")

@@ -13,11 +13,11 @@ from fedstill.config import read_table
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, DataError
 from fedstill.methods import METHODS
+from fedstill.node.digests import digest
 from fedstill.node.form import Form
-from fedstill.node.questions import digest
 from fedstill.wire import WireConfig
 
-PROTOCOL = 1  # of the messages between a server and a node
+PROTOCOL = 2  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,12 @@ from fedstill.errors import ArgumentError
 from fedstill.models.vector import to_vector
 from fedstill.node import dpsgd
 from fedstill.node.account import Account
+from fedstill.node.digests import digest
 from fedstill.node.fit import architecture
 from fedstill.node.guard import Guard
 from fedstill.node.node import Node, frozen
 from fedstill.node.purse import Purse
-from fedstill.node.questions import NodeSetting, NodeSide, chained, digest
+from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.teachers import Teachers, shards, teachers_of
 from fedstill.privacy.config import PrivacyConfig
 
@@ -26,7 +28,7 @@ BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "le
 
 def wanted(config: PrivacyConfig) -> bool:
     """Whether there is anything to protect with, or a budget to keep."""
-    budgets = (config.epsilon, config.total_epsilon)
+    budgets = (config.epsilon, config.over_all[0])
     return config.mechanism != "none" or any(map(math.isfinite, budgets))
 
 
@@ -40,6 +42,7 @@ def protect(
     account: Account,
     run: str,
     secret: int,
+    salt: str = "",
     holder: str | None = None,
 ) -> None:
     """Give a node's gate a purse, and the node what its mechanism needs. Before anything is trained.
@@ -53,6 +56,7 @@ def protect(
         account: the ledger of its data.
         run: names the run there.
         secret: keys the noise.
+        salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
         holder: who pays there; None is the node under its name.
 
     Raises:
@@ -68,8 +72,8 @@ def protect(
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.mechanism, allowed)
     classes = setting.task.classes
-    guard = Guard(node.name, config, side, setting.local, len(data), classes, secret=secret)
-    guard.binding = _binding(node, guard, method, setting)
+    guard = Guard(node.name, config, side, setting.local, len(data), classes, secret=secret, salt=salt)
+    guard.binding = _binding(node, guard, method, setting, secret)
     if config.mechanism == "dp-sgd":
         dpsgd.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
     node.private = guard.networks()
@@ -78,7 +82,7 @@ def protect(
     node.gate.purse = Purse(guard, account, run, holder)
 
 
-def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting) -> str:
+def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret: int) -> str:
     """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
@@ -86,12 +90,18 @@ def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting) -> str
         tensors["groups"] = data.groups
     if setting.public is not None:  # questions about them only say which rows they mean
         tensors["public"] = setting.public.inputs
+        if setting.public.labels is not None:
+            tensors["public labels"] = setting.public.labels
     compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
     plain = PrivacyConfig()
     budgets = {name: getattr(plain, name) for name in BUDGETS}
     config = replace(guard.config, **budgets)
-    about = (architecture(node.model), method, guard.local, config, guard.levels, node.seed, compute)
-    return chained(digest("binding", tensors), repr(about))
+    options = (method, guard.local, config, guard.levels, node.seed, compute)
+    about = (architecture(node.model), sorted(node.frozen["model"]), *options)
+    # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
+    key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
+    text = f"{digest('binding', tensors)} {about!r}"
+    return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
 
 
 def check_priced(node: Node) -> None:

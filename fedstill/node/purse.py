@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedstill.errors import QuestionRefused
 from fedstill.node.account import Account, Entry, Spent
-from fedstill.node.guard import Guard, total, unpriced
+from fedstill.node.digests import chained
+from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import ANSWER
-from fedstill.node.questions import Question, chained
+from fedstill.node.questions import Question
+from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent
 from fedstill.privacy.events import Price, as_text, from_text
 from fedstill.privacy.pate import epsilon_data_dependent
@@ -41,10 +43,8 @@ class Purse:
         self.holder = guard.node if holder is None else holder
         config = guard.config
         self.budget = Budget(config.epsilon, config.delta, config.accountant)
-        self.total_budget = Budget(config.total_epsilon, config.total_delta, config.accountant)
+        self.total_budget = Budget(*config.over_all, config.accountant)
         self.first = total(guard.first())
-        self.votes: list[torch.Tensor] = []  # without noise, (B, C) each
-        self.answered: list[torch.Tensor] = []  # which of their rows, (B,) each
         self._objections: dict[str, str | None] = {}
         self._run_objection: str | None = None
         self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
@@ -76,7 +76,7 @@ class Purse:
                 self._covered = Counter(as_text(price or Price())), others
         return self._run_objection
 
-    def afford(self, question: Question, sent: Mapping[str, torch.Tensor]) -> None:
+    def afford(self, asked: Asked, question: Question, sent: Tensors) -> None:
         """Refuse a question whose answer could not be paid for, before anything is computed.
 
         Raises:
@@ -88,49 +88,95 @@ class Purse:
         first = Counter(as_text(self.first or Price()))
         if not self._paid and not first <= Counter(spent.run):  # a run that goes on has paid it before
             price = None if price is None or self.first is None else price + self.first
+        learned = total(self.guard.learning(question, sent))
+        if price is not None and learned and self.account.charged(self._learning(asked, question, sent)):
+            price = price - learned  # the answer was lost, and is asked for again
         self._check(spent, price, question.name)
 
-    def pay(self, asked: Asked, part: str, up: Mapping[str, int], price: Price | None, rule: str) -> None:
-        """Charge a release, and before the first one the training that it follows from: on disk, or not.
+    def pay_learning(self, asked: Asked, question: Question, sent: Tensors) -> None:
+        """Charge what networks learn from the records for a question, before they do: on disk, or not at all.
 
         Raises:
             QuestionRefused: it cannot be paid for.
             LedgerError: the ledger is not what it was, and its owner has not settled that.
-            OSError: it cannot be written.
         """
+        price = total(self.guard.learning(question, sent))
+        if price == Price():
+            return
+        self._pay_first(question.name)
+        self._charge(self._learning(asked, question, sent), price, question.name)
+
+    def _learning(self, asked: Asked, question: Question, sent: Tensors) -> Entry:
+        """What networks learn for a question, as the ledger has it."""
+        bill = self.guard.learning(question, sent)
+        rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
+        about = (asked.number, question.name, TRAINING, asked.content, asked.after)
+        return self._entry(*about, {}, total(bill), rule)
+
+    def pay(
+        self, asked: Asked, part: str, up: Mapping[str, int], price: Price | None, rule: str, stamp: str
+    ) -> bool:
+        """Charge a release, and before the first one the training behind it: on disk, or not at all.
+
+        Args:
+            asked: what it answers.
+            part: of the answer.
+            up: bytes by kind.
+            price: of the release itself; what was learned for it is paid already.
+            rule: what is done to it, in words.
+            stamp: of what it was before the noise: another one is another release, with noise of its own.
+
+        Returns:
+            Whether it had not been paid before.
+
+        Raises:
+            QuestionRefused: it cannot be paid for.
+            LedgerError: the ledger is not what it was, and its owner has not settled that.
+        """
+        self._pay_first(asked.question)
+        content = chained(asked.content, stamp)
+        entry = self._entry(asked.number, asked.question, part, content, asked.after, up, price, rule)
+        return self._charge(entry, price, asked.question)
+
+    def _pay_first(self, question: str) -> None:
+        """The training before the first question, which all that leaves follows from."""
+        if self._paid:
+            return
+        noise = self.guard.levels.training
+        rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
+        self._charge(self._entry(-1, TRAINING, TRAINING, "", "", {}, self.first, rule), self.first, question)
+        self._paid = True
+
+    def _charge(self, entry: Entry, price: Price | None, question: str) -> bool:
+        return self.account.charge(entry, lambda spent: self._check(spent, price, question))
+
+    def _entry(
+        self,
+        number: int,
+        question: str,
+        part: str,
+        content: str,
+        after: str,
+        up: Mapping[str, int],
+        price: Price | None,
+        rule: str,
+    ) -> Entry:
         guard = self.guard
         # Another node has other noise, so that its release is another one.
         binding = guard.binding if self.holder == guard.node else chained(guard.binding, guard.node)
-        if not self._paid:
-            first = Entry(
-                run=self.run,
-                node=self.holder,
-                number=-1,
-                question=TRAINING,
-                part=TRAINING,
-                content=binding,
-                after="",
-                up={},
-                rule=f"DP-SGD, as the releases after it need: noise {guard.levels.training:.4g}",
-                price=as_text(self.first or Price()),
-                guarantee=self.first is not None,
-            )
-            self.account.charge(first, lambda spent: self._check(spent, self.first, asked.question))
-            self._paid = True
-        entry = Entry(
+        return Entry(
             run=self.run,
             node=self.holder,
-            number=asked.number,
-            question=asked.question,
+            number=number,
+            question=question,
             part=part,
-            content=chained(binding, asked.content),
-            after=asked.after,
+            content=chained(f"{binding} {guard.salt}", content),
+            after=after,
             up=dict(up),
             rule=rule,
             price=as_text(price or Price()),
             guarantee=price is not None,
         )
-        self.account.charge(entry, lambda spent: self._check(spent, price, asked.question))
 
     def _check(self, spent: Spent, price: Price | None, question: str) -> None:
         try:
@@ -142,27 +188,31 @@ class Purse:
         except BudgetSpent as error:
             raise QuestionRefused(self.guard.node, question, f"privacy budget: {error}") from error
 
-    def observe(self, question: Question, tensors: Tensors, noised: Tensors) -> None:
-        """Keep the votes behind a release, for the owner who wants to know what they really cost."""
+    def votes(self, question: Question, tensors: Tensors, noised: Tensors) -> Sequence[Sequence[int]]:
+        """The votes behind a release, as the node's own ledger keeps them for an owner who wants to know."""
+        kept: list[Sequence[int]] = []
         for name in tensors if self.guard.config.pate.data_dependent else ():
             rule = self.guard.rule(question, name)
             if isinstance(rule, Votes):
-                self.votes.append(rule.votes(tensors[name]).cpu())
-                self.answered.append((noised[name] != 0).any(1).cpu())
+                answered = (noised[name] != 0).any(1, keepdim=True)
+                kept += torch.cat([answered, rule.votes(tensors[name])], 1).int().tolist()
+        return kept
 
-    def data_dependent(self) -> float | None:
+    def data_dependent(self, votes: Sequence[Sequence[int]]) -> float | None:
         """Epsilon of all labels released, by the votes (Papernot et al. 2018); not to be published.
 
-        None where nobody has asked for it, or nothing has left.
+        Args:
+            votes: as :meth:`votes` gives them, of all releases.
+
+        Returns:
+            None where nobody has asked for it, or nothing has left.
         """
         config = self.guard.config
-        if not self.votes or not self.guard.levels.pate:
+        if not votes or not self.guard.levels.pate:
             return None
-        pate, answered = config.pate, torch.cat(self.answered)
-        thresholds = (pate.threshold, pate.threshold_noise, answered)
-        return epsilon_data_dependent(
-            torch.cat(self.votes), self.guard.levels.pate, config.delta, *thresholds
-        )
+        rows = torch.tensor(votes)
+        thresholds = (config.pate.threshold, config.pate.threshold_noise, rows[:, 0] > 0)
+        return epsilon_data_dependent(rows[:, 1:], self.guard.levels.pate, config.delta, *thresholds)
 
     def _is_covered(self, spent: Spent, price: Price | None) -> bool:
         """Whether a price is a part of what the run declared, all of which is known to be affordable."""

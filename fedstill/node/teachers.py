@@ -17,8 +17,7 @@ from torch import nn
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
 from fedstill.node.node import Node
-
-SLACK = 1e-5  # gradients are clipped to so much less, relatively, that rounding never takes one over the clip
+from fedstill.privacy.bounds import shorten
 
 
 class Teachers(nn.Module):
@@ -30,7 +29,11 @@ class Teachers(nn.Module):
     teachers is taken. So one teacher moves a row of votes by one vote in one class and one in another, and an
     input's gradient by at most ``2 clip / m``.
 
-    A teacher that has no records abstains: its vote goes to no class, its gradient is zero.
+    A teacher that has no records abstains: its vote goes to no class, its gradient is zero. So does, for an
+    input, a teacher whose logits for it are not all finite, as they may be for an input of huge numbers or
+    after a training that diverged: what it answers concerns no vote but its own.
+
+    The votes are the same to the bit, whether or not gradients are wanted.
 
     Args:
         teachers: m networks of one architecture.
@@ -59,19 +62,13 @@ class Teachers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``(B, C, H, W)`` to ``(B, classes)`` float32: ``sharpness`` times the share of votes."""
-        m = len(self)
-        shares, soft = [], []
-        for teacher, voice in zip(self.teachers, self.voting, strict=True):
-            # The mean over teachers comes after: this gradient is one m-th of the teacher's own.
-            seen = _Clipped.apply(x, self.clip / m)  # type: ignore[no-untyped-call]
-            z = teacher(seen).float()  # (B, classes)
-            shares.append(voice * nn.functional.one_hot(z.detach().argmax(1), z.shape[1]))
-            soft.append(voice * z.softmax(1))
-        votes = torch.stack(shares).sum(0) / m
-        if not torch.is_grad_enabled():
-            return self.sharpness * votes
-        mean = torch.stack(soft).sum(0) / m
-        return self.sharpness * (votes + (mean - mean.detach()))
+        # The mean over teachers comes after: the gradient that is clipped is one m-th of the teacher's own.
+        clip = self.clip / len(self)
+        z = torch.stack(
+            [teacher(_Clipped.apply(x, clip)).float() for teacher in self.teachers]  # type: ignore[no-untyped-call]
+        )  # (m, B, classes)
+        share: torch.Tensor = _Votes.apply(z, self.voting)  # type: ignore[no-untyped-call]
+        return self.sharpness * share
 
     def abstain(self, parts: Sequence[torch.Tensor]) -> None:
         """Let the teachers whose parts are empty abstain, and no others."""
@@ -82,10 +79,41 @@ class Teachers(nn.Module):
         return f"sharpness={self.sharpness}, clip={self.clip}"
 
 
+class _Votes(torch.autograd.Function):
+    """The share of votes for each class, ``(B, classes)``; backward, as if it were the mean softmax.
+
+    Takes logits ``(m, B, classes)`` and who votes at all ``(m,)``. No gradient is computed in forward, so
+    that nothing of it can enter the votes.
+    """
+
+    generate_vmap_rule = True  # nodes may be stacked
+
+    @staticmethod
+    def forward(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
+        votes = nn.functional.one_hot(z.argmax(2), z.shape[2]) * _voices(z, voting)
+        return votes.sum(0) / len(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        z, voting = ctx.saved_tensors
+        p = torch.where(z.isfinite(), z, 0.0).softmax(2)
+        back = p * (grads[0] - (p * grads[0]).sum(2, keepdim=True)) / len(z)
+        return torch.where(_voices(z, voting) > 0, back, 0.0), None
+
+
+def _voices(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
+    """1 where a teacher votes on an input, 0 where it abstains: ``(m, B, 1)``."""
+    return z.isfinite().all(2, keepdim=True) * voting.view(-1, 1, 1)
+
+
 class _Clipped(torch.autograd.Function):
     """The input itself; each row of the gradient that comes back is shortened to an L2 norm of ``clip``.
 
-    A row that is not finite becomes zero.
+    No number in it (NaN, as a teacher that is broken gives) becomes zero.
     """
 
     generate_vmap_rule = True  # nodes may be stacked
@@ -100,24 +128,7 @@ class _Clipped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return clipped(grads[0], ctx.clip), None
-
-
-def clipped(rows: torch.Tensor, clip: float) -> torch.Tensor:
-    """Each row shortened to an L2 norm of at most ``clip``; zero where it is not finite.
-
-    Args:
-        rows: ``(B, ...)``.
-        clip: above 0.
-
-    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.inf, 0.0]]), 1.0).round(decimals=3)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000],
-            [0.0000, 0.0000]])
-    """
-    lengths = rows.flatten(1).float().norm(dim=1).view(-1, *[1] * (rows.ndim - 1))
-    factors = (clip * (1 - SLACK) / lengths).clamp(max=1.0)
-    return torch.where(lengths.isfinite(), rows * factors, torch.zeros_like(rows))
+        return shorten(grads[0], ctx.clip).to(grads[0].dtype), None
 
 
 def shards(data: TensorData, m: int) -> list[torch.Tensor]:

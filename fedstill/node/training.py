@@ -287,10 +287,14 @@ def shifted(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> 
         generator: of the shifts, on the CPU.
         flip: whether to mirror left and right.
     """
+    return moved(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
+
+
+def moved(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Tensor:
+    """:func:`shifted`, as numbers ``draws`` ``(3, B)`` say: int64 from 0, on the CPU."""
     count, channels, height, width = images.shape
     reach_y, reach_x = height // 8, width // 8
     padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y), mode="replicate")
-    draws = torch.randint(2**31, (3, count), generator=generator)
     top, left = draws[0] % (2 * reach_y + 1), draws[1] % (2 * reach_x + 1)
     rows = (top[:, None] + torch.arange(height)).to(images.device)  # (B, H)
     columns = left[:, None] + torch.arange(width)  # (B, W)

@@ -106,7 +106,14 @@ class OutputsConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """How a node protects its records, and how much of their privacy it may spend."""
+    """How a node protects its records, and how much of their privacy it may spend.
+
+    Raises:
+        ArgumentError: a value outside its range.
+
+    >>> PrivacyConfig("dp-sgd", epsilon=3.0, training=StepsConfig(clip=0.5)).training.clip
+    0.5
+    """
 
     mechanism: Literal["none", "dp-sgd", "pate", "noisy-outputs"] = "none"
     """none: releases leave as they are, without any guarantee. dp-sgd: its networks learn with DP-SGD, and
@@ -116,10 +123,11 @@ class PrivacyConfig:
     """The most that one run may cost, at delta; what would cost more is refused. inf: no budget."""
     delta: float = 1e-5
     """Of that epsilon; well below one over the number of records."""
-    total_epsilon: float = math.inf
-    """The most that all runs about these data may cost together, at total_delta."""
-    total_delta: float = 1e-5
-    """Of that epsilon."""
+    total_epsilon: float | None = None
+    """The most that all runs about these data may cost together, at total_delta; none: as epsilon. More lets
+    further runs be paid for; inf lets every run cost epsilon anew, and it is the server that names runs."""
+    total_delta: float | None = None
+    """Of that epsilon; none: as delta."""
     accountant: Accountant = "pld"
     """pld is tighter; rdp holds too where the server chooses what to ask next by what it was told."""
     group_size: int = 1
@@ -145,18 +153,29 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "privacy")
-        for name in ("epsilon", "total_epsilon"):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(f"privacy.{name}", getattr(self, name), "above 0, or inf (no budget)")
-        for name in ("delta", "total_delta"):
-            if not 0 < getattr(self, name) < 1:
-                raise ArgumentError(f"privacy.{name}", getattr(self, name), "above 0 and below 1")
+        most, delta = self.over_all
+        for name, value in (("epsilon", self.epsilon), ("total_epsilon", most)):
+            if not value > 0:
+                raise ArgumentError(f"privacy.{name}", value, "above 0, or inf (no budget)")
+        for name, value in (("delta", self.delta), ("total_delta", delta)):
+            if not 0 < value < 1:
+                raise ArgumentError(f"privacy.{name}", value, "above 0 and below 1")
         if self.group_size < 1:
             raise ArgumentError("privacy.group_size", self.group_size, "1 or more")
         if not 0 <= self.counts_noise < math.inf:
             raise ArgumentError("privacy.counts_noise", self.counts_noise, "0 (exact) or more")
         if not self.ledger:
             raise ArgumentError("privacy.ledger", self.ledger, "the name of a file")
+
+    @property
+    def over_all(self) -> tuple[float, float]:
+        """The epsilon and delta that all runs about these data may cost together.
+
+        >>> PrivacyConfig(epsilon=3.0).over_all, PrivacyConfig(epsilon=3.0, total_epsilon=8.0).over_all
+        ((3.0, 1e-05), (8.0, 1e-05))
+        """
+        most = self.epsilon if self.total_epsilon is None else self.total_epsilon
+        return most, self.delta if self.total_delta is None else self.total_delta
 
 
 def _noise(value: float | None) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedstill.errors import ArgumentError
-from fedstill.node.guard import Guard, total
+from fedstill.errors import FedstillError
+from fedstill.node.guard import PARTS, Guard, unpriced
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon, longest
+from fedstill.privacy.bill import total
+from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Price
 
 TRAINING = "local training"
 KNOBS = ("steps", "rounds", "predictions")  # options of methods by which they ask more often
-EPOCHS = "local.epochs"
+EPOCHS, LEAST = "local.epochs", "local.least_steps"
 MOST_STEPS = 1_000_000
 
 
@@ -52,6 +54,10 @@ class Forecast:
     pld: float | None
     rdp: float | None
 
+    def by(self, accountant: Accountant) -> float | None:
+        """Epsilon as a budget counts it."""
+        return self.rdp if accountant == "rdp" else self.pld
+
 
 def forecast(guard: Guard) -> Forecast:
     """What the run that a guard was made for will be charged, as its method declares it.
@@ -65,6 +71,35 @@ def forecast(guard: Guard) -> Forecast:
         return Forecast(tuple(lines(guard)), None, None, None)
     costs = epsilon(price, delta), epsilon(price, delta, "rdp")
     return Forecast(tuple(lines(guard)), price, *costs)
+
+
+def objection(guard: Guard) -> str | None:
+    """Why a node with a budget would refuse something of its run, whatever is left of it; or None."""
+    config = guard.config
+    if math.isinf(min(config.epsilon, config.over_all[0])):
+        return None
+    for question in guard.side.questions.values():
+        if (rule := unpriced(guard, question)) is not None:
+            return f"{question.name}: {rule}"
+    for part, price in guard.schedule().items():
+        if price is None and part in PARTS:
+            if getattr(config, part).noise is None:  # what has a known length has noise, found from epsilon
+                endless = ", ".join(name for name, asked in guard.side.questions.items() if not asked.times)
+                told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
+                return f"privacy.{part}.noise is none, and {told}: give a number"
+            return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
+    return None
+
+
+def parts(guard: Guard) -> list[str]:
+    """Which parts of a protection a run pays for, with the noise that the guard supposes."""
+    paid = {part for part, price in guard.schedule(guard.supposed).items() if price}
+    for question in guard.side.questions.values():  # also those of which nobody says how often they are asked
+        unspanned = replace(question, span=None)
+        for part, shapes in guard.expected(question).items():
+            bill = guard.bill(unspanned, part, shapes, {}, guard.supposed)
+            paid |= {name for name, price in bill.items() if price}
+    return [part for part in PARTS if part in paid]
 
 
 def lines(guard: Guard) -> Iterator[Line]:
@@ -98,6 +133,8 @@ class Knob:
         """Options of the method and of local training with another length."""
         if self.name == EPOCHS:
             return method, replace(local, epochs=float(to))
+        if self.name == LEAST:
+            return method, replace(local, least_steps=to)
         return replace(method, **{self.name.removeprefix("method."): to}), local
 
 
@@ -110,15 +147,18 @@ def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig
         price: of a run with such options.
 
     Raises:
-        ArgumentError: there is none.
+        FedstillError: there is none; it says why.
     """
     names = [name for name in KNOBS if hasattr(method, name)]
-    knobs = [*(Knob(f"method.{name}", getattr(method, name)) for name in names), Knob(EPOCHS, local.epochs)]
+    knobs = [Knob(f"method.{name}", getattr(method, name)) for name in names]
+    knobs += [Knob(EPOCHS, local.epochs), Knob(LEAST, local.least_steps)]  # the latter where epochs are short
     now = price(method, local)
     for knob in knobs:
         if price(*knob.turn(method, local, 2 * math.ceil(knob.value) + 1)) != now:
             return knob
-    raise ArgumentError("--steps", "", "nothing: this run costs the same however long it is")
+    named = ", ".join(knob.name for knob in knobs)
+    told = f"whatever {named} are, this run costs the same"
+    raise FedstillError(f"{told}: leave --steps out, or one of --epsilon and --noise")
 
 
 def most_steps(guard_of: Callable[[int], Guard], limit: float) -> int:

@@ -65,7 +65,7 @@ def state(config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[st
         randomness=RANDOMNESS[config.randomness],
         noise={name: level for name, level in levels.items() if level},
         rules=tuple(rules),
-        assumes=ASSUMES[config.mechanism],
+        assumes=(*ASSUMES[config.mechanism], *((CHOSEN_BEFORE,) if config.accountant == "pld" else ())),
     )
 
 
@@ -73,15 +73,21 @@ RANDOMNESS = {
     "seeded": "a fast generator with 32 bits of seed, for simulations: its noise can be found and taken away",
     "secure": "a cryptographic generator (SHAKE-256), keyed with the node's secret",
 }
+CHOSEN_BEFORE = (
+    "what is charged is chosen beforehand, or is all Gaussian noise without sampling (accountant pld); where "
+    "a server chooses what to ask next, or when to stop, by what it was told, accountant rdp holds"
+)
+POISSON = "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)"
 _COUNTED = "how many records the node has is taken as known"
 ASSUMES: Mapping[str, tuple[str, ...]] = {
     "dp-sgd": (
-        "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)",
+        POISSON,
         _COUNTED,
         "first weights, architecture and options were not chosen by looking at the records",
     ),
     "pate": (
         "each record belongs to one teacher, which nobody else's records decide",
+        f"{_COUNTED}: where a critic learns, the rate at which it draws them tells it",
         "first weights, architecture and options were not chosen by looking at the records",
     ),
     "noisy-outputs": ("nothing of the model but its bounded, noisy outputs leaves", _COUNTED),
@@ -108,20 +114,36 @@ def summary(
         reached = epsilon(from_text(events), said.delta, said.accountant) if kept else None
         left = None if said.budget is None or reached is None else max(said.budget - reached, 0.0)
         row = {"name": name, "guarantee": kept, "epsilon": reached, "left": left, "events": dict(events)}
+        row["assumes"] = _rests_on(said, events)
         nodes.append({**said.to_dict(), **row, "releases_without_guarantee": bare})
     every = bool(nodes) and all(node["guarantee"] for node in nodes)
     text = NO_GUARANTEE
     if every:
-        worst = max(nodes, key=lambda node: float(node["epsilon"]))
-        most = epsilon_text(float(worst["epsilon"]))
-        text = (
-            f"epsilon {most} at delta {worst['delta']:g}, for {worst['unit']} "
-            f"(mechanism {worst['mechanism']})"
-        )
+        text = _headline(nodes)
     elif any(node["guarantee"] for node in nodes):
         names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
         text = f"no guarantee for {names}"
     return {"guarantee": every or None, "text": text, "nodes": nodes}
+
+
+def _rests_on(said: Statement, events: Mapping[str, int]) -> list[str]:
+    """What a guarantee rests on, by what was paid: where each step takes all records, nothing is drawn."""
+    drawn = not events or any(event.rate < 1 for event in from_text(events))
+    return [line for line in said.assumes if drawn or line != POISSON]
+
+
+def _headline(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """The largest epsilon of each kind of guarantee: of one kind it says nothing about another."""
+    alike: dict[tuple[float, str, str], dict[str, float]] = {}
+    for node in nodes:
+        kind = node["delta"], node["unit"], node["mechanism"]
+        alike.setdefault(kind, {})[node["name"]] = node["epsilon"]
+    told = []
+    for (delta, unit, mechanism), costs in alike.items():
+        whose = f"{', '.join(costs)}: " if len(alike) > 1 else ""
+        most = epsilon_text(max(costs.values()))
+        told.append(f"{whose}epsilon {most} at delta {delta:g}, for {unit} (mechanism {mechanism})")
+    return "; ".join(told)
 
 
 def epsilon_text(value: float) -> str:

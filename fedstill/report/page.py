@@ -248,6 +248,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "own_title": "Accuracy alone" if _own_accuracies(result)[0] else "Accuracy of its own",
         "last_accuracy": line[-1][1] if line else None,
         "holdings": _holdings(result),
+        "noisy_counts": privacy.counts_are_noisy(result),
         "samples": samples,
         "losses": _panels(list(metrics.losses.items())),
         "local": _panels(local, share_axis=True),

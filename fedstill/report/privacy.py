@@ -86,16 +86,20 @@ def in_words(result: Mapping[str, Any]) -> str | None:
     """
     told = spent(result)
     bare = [node.name for node in told if node.price == NO_GUARANTEE]
-    kept = [node for node in told if node.price != NO_GUARANTEE]
-    if not kept:
+    # By delta, mechanism and unit: an epsilon of one kind of guarantee says nothing of another.
+    alike: dict[tuple[float | None, str, str], list[Spent]] = {}
+    for node, row in zip(told, _nodes(result), strict=True):
+        if node.price != NO_GUARANTEE:
+            alike.setdefault((node.delta, node.mechanism, words(row, "unit") or ""), []).append(node)
+    if not alike:
         return words(result, "privacy", "text")
-    worst = max(kept, key=lambda node: node.epsilon or 0.0)
-    most = f"{worst.price} at {'each node' if not bare else listed([node.name for node in kept])}"
-    most = f"at most {most}" if len(kept) > 1 else most
-    mechanisms = ", ".join(dict.fromkeys(node.mechanism for node in kept))
-    units = dict.fromkeys(unit for node in _nodes(result) if (unit := words(node, "unit")))
-    text = f"{most} ({mechanisms}), for {', or '.join(units)}" if units else f"{most} ({mechanisms})"
-    return f"{text}; {NO_GUARANTEE} at {listed(bare)}" if bare else text
+    lines = []
+    for (_, mechanism, unit), nodes in alike.items():
+        worst = max(nodes, key=lambda node: node.epsilon or 0.0)
+        where = "each node" if len(nodes) == len(told) else listed([node.name for node in nodes])
+        most = f"at most {worst.price}" if len(nodes) > 1 else worst.price
+        lines.append(f"{most} at {where} ({mechanism}){f', for {unit}' if unit else ''}")
+    return "; ".join([*lines, *([f"{NO_GUARANTEE} at {listed(bare)}"] if bare else [])])
 
 
 def sentence(result: Mapping[str, Any]) -> str:

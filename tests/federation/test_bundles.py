@@ -37,12 +37,13 @@ from fedstill.federation.remote import Remote
 from fedstill.methods import METHODS, ServerSetting, fedkd
 from fedstill.methods.fedkd import FedKDConfig, FedKDServer, node_side, one_round
 from fedstill.models import build
+from fedstill.node.digests import digest
 from fedstill.node.form import Form
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.plan import Plan, fingerprint
-from fedstill.node.questions import NodeSetting, digest
+from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.statement import Statement
 from fedstill.tasks import Classification
@@ -302,7 +303,7 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda h, t: h.update(format=2), "is of format 2: this version of fedstill reads 1"),
+        (lambda h, t: h.update(format=1), "is of format 1: this version of fedstill reads 2"),
         (lambda h, t: h.pop("questions"), "questions is ''"),
         (lambda h, t: h.update(surprise=1), "unknown key 'surprise'"),
         (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),

@@ -495,9 +495,28 @@ def test_a_refusal_where_everyone_is_wanted_is_one() -> None:
 
 def test_a_node_of_another_version_is_named() -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "hello", lambda: pack({"told": {"protocol": 2, "versions": {}}, "seconds": 0.0}))
+    nodes.breaks("two", "hello", lambda: pack({"told": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
     nodes.federation.join()
-    assert "it speaks protocol 2, the server 1" in nodes.federation.out["two"].reason
+    assert "it speaks protocol 1, the server 2" in nodes.federation.out["two"].reason
+
+
+def test_a_question_asked_again_after_others_is_counted_anew() -> None:
+    """A node that went back and was asked in another order answers anew, and pays anew."""
+    nodes = Scripted()
+
+    def after(before: object) -> Callable[[], bytes]:
+        privacy = {"mechanism": "pate", "price": {"gaussian(2.0)": 1}, "after": before}
+        return lambda: pack({"told": {"privacy": privacy}, "seconds": 0.0}, {"logits": torch.ones(2, 2)})
+
+    for turn, before in enumerate(("a1", "a1", "b2", "a1")):
+        nodes.breaks("one", "answer", after(before))
+        nodes.federation.number = 0
+        nodes.ask()
+        assert nodes.ledger.spent("one") == ({"gaussian(2.0)": 1 if turn < 2 else 2}, 0)
+    assert nodes.ledger.answers("two") == 1, "who says nothing of it is asked the same again"
+    nodes.breaks("one", "answer", after(7))
+    with pytest.raises(FedstillError, match="after is 7"):
+        nodes.ask()
 
 
 def test_who_is_out_is_remembered_with_the_run() -> None:

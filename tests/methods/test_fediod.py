@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ from fedstill.methods import ServerSetting
 from fedstill.methods.counting import Census
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, critic_loss, node_side
 from fedstill.models import build
+from fedstill.models.vector import to_vector
+from fedstill.node.dpsgd import DPSGD
 from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig
+from fedstill.privacy import randomness
 from fedstill.seeds import torch_generator
 from fedstill.state import load_state, save_state
 from fedstill.tasks import Classification
@@ -438,6 +443,27 @@ def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> Non
     ):
         side = node_side(replace(fresh, importance=importance), NodeSetting(TASK, LocalConfig(), Compute()))
         assert set(side.questions["predict"].releases.values()) == kinds
+
+
+@pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])
+def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_on_them(
+    importance: Any, drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world(replace(SMALL, importance=importance))
+    times, sample = [0], Node.sample
+
+    def counted(*args: Any) -> TensorData:
+        times[0] += 1
+        return sample(*args)
+
+    monkeypatch.setattr(Node, "sample", counted)
+    node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
+    node.private = {"critic": DPSGD(1.0, 1.0, partial(randomness.seeded, 0))}
+    one.side.prepare([node])
+    before = to_vector(node.modules["critic"])
+    one.side.questions["examine"].handler(Group([node]), 0, x=x)
+    assert times[0] == drawn
+    assert not torch.equal(to_vector(node.modules["critic"]), before)
 
 
 def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:

@@ -22,9 +22,10 @@ from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.guard import total
+from fedstill.node.guard import Guard
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.bill import total
 from fedstill.privacy.config import (
     GradientsConfig,
     OutputsConfig,
@@ -189,13 +190,20 @@ def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, m
 
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
-def test_engines_give_equal_figures(method: str, mechanism: str) -> None:
+def test_engines_give_equal_figures(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines differ in last digits, after which noise is named: here it is named after all else."""
+    draws: Any = Guard.draws
+
+    def unstamped(self: Guard, *names: str | int) -> Any:
+        return draws(self, *(name for name in names if len(str(name)) < 32))
+
+    monkeypatch.setattr(Guard, "draws", unstamped)
     (one, alone), (other, stacked) = (
         ran(setting(method, {}, [privately(mechanism)] * 3, engine)) for engine in ("one-by-one", "stacked")
     )
     assert alone["privacy"] == stacked["privacy"]
     assert alone["bytes"] == stacked["bytes"]
-    torch.testing.assert_close(to_vector(one.student), to_vector(other.student), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(to_vector(one.student), to_vector(other.student), rtol=1e-4, atol=1e-4)
 
 
 class Stopped(Exception):

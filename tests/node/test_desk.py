@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from torch import nn
 
 from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, QuestionMismatch, QuestionRefused
+from fedstill.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.desk import KEPT, Desk
+from fedstill.node.dpsgd import DPSGD
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSide, Question
+from fedstill.node.training import Span
+from fedstill.privacy.randomness import seeded
 
 B = 2
 X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -127,6 +131,59 @@ def test_asked_again_under_its_number_the_answer_is_the_same_and_nothing_happens
     assert office.calls == 1
     assert not office.has_changed_since(critics)
     assert office.ledger.summary() == ledger
+
+
+def failing(office: Office, number: int = 0, **change: Any) -> None:
+    """Let a question fail once, after its networks have learned."""
+    questions: Any = office.side.questions
+    sound = questions["examine"]
+
+    def handler(*given: Any, **tensors: torch.Tensor) -> Any:
+        sound.handler(*given, **tensors)
+        raise RuntimeError("out of memory")
+
+    questions["examine"] = replace(sound, handler=handler, **change)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        office.ask(number)
+    questions["examine"] = replace(sound, **change)
+
+
+@pytest.mark.parametrize("change", [{"trains": ("critic",)}, {"span": lambda sent: Span(0, 1, 4)}])
+def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: Any) -> None:
+    office = Office()
+    office.nodes[1].private = {"critic": DPSGD(1.0, 1.0, lambda *names: seeded(0, *names))}
+    office.ask(0)
+    failing(office, 1, **change)
+    calls, critics = office.calls, office.critics()
+    for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
+        with pytest.raises(NodeFault, match=r"failed at question 1 \(examine\): the run goes on from an"):
+            office.desk.answer(name, number, tensors, True)
+    assert office.calls == calls
+    assert not office.has_changed_since(critics)
+    assert office.ledger.answers("a") == 1
+    office.desk = Desk(Group(office.nodes), office.side, Compute())  # as after going back to a mark
+    assert len(office.ask(1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("private", "change"), [(False, {"trains": ("critic",)}), (True, {}), (True, {"trains": ()})]
+)
+def test_what_failed_without_private_learning_may_be_asked_again(private: bool, change: Any) -> None:
+    office = Office()
+    if private:
+        office.nodes[1].private = {"critic": DPSGD(1.0, 1.0, lambda *names: seeded(0, *names))}
+    failing(office, **change)
+    assert len(office.ask()) == 3
+
+
+def test_private_learning_that_went_well_spoils_nothing() -> None:
+    office = Office()
+    office.nodes[1].private = {"critic": DPSGD(1.0, 1.0, lambda *names: seeded(0, *names))}
+    sound = office.side.questions["examine"]
+    office.side.questions["examine"] = replace(sound, trains=("critic",))  # type: ignore[index]
+    for number in range(2):
+        assert len(office.ask(number)) == 3
+        office.pull(pulls(), number)
 
 
 def test_asked_again_with_a_new_number_it_is_a_new_question() -> None:

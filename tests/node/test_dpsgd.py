@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +43,7 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
     inputs = scale * torch.randn(n, *SHAPE, generator=generator)
     network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
     data = TensorData(inputs, torch.randint(3, (n,), generator=generator))
-    gate: Any = None  # nothing is released here
+    gate: Any = SimpleNamespace(purse=None)  # nothing is released here
     node = Node("n", data, network, gate, 0)
     node.optimisers["model"] = torch.optim.SGD(network.parameters(), 1.0)
     return node
@@ -102,6 +104,18 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not() -> None:
     torch.testing.assert_close(total(node, length * 2), own_all)
 
 
+@pytest.mark.parametrize("scale", [1e19, 1e25, 1e30])  # whose squares are beyond float32
+def test_a_huge_gradient_is_shortened_like_any_other(scale: float) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    node = made(network, n=20, scale=scale)
+    with torch.no_grad():
+        wrong = network(node.data.inputs).argmax(1) != node.data.targets
+    lengths = torch.stack([total(node, 0.5, [row]).double().norm() for row in range(20)])
+    assert wrong.any()
+    torch.testing.assert_close(lengths, 0.5 * wrong.double(), rtol=1e-5, atol=0)
+    assert lengths.max() <= 0.5
+
+
 def test_an_example_whose_gradient_is_not_finite_counts_nothing() -> None:
     node = made(n=4)
     node.data.inputs[2] = math.nan
@@ -153,6 +167,57 @@ def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
     by = [(full - stepped([r for r in range(n) if r != row])).norm().item() for row in range(n)]
     assert max(by) <= clip * (1 + 1e-3)  # parameters are float32: a step of them rounds
     assert max(by) > 0.9 * clip, "what is charged is what one record can do"
+
+
+# --- augmentation ---------------------------------------------------------------------------------
+
+ONE_STEP = LocalConfig(epochs=1, batch=64, optimiser="sgd", lr=1.0, momentum=0.0, smoothing=0.0)
+
+
+def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> torch.Tensor:
+    """What the first step of a real training moves, times the records: minus the sum of their gradients."""
+    node.asking = asking
+    before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
+    assert dpsgd.train(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
+    return (vector(node.model) - before) * len(node.data)
+
+
+@pytest.mark.parametrize("augment", ["shift", "shift-flip"])
+def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip(augment: Any) -> None:
+    def stepped(rows: Sequence[int]) -> torch.Tensor:
+        node = made(n=24, scale=10.0)
+        node.data = node.data.subset(torch.tensor(rows))
+        return first_step(node, augment)
+
+    full = stepped(range(24))
+    by = [(full - stepped([r for r in range(24) if r != row])).norm().item() for row in range(24)]
+    assert 0.9 * 0.3 < max(by) <= 0.3 * (1 + 1e-3)
+    torch.testing.assert_close(stepped(range(23, -1, -1)), full, rtol=1e-3, atol=1e-4)
+
+
+def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> None:
+    def stepped(seed: int = 0, **how: Any) -> torch.Tensor:
+        node = made(n=24)
+        node.seed = seed
+        return first_step(node, "shift-flip", **how)
+
+    one = stepped()
+    assert torch.equal(stepped(seed=1), one)
+    assert not torch.allclose(stepped(secret=1), one, atol=1e-2)
+    assert not torch.allclose(stepped(asking="another question"), one, atol=1e-2)
+
+
+def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
+    inputs = torch.randn(6000, 2, 3, 3)
+    drawn = dpsgd.moves(inputs, randomness.seeded(0, "a"))
+    assert (drawn.shape, drawn.dtype) == ((3, 6000), torch.int64)
+    assert drawn.min() >= 0
+    order = torch.randperm(6000)[:50]
+    some = inputs[order].to(memory_format=torch.channels_last)
+    assert torch.equal(dpsgd.moves(some, randomness.seeded(0, "a")), drawn[:, order])
+    assert not (dpsgd.moves(inputs, randomness.seeded(0, "b")) == drawn).any()
+    places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
+    assert stats.chisquare(torch.bincount(places, minlength=18).numpy()).pvalue > 0.01
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -223,6 +288,28 @@ def test_noise_and_samples_follow_from_names_and_secret() -> None:
     node = made()
     node.asking = "another question"
     assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
+
+
+def test_equal_noise_is_never_on_two_different_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noise(scale: float = 1.0) -> torch.Tensor:
+        loud, quiet = (moved(made("mlp:32", scale=scale), private(z), 1.0, 1) for z in (1.0, 0.0))
+        return loud - quiet
+
+    def alike(some: torch.Tensor, other: torch.Tensor) -> float:
+        return torch.corrcoef(torch.stack([some, other]))[0, 1].abs().item()
+
+    one = noise()
+    assert torch.equal(noise(), one)
+    assert alike(noise(scale=2.0), one) < 0.1, "other records"
+    exact = dpsgd.clipped_sum
+
+    def rounded(*args: Any) -> tuple[torch.Tensor, float]:
+        found, loss = exact(*args)
+        found[-1] = torch.nextafter(found[-1], torch.tensor(math.inf))
+        return found, loss
+
+    monkeypatch.setattr(dpsgd, "clipped_sum", rounded)
+    assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
 
 
 # --- against Opacus -------------------------------------------------------------------------------
@@ -407,9 +494,10 @@ def test_augmentation_and_other_losses_take_part() -> None:
     assert torch.equal(zero, vector(prepared().model))
 
 
-def test_dropout_drops_while_a_network_learns() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.999999))
-    assert moved(made(network.eval()), private(), 1.0).abs().max() == 0
+def test_a_network_that_draws_while_it_learns_is_stopped_even_unchecked() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.5))
+    with pytest.raises(RuntimeError, match="random operation"):
+        moved(made(network), private(), 1.0)
 
 
 def trained(node: Node, config: LocalConfig = PLAIN, **how: Any) -> torch.Tensor:
@@ -492,6 +580,28 @@ def test_batch_norm_by_another_name() -> None:
 
     with pytest.raises(NotPrivate, match=r"0: Mine -> GroupNorm\(4, 4\)"):
         check(nn.Sequential(Mine(4)), "mine")
+
+
+def test_layers_that_draw_at_random_are_refused() -> None:
+    network = nn.Sequential(
+        nn.Dropout(0.1), nn.Dropout2d(0.5), nn.AlphaDropout(0.2), nn.RReLU(), nn.Dropout(0.0)
+    )
+    with pytest.raises(NotPrivate) as told:
+        check(network.eval(), "it")  # even as it answers: it will learn
+    assert set(told.value.layers) == {"0", "1", "2", "3"}
+    assert told.value.layers["3"] == "RReLU -> LeakyReLU"
+    quiet = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0))
+    check(quiet, "it", SHAPE)
+    assert moved(made(quiet), private(), 1.0).norm() > 0
+
+
+def test_a_layer_of_ones_own_that_draws_is_found_by_trying() -> None:
+    class Drawing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
+
+    with pytest.raises(NotPrivate, match=r"no gradients by example .*random operation"):
+        check(Drawing(64, 3), "it", SHAPE)
 
 
 @pytest.mark.parametrize("spec", ["small-cnn:4", "lenet5", "mlp:8"])

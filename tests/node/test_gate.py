@@ -19,7 +19,8 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.purse import Purse
 from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.bill import Bill
+from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
 from fedstill.privacy.events import Event, Price
 
 QUESTION = Question(
@@ -55,10 +56,13 @@ def release(
 class Journal:
     """A purse, its guard and its rule, and a ledger, which write down what is called, in order."""
 
-    name, text, first = "journal", "written down", Price()
+    name, text = "journal", "written down"
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.training: Bill = {"training": Price()}
+        self.learned: Bill = {}
+        self.stamps: set[str] = set()
         self.guard: Any = self
 
     def rule(self, question: Question, name: str) -> Any:
@@ -75,16 +79,32 @@ class Journal:
         self.calls.append("noise")
         return tensor + 1
 
-    def price(self, *given: Any) -> Price:
+    def release(self, *given: Any) -> Bill:
         self.calls.append("price")
-        return Price({Event("laplace", 4.0): 2})
+        return {"logits": Price({Event("laplace", 4.0): 2})}
 
-    def observe(self, *given: Any) -> None:
-        self.calls.append("observe")
+    def learning(self, *given: Any) -> Bill:
+        return self.learned
 
-    def pay(self, what: Asked, part: str, up: Mapping[str, int], price: Price, rule: str) -> None:
+    def first(self) -> Bill:
+        return self.training
+
+    def objection(self, question: Question) -> str | None:
+        return None
+
+    def afford(self, *given: Any) -> None:
+        self.calls.append("afford")
+
+    def pay_learning(self, *given: Any) -> None:
+        self.calls.append("pay for learning")
+
+    def votes(self, *given: Any) -> Any:
+        return ()
+
+    def pay(self, what: Asked, part: str, up: Mapping[str, int], price: Price, rule: str, stamp: str) -> bool:
         self.calls.append("pay")
-        self.paid = (what, part, dict(up), price, rule)
+        self.paid, self.stamps = (what, part, dict(up), price, rule), {*self.stamps, stamp}
+        return True
 
 
 class JournalLedger(Ledger):
@@ -214,7 +234,7 @@ def journalled() -> tuple[Gate, Journal, JournalLedger]:
 def test_a_release_is_bounded_noised_priced_paid_and_charged_in_this_order() -> None:
     door, journal, ledger = journalled()
     released = release(door)
-    assert journal.calls == ["bound", "noise", "bound", "noise", "price", "pay", "charge", "observe"]
+    assert journal.calls == ["bound", "bound", "noise", "noise", "price", "pay", "charge"]
     assert ledger.line["privacy"] == {"mechanism": "journal", "price": {"laplace(4.0)": 2}}
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)
@@ -232,14 +252,13 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
     released = release(door, question=replace(QUESTION, finish=finish), sent={"z": torch.tensor(2.0)})
     assert journal.calls == [
         "bound",
-        "noise",
         "bound",
+        "noise",
         "noise",
         "price",
         "finish",
         "pay",
         "charge",
-        "observe",
     ]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
     assert journal.paid[2] == {"logits": 4, "critic": 8}, "bytes are those that leave"
@@ -266,7 +285,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over() -> None:
 
 def test_the_first_line_of_a_run_carries_what_the_training_cost() -> None:
     door, journal, ledger = journalled()
-    journal.first = Price({Event("gaussian", 2.0, rate=0.5): 30})
+    journal.training = {"training": Price({Event("gaussian", 2.0, rate=0.5): 30})}
     release(door, asked(0))
     assert ledger.line["privacy"]["price"] == {"laplace(4.0)": 2, "gaussian(2.0, rate=0.5)": 30}
     release(door, asked(1))
@@ -276,15 +295,45 @@ def test_the_first_line_of_a_run_carries_what_the_training_cost() -> None:
 
 def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
     door, journal, ledger = journalled()
-    journal.first = None
+    journal.training = {"training": None}
     release(door)
     assert ledger.line["privacy"] == {"mechanism": "journal", "price": None}
     assert ledger.spent("clinic") == ({}, 1)
 
 
+def test_a_line_carries_what_was_learned_for_the_answer_and_for_nothing_else() -> None:
+    door, journal, ledger = journalled()
+    journal.learned = {"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})}
+    release(door, asked(0))
+    assert ledger.line["privacy"]["price"] == {"laplace(4.0)": 2, "gaussian(3.0, rate=0.5)": 1}
+    assert journal.paid[3] == Price({Event("laplace", 4.0): 2}), "it has been paid for by itself"
+    release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
+    assert ledger.line["privacy"]["price"] == {"laplace(4.0)": 2}
+    journal.learned = {"critic": None}
+    release(door, asked(1))
+    assert ledger.line["privacy"]["price"] is None
+
+
+def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_after_it_was_found_affordable() -> None:
+    door, journal, _ = journalled()
+    door.admit(asked(), QUESTION, {})
+    assert journal.calls == ["afford", "pay for learning"]
+    release(door)
+    journal.calls.clear()
+    door.admit(asked(), QUESTION, {})  # after a stop it is learned once more: the purse knows if that is paid
+    assert journal.calls == ["pay for learning"]
+    strict = gate(most_questions=1)
+    release(strict)
+    journal.calls.clear()
+    strict.purse = journal  # type: ignore[assignment]
+    with pytest.raises(QuestionRefused, match="most_questions"):
+        strict.admit(asked(1), QUESTION, {})
+    assert journal.calls == [], "what the policy refuses is not paid for"
+
+
 def test_objections_are_the_purses_too_but_the_policys_first() -> None:
     door, journal, _ = journalled()
-    journal.objection = lambda question: "privacy: too dear"  # type: ignore[attr-defined]
+    journal.objection = lambda question: "privacy: too dear"  # type: ignore[method-assign]
     assert door.objection(QUESTION) == "privacy: too dear"
     assert door.objection(UPLOAD) == "outputs_only: no parameters"
 
@@ -292,11 +341,10 @@ def test_objections_are_the_purses_too_but_the_policys_first() -> None:
 def test_what_is_let_in_can_be_afforded_and_again_costs_nothing() -> None:
     door, journal, _ = journalled()
     given: list[Any] = []
-    journal.objection = lambda question: None  # type: ignore[attr-defined]
-    journal.afford = lambda *what: given.append(what)  # type: ignore[attr-defined]
+    journal.afford = lambda *what: given.append(what)  # type: ignore[method-assign]
     sent = {"x": torch.ones(2)}
     door.admit(asked(), QUESTION, sent)
-    assert given == [(QUESTION, sent)]
+    assert given == [(asked(), QUESTION, sent)]
     release(door)
     door.admit(asked(), QUESTION, sent)
     assert len(given) == 1, "asked again it is not asked for again"
@@ -381,16 +429,22 @@ def test_other_content_another_part_or_another_number_is_counted() -> None:
     assert ledger.up("clinic") == 4 * 56
 
 
-def noisy(node: str = "a", secret: int = 0, binding: str = "b") -> Gate:
+def noisy(
+    node: str = "a",
+    secret: int = 0,
+    binding: str = "b",
+    salt: str = "",
+    bound: float = 3.0,
+    account: Account | None = None,
+) -> Gate:
     """A gate with noise on its answers."""
     side = NodeSide({"examine": replace(QUESTION, reads=())})
-    privacy = PrivacyConfig("noisy-outputs")
-    outputs, gradients = (replace(part, noise=1.0) for part in (privacy.outputs, privacy.gradients))
-    privacy = replace(privacy, outputs=outputs, gradients=gradients)
-    guard = Guard(node, privacy, side, LocalConfig(), 10, 3, secret=secret)
+    outputs, gradients = OutputsConfig(noise=1.0, bound=bound), GradientsConfig(noise=1.0)
+    privacy = PrivacyConfig("noisy-outputs", outputs=outputs, gradients=gradients)
+    guard = Guard(node, privacy, side, LocalConfig(), 10, 3, secret=secret, salt=salt)
     guard.binding = binding
     door = Gate(node, PolicyConfig(), Ledger())
-    door.purse = Purse(guard, Account(None, 0), "run")
+    door.purse = Purse(guard, account or Account(None, 0), "run")
     return door
 
 
@@ -417,6 +471,56 @@ def test_noise_follows_from_secret_node_question_part_content_what_came_before_a
     ]
     assert all(len(set(noise)) == 6 for noise in (drawn(), *others)), "each number has its own"
     assert len({drawn(), *others}) == 8
+
+
+def examined(door: Gate, logits: torch.Tensor, part: str = "answer", number: int = 0) -> torch.Tensor:
+    """What leaves in place of some logits."""
+    what, name = Asked(number, "examine", "c0", "", {}), "logits" if part == "answer" else "d/dx"
+    return door.release(what, part, {name: logits}, replace(QUESTION, reads=()), {})[name]
+
+
+def rows_of(door: Gate) -> int:
+    assert door.purse is not None
+    return len(list(door.purse.account.entries()))
+
+
+@pytest.mark.parametrize("part", ["answer", "gradient"])
+def test_an_answer_that_differs_in_its_last_digit_is_noised_and_charged_anew(part: str) -> None:
+    door, one = noisy(), torch.ones(2, 3)
+    other = one.clone()
+    other[1, 2] = torch.nextafter(one[1, 2], torch.tensor(2.0))
+    first, again = examined(door, one, part), examined(door, one, part)
+    assert torch.equal(first, again)
+    assert (rows_of(door), door.ledger.up("a")) == (1, 24), "the very same costs nothing"
+    moved = examined(door, other, part)
+    assert ((moved - first).abs() > 1e-3).all(), "no number has the noise that it had"
+    assert (rows_of(door), door.ledger.up("a")) == (2, 48), "and its line is written, too"
+    assert torch.equal(examined(door, one, part), first)
+    assert torch.equal(examined(door, other, part), moved)
+    assert (rows_of(door), door.ledger.up("a")) == (2, 48)
+    assert sum(door.ledger.spent("a")[0].values()) == sum(spent_at(door).values())
+
+
+def spent_at(door: Gate) -> Mapping[str, int]:
+    assert door.purse is not None
+    return door.purse.account.spent("a", "run").run
+
+
+def test_what_the_bound_makes_equal_is_one_release() -> None:
+    door = noisy(bound=1.0)
+    first = examined(door, torch.full((2, 3), 5.0))
+    assert torch.equal(examined(door, torch.full((2, 3), 7.0)), first)
+    assert rows_of(door) == 1
+
+
+def test_the_runs_salt_is_in_all_noise_and_in_what_is_charged() -> None:
+    account = Account(None, 0)
+    left = [
+        examined(noisy(salt=salt, account=account), torch.zeros(2, 3)) for salt in ("", "one", "two", "one")
+    ]
+    assert torch.equal(left[1], left[3])
+    assert all(((left[a] - left[b]).abs() > 1e-3).all() for a, b in ((0, 1), (1, 2), (0, 2)))
+    assert len(list(account.entries())) == 3
 
 
 # --- after a restart -----------------------------------------------------------------------------

@@ -11,10 +11,11 @@ import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.node.gate import PARAMETERS
-from fedstill.node.guard import Guard, total, unpriced
+from fedstill.node.guard import Guard, unpriced
 from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.bill import total
 from fedstill.privacy.config import (
     GradientsConfig,
     OutputsConfig,
@@ -75,7 +76,9 @@ def guard(
 ) -> Guard:
     own = {name: more.pop(name) for name in ("first", "learns") if name in more}
     changed = replace(config, mechanism=mechanism, **more)
-    return Guard("clinic", changed, side(*questions, **own), LOCAL, examples, CLASSES)
+    made = Guard("clinic", changed, side(*questions, **own), LOCAL, examples, CLASSES)
+    made.binding = "data"
+    return made
 
 
 def gaussian(noise: float, times: int = 1, **more: Any) -> Price:
@@ -98,9 +101,17 @@ def near(one: Price | None, other: Price | None) -> None:
     assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
 
 
-def answer(made: Guard, question: Question = EXAMINE, **more: Any) -> Price | None:
+def priced(made: Guard, question: Question, part: str, shapes: Any, sent: Any = None) -> Price | None:
+    """Of one release, with what is learned for it."""
+    return total(made.bill(question, part, shapes, sent or {}))
+
+
+def answer(made: Guard, question: Question = EXAMINE, noised: Any = None) -> Price | None:
+    """Of an answer: as it is expected, or as it turned out."""
     shapes = {name: SHAPES[name] for name in question.releases}
-    return made.price(question, "answer", shapes, {}, **more)
+    if noised is not None:
+        return total(made.release(question, shapes, noised))
+    return priced(made, question, "answer", shapes)
 
 
 # --- prices by hand -----------------------------------------------------------------------------------
@@ -109,8 +120,8 @@ def answer(made: Guard, question: Question = EXAMINE, **more: Any) -> Price | No
 def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
     made = guard("none")
     assert answer(made) is None
-    assert made.price(EXAMINE, "gradient", PULLED, {}) is None
-    assert made.price(COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
+    assert priced(made, EXAMINE, "gradient", PULLED, {}) is None
+    assert priced(made, COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
     assert made.networks() == {}
     assert not made.protects
 
@@ -120,7 +131,7 @@ def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
     assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert answer(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
     assert answer(made, PREDICT) == Price()
-    assert made.price(EXAMINE, "gradient", PULLED, {}) == Price()
+    assert priced(made, EXAMINE, "gradient", PULLED, {}) == Price()
     assert total(made.schedule()) == (
         gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
     )
@@ -137,7 +148,7 @@ def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> No
     # sqrt(2) votes a row, 8 rows; the critic's step beside it
     near(answer(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
     near(answer(made, PREDICT), gaussian(5 / 4))
-    near(made.price(EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
+    near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
     assert set(made.networks()) == {"critic"}
 
 
@@ -158,7 +169,7 @@ def test_under_noisy_outputs_each_row_is_paid_for() -> None:
     made = guard("noisy-outputs")
     near(answer(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
     near(answer(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
-    near(made.price(EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
+    near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
     rows = guard("noisy-outputs", outputs=replace(GIVEN.outputs, how="gaussian"))
     near(answer(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
     assert made.first() == {"training": Price()}
@@ -167,17 +178,17 @@ def test_under_noisy_outputs_each_row_is_paid_for() -> None:
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     shapes = {"counts": (CLASSES,)}
-    assert guard(mechanism).price(COUNT, "answer", shapes, {}) == laplace(10.0)
-    assert guard(mechanism, counts_noise=4.0).price(COUNT, "answer", shapes, {}) == laplace(4.0)
-    assert guard(mechanism, counts_noise=0.0).price(COUNT, "answer", shapes, {}) is None
-    assert guard(mechanism, group_size=5).price(COUNT, "answer", shapes, {}) == laplace(2.0)
-    assert guard(mechanism).price(COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
+    assert priced(guard(mechanism), COUNT, "answer", shapes, {}) == laplace(10.0)
+    assert priced(guard(mechanism, counts_noise=4.0), COUNT, "answer", shapes, {}) == laplace(4.0)
+    assert priced(guard(mechanism, counts_noise=0.0), COUNT, "answer", shapes, {}) is None
+    assert priced(guard(mechanism, group_size=5), COUNT, "answer", shapes, {}) == laplace(2.0)
+    assert priced(guard(mechanism), COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
 
 
 def test_more_rows_than_were_declared_are_paid_for() -> None:
     shapes = {"logits": (32, CLASSES)}
-    near(guard("pate").price(PREDICT, "answer", shapes, {}), gaussian(5 / math.sqrt(64)))
-    near(guard("noisy-outputs").price(PREDICT, "answer", shapes, {}), laplace(6 / 16, 32))
+    near(priced(guard("pate"), PREDICT, "answer", shapes, {}), gaussian(5 / math.sqrt(64)))
+    near(priced(guard("noisy-outputs"), PREDICT, "answer", shapes, {}), laplace(6 / 16, 32))
 
 
 def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
@@ -201,15 +212,15 @@ def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None
     rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, reads=("real",))
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         made = guard(mechanism, rated)
-        assert made.price(rated, "answer", {"real": ()}, {}) is None
+        assert priced(made, rated, "answer", {"real": ()}, {}) is None
         assert answer(made, EXAMINE) is not None
 
 
 def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
     odd = replace(PREDICT, releases={"range": "logit range"})
     for mechanism in ("pate", "noisy-outputs"):
-        assert guard(mechanism, odd).price(odd, "answer", {"range": ()}, {}) is None
-    assert guard("dp-sgd", odd).price(odd, "answer", {"range": ()}, {}) == Price(), "it learned with DP-SGD"
+        assert priced(guard(mechanism, odd), odd, "answer", {"range": ()}, {}) is None
+    assert priced(guard("dp-sgd", odd), odd, "answer", {"range": ()}, {}) == Price(), "it learned with DP-SGD"
 
 
 def test_without_noise_there_is_no_guarantee() -> None:
@@ -226,12 +237,14 @@ def test_without_noise_there_is_no_guarantee() -> None:
 def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
     made = guard("dp-sgd", TRAIN, first=None)
     assert made.first() == {"training": Price()}
-    rounds = [made.price(TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)]
+    rounds = [
+        priced(made, TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)
+    ]
     assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
     assert made.schedule() == {"training": gaussian(1.5, 20, rate=0.1), "other": Price()}
     # Fewer steps than rounds: each takes one all the same.
     small = guard("dp-sgd", TRAIN, first=None, examples=5)
-    assert small.price(TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
+    assert priced(small, TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
     assert small.schedule()["training"] == gaussian(1.5, 4)
 
 
@@ -269,12 +282,12 @@ def test_what_is_paid_in_all_is_what_was_found() -> None:
     paid = Price()
     for price in [
         *made.first().values(),
-        made.price(COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
+        priced(made, COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
     ]:
         paid += price or Price()
     for _ in range(EXAMINE.times):
         for part, shapes in (("answer", SHAPES), ("gradient", PULLED)):
-            paid += made.price(EXAMINE, part, shapes, {}) or Price()
+            paid += priced(made, EXAMINE, part, shapes, {}) or Price()
     near(paid, total(made.schedule()))
     assert 0.97 * 4 < epsilon(paid, FREE.delta) <= 4
 
@@ -311,7 +324,7 @@ def test_where_no_noise_is_enough_it_is_said() -> None:
 def test_a_question_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
     silent = replace(PREDICT, reads=None)
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        with pytest.raises(QuestionRefused, match="what it reads of the records is not declared"):
+        with pytest.raises(QuestionRefused, match="does not say what it reads of the records"):
             guard(mechanism, silent)
     assert answer(guard("none", silent), silent) is None
     guard("pate", replace(silent, releases={}))  # it tells nothing
@@ -327,7 +340,8 @@ def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
     made = guard("pate", rated, COUNT, epsilon=5.0)
     assert unpriced(made, COUNT) is None
     assert unpriced(made, rated) == (
-        "privacy: a budget is set, and mechanism pate gives no guarantee for logit range"
+        "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
+        "with a bound fixed beforehand (method.z_max) none is told"
     )
     assert unpriced(guard("pate", rated), rated) is None, "without a budget everyone may"
     assert unpriced(guard("pate", rated, total_epsilon=5.0), rated) is not None
@@ -340,9 +354,11 @@ def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
 
 @pytest.mark.parametrize("randomness", ["seeded", "secure"])
 def test_equal_names_give_equal_noise_and_others_do_not(randomness: Any) -> None:
-    def drawn(*names: str | int, node: str = "a", secret: int = 0, binding: str = "x") -> tuple[float, ...]:
+    def drawn(
+        *names: str | int, node: str = "a", secret: int = 0, binding: str = "x", salt: str = ""
+    ) -> tuple[float, ...]:
         config = replace(GIVEN, mechanism="pate", randomness=randomness)
-        made = Guard(node, config, side(), LOCAL, EXAMPLES, CLASSES, secret=secret)
+        made = Guard(node, config, side(), LOCAL, EXAMPLES, CLASSES, secret=secret, salt=salt)
         made.binding = binding
         return tuple(made.draws(*names).normal((3,)).tolist())
 
@@ -353,8 +369,25 @@ def test_equal_names_give_equal_noise_and_others_do_not(randomness: Any) -> None
         drawn("gate", 1, node="b"),
         drawn("gate", 1, secret=1),
         drawn("gate", 1, binding="y"),
+        drawn("gate", 1, salt="z"),
     ]
-    assert len({first, *others}) == 5
+    assert len({first, *others}) == 6
+
+
+def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
+    made = Guard("clinic", replace(GIVEN, mechanism="dp-sgd"), side(), LOCAL, EXAMPLES, CLASSES)
+    for draws in (made.draws, made.networks()["model"].draws):
+        with pytest.raises(ArgumentError, match="binding is ''"):
+            draws("gate", 1)
+
+
+def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
+    made = guard("dp-sgd", EXAMINE, TRAIN, first=None)
+    turn = {"span": torch.tensor(1)}
+    assert made.learning(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
+    assert made.learning(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
+    assert made.learning(PREDICT, {}) == guard("none", EXAMINE).learning(EXAMINE, {}) == {}
+    assert total(made.release(EXAMINE, SHAPES)) == total(made.release(TRAIN, {"theta": (9,)})) == Price()
 
 
 def test_networks_draw_apart() -> None:

@@ -6,7 +6,9 @@ import errno
 import itertools
 import json
 import logging
+import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +22,16 @@ from hypothesis import strategies as st
 
 from fedstill.errors import FedstillError, QuestionRefused
 from fedstill.models.vector import to_vector
+from fedstill.node import dpsgd
 from fedstill.node import host as at
 from fedstill.node.account import DATA
 from fedstill.node.form import Form
 from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
-from fedstill.node.plan import Plan
+from fedstill.node.plan import PROTOCOL, Plan
+from fedstill.node.questions import Question
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import from_text
 from fedstill.wire import WireConfig, pack, unpack
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
@@ -69,6 +75,11 @@ class Clinic:
             self.host.session.ledger.close()  # as the system does
         self.host = Host(self.folder)
 
+    def salted(self, salt: str = "") -> Clinic:
+        """As a rehearsal's node, whose runs all have one salt."""
+        (self.folder / "salt").write_text(salt)
+        return self
+
     def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
         """The node's reply: what it told, and what left."""
         told, released = unpack(self.host.serve(pack({"do": do, "run": self.plan.run, **header}, tensors)))
@@ -101,6 +112,10 @@ class Clinic:
     def lines(self) -> list[dict[str, Any]]:
         path = self.folder / "runs/one/ledger.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of the ledger of its data."""
+        return [dict(row) for row in self.session.account.entries()]
 
     def left(self) -> list[tuple[int, str]]:
         return [(line["number"], line["part"]) for line in self.lines() if "part" in line]
@@ -142,7 +157,7 @@ def clinic(tmp_path: Path) -> Clinic:
 def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", 'questions = ["count_labels"]\nmost_questions = 5')
     hello, _ = clinic.say("hello")
-    assert (hello["name"], hello["protocol"]) == ("clinic", 1)
+    assert (hello["name"], hello["protocol"]) == ("clinic", PROTOCOL)
     assert hello["versions"]["torch"] == torch.__version__
     told, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
@@ -176,7 +191,7 @@ def test_an_answer_and_its_way_back_are_counted_to_the_byte(clinic: Clinic) -> N
         "logits": (B, CLASSES),
         "critic": (B, *MAP),
     }
-    assert told == {"privacy": {"mechanism": "none", "price": None}}
+    assert told == {"privacy": {"mechanism": "none", "price": None, "after": ""}}
     assert clinic.pull(0)[1]["d/dx"].shape == (B, *SHAPE)
     answer, gradient = clinic.lines()
     numbers = B * CLASSES + B * 4
@@ -250,6 +265,25 @@ def test_going_back_to_a_mark_gives_the_same_answers_and_counts_none_of_them_twi
     assert clinic.lines() == lines
 
 
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate"])
+def test_what_was_released_and_paid_for_is_so_again_after_a_stop(tmp_path: Path, mechanism: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATELY[mechanism]).ready()
+    clinic.ask(0)
+    clinic.say("remember", mark=1)
+    told = [(clinic.ask(number)[1], clinic.pull(number)[1]) for number in (1, 2)]
+    critic, lines, rows = clinic.critic(), clinic.lines(), clinic.rows()
+    clinic.again()
+    clinic.say("join", plan=PLAN.to_dict())
+    clinic.say("recall", mark=1)
+    for number, (answer, gradient) in zip((1, 2), told, strict=True):
+        same(clinic.ask(number)[1], answer)
+        same(clinic.pull(number)[1], gradient)
+    assert torch.equal(clinic.critic(), critic)
+    assert clinic.lines() == lines
+    assert clinic.rows() == rows
+    assert {row["part"] for row in rows} == {"training", "answer", "gradient"}
+
+
 def test_other_content_after_going_back_is_a_release_of_its_own(clinic: Clinic) -> None:
     clinic.ask(0)
     clinic.say("recall", mark=0)
@@ -267,7 +301,9 @@ PRIVATELY = {
 def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
     tmp_path: Path, mechanism: str
 ) -> None:
-    whole, broken = (Clinic(tmp_path / name, PRIVATELY[mechanism]).ready() for name in ("whole", "broken"))
+    whole, broken = (
+        Clinic(tmp_path / name, PRIVATELY[mechanism]).salted().ready() for name in ("whole", "broken")
+    )
     counted = {"question": "count_labels", "number": 0, "differentiable": False}
     same(whole.say("answer", **counted)[1], broken.say("answer", **counted)[1])
     for number in range(1, 7):  # the run as it is declared
@@ -298,6 +334,227 @@ def test_an_answer_to_something_else_is_paid_for_though_it_was_never_used(
     assert "privacy budget: the budget is epsilon 8 at" in _all(clinic, image)[-1]["rule"]
 
 
+def labels_of(clinic: Clinic) -> torch.Tensor:
+    """Noisy counts of its labels: they follow from nothing but its data and the noise."""
+    _, left = clinic.say("answer", question="count_labels", number=0, differentiable=False)
+    counts: torch.Tensor = left["counts"]
+    return counts
+
+
+WIDE = PRIVATELY["pate"].replace("epsilon = 8.0", "counts_noise = 1000.0")
+
+
+def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", WIDE).ready()
+    first = labels_of(clinic)
+    clinic.again()
+    clinic.ready()
+    clinic.say("recall", mark=0)
+    assert torch.equal(labels_of(clinic), first), "the same run"
+    clinic.say("leave")
+    other = Clinic(clinic.folder, WIDE, replace(PLAN, run="two")).ready()
+    second = labels_of(other)
+    assert ((second - first).abs() > 1).any(), "the same plan under another name"
+    other.say("leave")
+    shutil.rmtree(clinic.folder / "runs/one")
+    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), "or begun anew"
+    salts = {path.read_text() for path in clinic.folder.glob("runs/*/salt")}
+    assert len(salts) == 2
+    assert all(len(salt) >= 32 for salt in salts)
+
+
+def test_each_run_has_private_training_of_its_own(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATELY["dp-sgd"]).ready()
+    first = to_vector(clinic.session.node.model).clone()
+    clinic.say("leave")
+    other = Clinic(clinic.folder, PRIVATELY["dp-sgd"], replace(PLAN, run="two")).ready()
+    assert not torch.allclose(to_vector(other.session.node.model), first, atol=1e-3)
+
+
+def test_a_salt_beside_the_secret_is_that_of_all_runs(tmp_path: Path) -> None:
+    left = []
+    for name, salt, run in (("a", "x", "one"), ("b", "x", "two"), ("c", "y", "one")):
+        clinic = Clinic(tmp_path / name, WIDE, replace(PLAN, run=run)).salted(salt).ready()
+        left.append(labels_of(clinic))
+        assert not list(clinic.folder.glob("runs/*/salt"))
+    assert torch.equal(left[0], left[1])
+    assert ((left[0] - left[2]).abs() > 1).any()
+
+
+@pytest.mark.parametrize("mechanism", PRIVATELY)
+def test_the_salt_is_told_to_nobody(tmp_path: Path, mechanism: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATELY[mechanism]).ready()
+    (path,) = clinic.folder.glob("runs/one/salt")
+    about, _ = clinic.say("join", plan=PLAN.to_dict())
+    told = [str(about), str(clinic.ask(0)[0]), str(clinic.pull(0)[0]), str(clinic.lines())]
+    assert path.read_text() not in "".join(told)
+
+
+def test_how_long_it_took_is_told_in_tenths_where_networks_learn_in_private(tmp_path: Path) -> None:
+    seconds: dict[str, list[float]] = {}
+    for name, text in (("plain", ""), ("private", PRIVATELY["dp-sgd"])):
+        clinic = Clinic(tmp_path / name, text).ready()
+        asked = [
+            clinic.host.serve(
+                pack(
+                    {"do": "answer", "run": "one", "question": "examine", "number": number}
+                    | {"differentiable": False},
+                    {"x": image(number)},
+                )
+            )
+            for number in range(3)
+        ]
+        seconds[name] = [unpack(reply)[0]["seconds"] for reply in asked]
+    assert all(told > 0 and told == round(told, 1) for told in seconds["private"])
+    assert any(told != round(told, 1) for told in seconds["plain"])
+
+
+# --- rounds of private training -----------------------------------------------------------------------
+
+ROUNDS = """
+[privacy]
+mechanism = "dp-sgd"
+epsilon = 4.0
+[privacy.training]
+noise = 3.0
+"""
+
+
+def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
+    """A node in a run of FedMD under DP-SGD, of 400 public examples, and its first scores (8, C)."""
+    from fedstill.data.public import Public
+    from fedstill.node.plan import fingerprint, public_tensors
+
+    public = Public("shared", torch.randn(400, *SHAPE, generator=torch.Generator().manual_seed(0)), None, "")
+    method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 8}
+    plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
+    clinic = Clinic(folder, policy + ROUNDS, plan)
+    about, _ = clinic.say("join", public_tensors(public), plan=plan.to_dict())
+    assert about["objections"] == {}
+    clinic.say("learn", seconds=60)
+    header = {"question": "communicate", "number": 0, "differentiable": False}
+    return clinic, clinic.say("answer", {"rows": ROWS}, **header)[1]["logits"]
+
+
+ROWS = torch.arange(8).int()
+
+
+def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: int = 0) -> Any:
+    tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(turn), "rows_next": rows}
+    header = {"question": "digest_and_communicate", "number": number, "differentiable": False}
+    return clinic.say("answer", tensors, **header)
+
+
+def paid(clinic: Clinic) -> dict[str, int]:
+    """What the run has paid, by the parts of releases."""
+    times: Counter[str] = Counter()
+    for row in clinic.rows():
+        times[row["part"]] += sum(row["price"].values())
+    return dict(times)
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
+    """Counts private steps from now on; one of them may fail once it was taken."""
+    taken: list[int] = []
+    step = dpsgd.step
+
+    def counted(*args: Any, **more: Any) -> float:
+        loss = step(*args, **more)
+        taken.append(len(taken) + 1)
+        if len(taken) == fails_at:
+            raise RuntimeError("out of memory")
+        return loss
+
+    monkeypatch.setattr(dpsgd, "step", counted)
+    return taken
+
+
+@pytest.mark.parametrize("bad", [10**6, 401, -1])
+def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_learned(
+    tmp_path: Path, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic, scores = in_rounds(tmp_path / "clinic")
+    taken, before, weights = steps(monkeypatch), clinic.rows(), to_vector(clinic.session.node.model)
+    for number in range(1, 4):
+        refused = a_round(clinic, scores, torch.tensor([3, bad]).int(), number)
+        assert refused["rule"] == "rows: rows_next names rows outside the 400 of the public data"
+    assert taken == []
+    assert clinic.rows() == before
+    assert torch.equal(to_vector(clinic.session.node.model), weights)
+    assert "logits" in a_round(clinic, scores, torch.tensor([0, 399]).int(), 1)[1]
+    assert taken
+
+
+def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
+    question = Question("rows", lambda group, number: {}, {"rows": "indices"})
+    with pytest.raises(QuestionRefused, match="rows names rows outside the 0 of the public data"):
+        clinic.session._refuse_rows(question, {"rows": torch.ones(1).int()})
+    clinic.session._refuse_rows(question, {"rows": torch.zeros(0).int()})
+
+
+def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic, scores = in_rounds(tmp_path / "clinic", "most_bytes = 8000\n")
+    taken, before = steps(monkeypatch), sum(paid(clinic).values())
+    for number in range(1, 31):
+        refused = a_round(clinic, scores, torch.arange(400).int(), number, (number - 1) % 2)
+        assert refused["kind"] == REFUSED
+    assert "privacy budget" in refused["rule"], "in the end it learns no more"
+    assert len(taken) > 7
+    assert paid(clinic) == {"training": before + len(taken), "answer": 0}
+    prices = from_text(clinic.session.account.spent(DATA, "one").run)
+    assert 0.9 * 4 < epsilon(prices, 1e-5) <= 4
+
+
+def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the public data may be where a range stops, but is no row."""
+    clinic, scores = in_rounds(tmp_path / "clinic")
+    clinic.say("remember", mark=1)
+    taken, before = steps(monkeypatch), sum(paid(clinic).values())
+    for turn in range(3):
+        bad = torch.tensor([turn, 400]).int()
+        for number in range(1, 4):
+            assert a_round(clinic, scores, bad, number)["kind"] == (
+                "NodeFault" if number > 1 else "IndexError"
+            )
+        assert clinic.say("recall", mark=1) == ({}, {})
+    assert len(taken) > 3
+    assert paid(clinic) == {"training": before + len(taken), "answer": 0}
+
+
+def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic, scores = in_rounds(tmp_path / "clinic")
+    clinic.say("remember", mark=1)
+    before, weights = paid(clinic)["training"], to_vector(clinic.session.node.model).clone()
+    with monkeypatch.context() as patch:
+        taken = steps(patch, fails_at=3)
+        assert a_round(clinic, scores, ROWS, 1)["kind"] == "RuntimeError"
+    after = paid(clinic)["training"]
+    assert after - before >= len(taken) == 3
+    assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
+    spoilt = "it failed at question 1 (digest_and_communicate): the run goes on from an earlier mark"
+    taken = steps(monkeypatch)
+    for number in (1, 2):
+        refused = a_round(clinic, scores, ROWS, number)
+        assert refused["kind"] == "NodeFault"
+        assert spoilt in refused["text"]
+    communicate = {"question": "communicate", "number": 3, "differentiable": False}
+    assert spoilt in clinic.say("answer", {"rows": ROWS}, **communicate)["text"], "nor does it tell of it"
+    assert taken == []
+    assert paid(clinic)["training"] == after
+    clinic.say("recall", mark=1)
+    assert torch.equal(to_vector(clinic.session.node.model), weights)
+    told, _ = a_round(clinic, scores, ROWS, 1)
+    assert len(taken) == after - before, "all that was paid for, and paid for once"
+    assert paid(clinic)["training"] == after
+    assert sum(told["privacy"]["price"].values()) == after - before, "its line carries what was learned"
+
+
 def _all(clinic: Clinic, images: Any) -> list[Any]:
     """Ask as often as the run declares, about other images than the first time."""
     replies = [clinic.ask(number, images(number + 50)) for number in range(1, 7)]
@@ -312,6 +569,28 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
     assert told["objections"]["examine"].startswith("privacy budget: the budget is epsilon 2 at delta 1e-05")
     assert told["privacy"]["budget"] == 2.0
     assert told["privacy"]["noise"] == {"training": 0.5, "critic": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ('[privacy]\nmechanism = "pate"\nepsilon = 0.01\ncounts_noise = 1.0\n', "privacy.epsilon is 0.01"),
+        ('[privacy]\nmechanism = "pate"\ngroup_size = 3\n', "privacy.group_size is 3"),
+        ('[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\n', "BatchNorm2d"),
+    ],
+)
+def test_what_its_owner_has_set_wrong_stays_in_the_owners_log(
+    tmp_path: Path, text: str, quoted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", text)
+    if quoted == "BatchNorm2d":
+        file = clinic.folder / "node.toml"
+        file.write_text(file.read_text().replace("mlp:8", "resnet8:4"))
+        clinic.again()
+    refused = clinic.say("join", plan=PLAN.to_dict())
+    assert refused["kind"] == "OwnDataError"
+    assert refused["text"] == "its data or model fail here: its own log says more"
+    assert quoted in caplog.text
 
 
 def test_without_a_mechanism_a_budget_lets_nothing_out(tmp_path: Path) -> None:
@@ -502,7 +781,7 @@ def test_a_runs_name_is_no_path(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"protocol": 2},
+        {"protocol": PROTOCOL + 1},
         {"method": {"name": "os.system"}},
         {"method": {"name": "fediod", "code": "x"}},
         {"method": {"name": "fediod", "steps": "many"}},
@@ -664,3 +943,21 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
 def test_a_folder_without_a_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"has no node\.toml"):
         Host(tmp_path)
+
+
+def test_training_that_failed_half_way_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was learned and not counted would be learned, and told, once more."""
+    clinic = Clinic(tmp_path / "clinic")
+    clinic.say("join", plan=clinic.plan.to_dict())
+
+    def fails(*given: Any, **options: Any) -> int:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(at.training, "train", fails)
+        assert clinic.say("learn", seconds=1)["kind"] == "RuntimeError"
+    refused = clinic.say("learn", seconds=1)
+    assert refused["kind"] == "NodeFault"
+    assert "failed half-way" in refused["text"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta
 from io import FileIO
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from fedstill.errors import RunFolderError
 from fedstill.node.ledger import Ledger
+from tests.node.test_host import FEDIOD, PLAN, Clinic, image
 
 
 def write(ledger: Ledger, node: str = "a", number: int = 0, part: str = "answer", **other: Any) -> None:
@@ -69,6 +71,39 @@ def test_what_was_spent_is_added_up_and_known_again_after_a_restart(tmp_path: Pa
         assert known.spent("b") == ({}, 1), "no guarantee is not the same as no price"
         assert known.spent("c") == ({}, 0)
         assert [known.silent(node) for node in "abc"] == [False, False, True]
+
+
+def test_privacy_is_of_the_last_release_under_a_number(tmp_path: Path) -> None:
+    """Where a server goes back it may ask something else under a number, or the same in another order."""
+    ledger = opened(tmp_path / "ledger.jsonl")
+    events = ("laplace(1.0)", "laplace(2.0)", "laplace(3.0)")
+    asked = (("c0", ""), ("c1", ""), ("c0", "a1"))
+    for (content, after), event in zip(asked, events, strict=True):
+        write(ledger, content=content, after=after, privacy={"mechanism": "pate", "price": {event: 1}})
+        assert ledger.privacy("a", 0, "answer")["price"] == {event: 1}
+    for place in (0, 2, 1, 0):
+        assert ledger.released("a", 0, "answer", *asked[place])  # it leaves once more
+        told = {"mechanism": "pate", "price": {events[place]: 1}, "after": asked[place][1]}
+        assert ledger.privacy("a", 0, "answer") == told
+    assert not ledger.released("a", 0, "answer", "c1", "a1")
+    assert not ledger.released("a", 0, "gradient", "c1")
+    assert ledger.privacy("a", 0, "answer")["price"] == {events[0]: 1}, "what did not leave is not told of"
+    ledger.close()
+    again = opened(tmp_path / "ledger.jsonl")
+    assert again.privacy("a", 0, "answer") == {"mechanism": "pate", "price": {events[2]: 1}, "after": "a1"}
+    again.close()
+
+
+def test_a_node_that_went_back_tells_the_price_of_what_leaves_now(tmp_path: Path) -> None:
+    noise = "[privacy.pate]\nnoise = 20.0\n[privacy.gradients]\nnoise = 5.0\n"
+    privacy = f'[privacy]\nmechanism = "pate"\n{noise}'
+    clinic = Clinic(tmp_path / "clinic", privacy, replace(PLAN, method={**FEDIOD, "gan": 0.0})).ready()
+    prices = []
+    for inputs in (image(0), image(9)[:1], image(0)):
+        prices.append(clinic.ask(0, inputs)[0]["privacy"]["price"])
+        clinic.say("recall", mark=0)
+    clinic.say("leave")
+    assert prices[0] == prices[2] != prices[1]
 
 
 def test_sums_by_kind_node_and_direction() -> None:

@@ -156,7 +156,7 @@ def test_mechanism_unit_and_what_is_left_are_told(tmp_path: Path, capsys: pytest
     told = said(capsys, str(folder), "digits-fediod")
     assert "privacy dp-sgd, secure randomness; for one training record of this node, added or removed" in told
     assert "budget of a run: epsilon 3 at delta 1e-05" in told
-    assert "budget of the data: epsilon 10 at delta 1e-06, of which 10 is left" in told
+    assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in told
     assert "It can take part. It would pay epsilon 2.9" in told or "It would pay epsilon 3 at" in told
     charge(folder, {"gaussian(2.0)": 1})
     left = 10 - epsilon({Event("gaussian", 2.0): 1}, 1e-6)
@@ -174,7 +174,8 @@ def test_a_run_that_the_data_cannot_pay_any_more_is_told(
     assert "It can take part." in said(capsys, str(folder), "digits-fediod")
     charge(folder, {"gaussian(1.2)": 1})
     told = said(capsys, str(folder), "digits-fediod")
-    assert "It cannot take part: the run costs more than is left of privacy.total_epsilon = 4." in told
+    left = "privacy.total_epsilon = 4 for all runs on these data"
+    assert f"It cannot take part: the run costs more than is left of {left}." in told
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fediod")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.compute import Compute
+from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
 from fedstill.federation import InProcess, partition
 from fedstill.methods.fediod import FedIODConfig, node_side
@@ -27,6 +28,7 @@ from fedstill.node.protect import check_priced, protect, wanted
 from fedstill.node.questions import NodeSetting
 from fedstill.node.teachers import Teachers
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.bill import total
 from fedstill.privacy.config import (
     GradientsConfig,
     OutputsConfig,
@@ -34,7 +36,7 @@ from fedstill.privacy.config import (
     PrivacyConfig,
     StepsConfig,
 )
-from fedstill.privacy.events import Event, as_text
+from fedstill.privacy.events import Event, Price, as_text
 from fedstill.tasks import Classification
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
@@ -238,6 +240,42 @@ def test_noise_is_the_same_for_the_same_release_and_another_for_any_other(
     torch.testing.assert_close(noise_of(made(same), 0), first)  # a budget is no part of an answer
 
 
+def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
+    """The binding of a node, ``keep`` of whose tensors are frozen, where something is changed."""
+    engine = {part: change.pop(part) for part in ("device", "precision") if part in change}
+    labels: torch.Tensor | None = change.pop("labels", torch.zeros(5, dtype=torch.int64))
+    inputs = change.pop("inputs", torch.zeros(5, *SHAPE))
+    model = build("mlp:8", SHAPE, CLASSES, 0, "clinic")
+    for own in list(model.parameters())[:keep]:
+        own.requires_grad_(False)
+    node = Node("clinic", records(), model, Gate("clinic", PolicyConfig(), Ledger()), 3)
+    setting = NodeSetting(TASK, LOCAL, Compute(EngineConfig(**engine)), Public("p", inputs, labels))
+    side, config = node_side(METHOD, setting), under("noisy-outputs", **change)
+    about = (side, METHOD, setting)
+    protect(node, config, *about, account=Account(None, 0), run="run", secret=secret, salt=salt)
+    assert node.gate.purse is not None
+    assert node.gate.purse.guard.salt == salt
+    return node.gate.purse.guard.binding
+
+
+def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
+    others = {
+        "public labels": bound(labels=torch.ones(5, dtype=torch.int64)),
+        "no public labels": bound(labels=None),
+        "public inputs": bound(inputs=torch.ones(5, *SHAPE)),
+        "what is frozen": bound(keep=1),
+        "how much is frozen": bound(keep=2),
+        "precision": bound(precision="bfloat16"),
+        "the kind of device": bound(device="meta"),
+        "the secret: nobody else can try out what the records are": bound(secret=1),
+        "options": bound(counts_noise=6.0),
+    }
+    assert bound() == bound(epsilon=1e6, total_epsilon=1e6, delta=1e-6, total_delta=1e-6)
+    assert bound() == bound(salt="x"), "it is known before any run"
+    assert bound() not in others.values()
+    assert len(set(others.values())) == len(others)
+
+
 def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
     def critic(x: torch.Tensor, number: int = 0) -> torch.Tensor:
         one = made(under("dp-sgd"), train=False)
@@ -274,13 +312,14 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
         gradients = (base.pulled() - other.pulled()).flatten(1).norm(dim=1)
         assert (gradients <= 2 * 1.0 / M).all()
     assert max(moved) > 0, "and it does move some"
-    price = base.guard.price(*answered(base, len(many)))
-    (event,) = (each for each in price or () if each.rate == 1)  # of the votes
+    (event,) = released(base, len(many))
     assert max(moved) <= 5.0 / event.noise + 1e-6, "noise over how far it is charged to move"
 
 
-def answered(one: World, rows: int = ROWS) -> tuple[Any, ...]:
-    return one.federation.questions["examine"], "answer", {"logits": (rows, CLASSES)}, {}
+def released(one: World, rows: int = ROWS) -> Price:
+    """What answers about some inputs cost by themselves."""
+    bill = one.guard.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
+    return total(bill) or Price()
 
 
 def test_one_record_moves_bounded_outputs_no_further_than_is_charged() -> None:
@@ -289,7 +328,7 @@ def test_one_record_moves_bounded_outputs_no_further_than_is_charged() -> None:
         other = made(under("noisy-outputs"), without(records(), record))
         moved = (base.clean(20 * X) - other.clean(20 * X)).abs().sum(1)  # L1 of each row
         assert (moved > 0).any()
-        (event,) = (each for each in base.guard.price(*answered(base)) or () if each.kind == "laplace")
+        (event,) = released(base)
         assert (moved <= 10.0 / event.noise + 1e-5).all()
 
 

@@ -17,7 +17,7 @@ from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
 from fedstill.node.purse import Purse
 from fedstill.node.questions import NodeSide, Question
-from fedstill.node.training import LocalConfig
+from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, from_text
@@ -276,6 +276,102 @@ def test_other_content_or_another_state_is_another_release(change: dict[str, Any
     assert node.spent().run == {str(ONE): 2}
 
 
+def test_another_stamp_is_another_release_with_other_noise() -> None:
+    node = Node(OUTPUTS)
+    asked = Asked(0, "predict", "c0", "", {})
+    one = torch.full((ROWS, 4), 0.1)
+    close = one.clone()
+    close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
+    left = [
+        node.gate.release(asked, "answer", {"logits": z}, node.question, X)["logits"]
+        for z in (one, close, one)
+    ]
+    assert torch.equal(left[0], left[2])
+    assert ((left[0] - left[1]).abs() > 1e-3).all()
+    assert list(node.spent().run.values()) == [2]
+    purse = node.gate.purse
+    assert purse is not None
+    paid = [purse.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")]
+    assert paid == [True, False, True, False]
+
+
+def test_another_salt_is_another_release() -> None:
+    account = Account(None, 7)
+    for salt, times in (("", 1), ("one", 2), ("two", 3), ("one", 3)):
+        node = Node(PATE, account)
+        node.guard.salt = salt
+        node.ask(0)
+        assert node.spent().run == {str(ONE): times}
+
+
+# --- what networks learn for a question ---------------------------------------------------------------
+
+LEARNING = {"times": 3, "span": lambda sent: Span(0, 1, 4)}  # 5 of 20 steps
+CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
+
+
+def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:
+    node.gate.admit(Asked(number, "predict", content, after, {}), node.question, X)
+
+
+def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
+    return [(row["question"], row["part"], row["number"], row["price"]) for row in node.account.entries()]
+
+
+def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
+    node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
+    node.side = replace(node.side, first=None)
+    admitted(node)
+    first, own = charged(node)
+    assert first == ("training", "training", -1, {str(STEP): 20})
+    assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
+    assert node.gate.ledger.summary() == Ledger().summary(), "nothing has left"
+    for _ in range(3):  # whatever came of it
+        admitted(node)
+    assert len(charged(node)) == 2
+    node.ask(0)
+    assert charged(node)[2:] == [("predict", "answer", 0, {})], "what leaves has no more to pay"
+    node.ask(0)
+    assert len(charged(node)) == 3
+    for other in ({"number": 1}, {"content": "c1"}, {"after": "c0"}):
+        admitted(node, **other)  # type: ignore[arg-type]
+    assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
+
+
+def test_both_ledgers_agree_on_what_was_learned() -> None:
+    node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
+    for number in range(3):
+        node.ask(number)
+    assert node.gate.ledger.spent("clinic") == (dict(node.spent().run), 0)
+    assert node.spent().run == {str(STEP): 20 + 3 * 5, str(CRITIC): 3}
+
+
+def test_what_cannot_be_paid_for_is_not_learned() -> None:
+    dear = epsilon(Price({STEP: 20 + 2 * 5}), 1e-5)
+    node = Node(replace(TRAINED, epsilon=1.01 * dear), **{**LEARNING, "times": 0})
+    for number in range(2):
+        admitted(node, number)
+    rows = charged(node)
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        admitted(node, 2)
+    assert charged(node) == rows
+
+
+def test_learning_without_noise_has_no_guarantee() -> None:
+    quiet = replace(TRAINED, critic=StepsConfig(noise=0.0))
+    node = Node(quiet, trains=("critic",))
+    admitted(node)
+    assert node.spent().bare_run == 1
+    assert node.spent().run == {str(STEP): 20}
+
+
+def test_what_learns_nothing_is_charged_nothing_as_it_is_let_in() -> None:
+    for config in (PATE, TRAINED, OUTPUTS):
+        node = Node(config)
+        admitted(node)
+        assert charged(node) == []
+
+
 def test_other_data_are_another_release() -> None:
     account = Account(None, 7)
     left = []
@@ -310,7 +406,10 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
         Node(replace(PATE, epsilon=1.5), account).ask(1)
     with pytest.raises(QuestionRefused, match="without any guarantee"):  # the same data
         Node(replace(PATE, total_epsilon=1.5), account, "two").ask(1)
-    assert Node(replace(PATE, epsilon=1.5), account, "two").asks(most=1) == 1, "a run of its own is one"
+    with pytest.raises(QuestionRefused, match="without any guarantee"):  # a budget is of the data, too
+        Node(replace(PATE, epsilon=1.5), account, "two").ask(1)
+    apart = replace(PATE, epsilon=1.5, total_epsilon=math.inf)
+    assert Node(apart, account, "two").asks(most=1) == 1, "a run of its own is one"
 
 
 def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:

@@ -20,7 +20,7 @@ from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.teachers import Teachers, clipped, shards, teachers_of
+from fedstill.node.teachers import Teachers, _Clipped, shards, teachers_of
 from fedstill.node.training import LocalConfig
 from fedstill.tasks import Classification
 
@@ -86,6 +86,48 @@ def test_teachers_without_records_abstain() -> None:
     assert again.voting.tolist() == [1, 0, 1], "and a run that goes on knows it"
 
 
+@pytest.mark.parametrize(
+    "bad", [[math.nan] * 3, [0.0, math.inf, 0.0], [9.0, -math.inf, 0.0], [math.nan, 1, 0]]
+)
+def test_a_teacher_whose_logits_are_not_finite_abstains_and_spoils_no_others_vote(bad: list[float]) -> None:
+    sound = [Fixed([9.0, 1.0, 0.0]), Fixed([0.0, 5.0, 1.0], 2.0), Fixed([1.0, 2.0, 0.0], 3.0)]
+    teachers, upstream = Teachers([*sound, Fixed(bad, 1.0)], 8.0, 10.0), torch.randn(2, 3)
+    x = torch.zeros(2, *SHAPE, requires_grad=True)
+    told = teachers(x)
+    with torch.no_grad():
+        assert torch.equal(teachers(x), told), "with gradients or without"
+    assert told.tolist() == [[2.0, 4.0, 0.0]] * 2
+    soft = 8.0 * torch.stack([network(x).softmax(1) for network in sound]).sum(0) / 4
+    expected = torch.autograd.grad(soft, x, upstream)[0]
+    torch.testing.assert_close(torch.autograd.grad(told, x, upstream)[0], expected)
+    assert expected.abs().max() > 0
+
+
+def test_a_teacher_abstains_for_those_inputs_alone_that_overflow_it() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with torch.no_grad():
+        network[1].weight.fill_(10.0)
+    x = torch.ones(2, *SHAPE)
+    x[1] = 3e38  # finite, as a server may ask
+    x.requires_grad_()
+    told = Teachers([network], 1.0)(x)
+    assert told.sum(1).tolist() == [1.0, 0.0]
+    (gradient,) = torch.autograd.grad(told, x, torch.full((2, 3), 1e38))
+    assert gradient.isfinite().all()
+    assert gradient.flatten(1).norm(dim=1).max() <= 1.0
+
+
+def test_a_teachers_gradient_that_is_no_number_spoils_no_others() -> None:
+    class Steep(Fixed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward((x * 0).sqrt())  # finite logits; a gradient of 0 times infinity
+
+    x, upstream = torch.zeros(2, *SHAPE, requires_grad=True), torch.tensor([[1.0, 0.0]]).expand(2, 2)
+    sound = Fixed([0.0, 0.0], 1.0)
+    found = torch.autograd.grad(Teachers([sound, Steep([0.0, 0.0], 1.0)], 1.0)(x), x, upstream)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(sound(x).softmax(1) / 2, x, upstream)[0])
+
+
 def test_the_gradient_is_that_of_the_mean_softmax_where_no_clip_binds() -> None:
     networks = [build("mlp:8", SHAPE, 3, 0, k) for k in range(3)]
     x = torch.randn(4, *SHAPE, requires_grad=True)
@@ -119,7 +161,8 @@ def test_each_teachers_gradient_is_clipped_by_itself_before_the_mean() -> None:
 def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: int) -> None:
     rows = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     rows[2:] *= scale
-    kept = clipped(rows.half() if half else rows, clip)
+    x = torch.zeros(5, 1, 4, 4, dtype=torch.half if half else torch.float, requires_grad=True)
+    (kept,) = torch.autograd.grad(_Clipped.apply(x, clip), x, rows.to(x.dtype))  # type: ignore[no-untyped-call]
     assert kept.isfinite().all()
     lengths = kept.double().flatten(1).norm(dim=1)
     assert (lengths <= clip * (1 + (1e-2 if half else 0))).all()

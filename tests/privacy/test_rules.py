@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from fedstill.errors import ArgumentError
-from fedstill.privacy.bounds import shorten
+from fedstill.privacy.bounds import SLACK, kept, lengths, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import secure, seeded
 from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised
@@ -60,7 +60,7 @@ ANY_ROWS = rows(np.float32, float(np.finfo(np.float32).max)) | rows(np.float16, 
 ANY_ROWS = ANY_ROWS | rows(np.float64, 1e308)
 
 
-def lengths(tensor: torch.Tensor) -> torch.Tensor:
+def long(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double().reshape(len(tensor), math.prod(tensor.shape[1:])).norm(dim=1)
 
 
@@ -78,13 +78,39 @@ def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
     ):
         assert out.dtype is torch.float32
         assert out.shape == x.shape
-        assert (lengths(out) <= clip).all()  # in float64: not by a bit
-        short = lengths(x) < 0.999 * clip
+        assert (long(out) <= clip).all()  # in float64: not by a bit
+        short = long(x) < 0.999 * clip
         assert torch.equal(out[short], x[short].float())
         # What is shortened keeps its direction and all of its length but a millionth.
-        long = lengths(x.float()) > clip
-        assert (lengths(out[long]) > 0.99999 * clip).all()
+        cut = long(x.float()) > clip
+        assert (long(out[cut]) > 0.99999 * clip).all()
         assert torch.equal(out.sign() * x.sign().float(), out.sign().abs())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 600), st.sampled_from([1e-14, 1e-3, 1.0, 1e12, 1e18, 1e20, 1e37]), st.integers(0, 99))
+def test_fast_lengths_are_those_of_float64(values: int, scale: float, seed: int) -> None:
+    x = scale * torch.randn(3, values, generator=torch.Generator().manual_seed(seed))
+    found = lengths(x)
+    assert found.dtype is torch.float64
+    torch.testing.assert_close(found, x.double().norm(dim=1), rtol=(1 - SLACK) / 2, atol=1e-15)
+    if values:
+        x[0, seed % values], x[1, -1] = math.inf, math.nan
+        assert lengths(x).isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
+def test_rounding_does_not_add_up_over_many_numbers(value: float) -> None:
+    x = torch.full((1, 2_000_000), value)
+    exact = value * math.sqrt(2_000_000)
+    assert lengths(x).item() == pytest.approx(exact, rel=5e-7), "in float32 alone: 1e-3"
+
+
+def test_even_what_is_too_short_to_be_measured_is_within_its_clip() -> None:
+    x = torch.full((1, 4), 1e-25)
+    for clip in (1e-26, 1e-30):
+        assert (x.double() * kept(lengths(x), clip)).norm() <= clip
+        assert shorten(x, clip).double().norm() <= clip
 
 
 @settings(deadline=None)

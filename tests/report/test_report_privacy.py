@@ -163,11 +163,30 @@ def test_a_result_alone_has_its_prices(tmp_path: Path) -> None:
 
 def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
     result = told(a_node("north", 3.0))
-    assert "its noise follows from the seed in this report" in only_result(tmp_path / "a", result).text
+    text = only_result(tmp_path / "a", result).text
+    assert "from secrets that follow from the seed in this report" in text
+    assert "Randomness a cryptographic generator; in this simulation, from the seed in this report" in text
     apart = {**result, "files": {"questions": {}}}
     text = only_result(tmp_path / "b", apart).text
     assert "seed in this report" not in text
     assert "mechanism, noise and price are what each node says" in text
+
+
+def test_exact_counts_of_a_simulation_are_called_measured_past_the_gates(tmp_path: Path) -> None:
+    noisy = told(a_node("north", 3.0), a_node("south", 5.0))
+    text = only_result(tmp_path / "a", noisy).text
+    assert "past the gates, for this page only; the server was told them with noise." in text
+    assert "past the gates, for this page only." in only_result(tmp_path / "b", a_result()).text
+    apart = only_result(tmp_path / "c", {**noisy, "files": {"questions": {}}}).text
+    assert "As each node told them, with noise." in apart
+    assert "for this page only" not in apart
+
+
+def test_losses_of_nodes_elsewhere_are_theirs_on_purpose(tmp_path: Path) -> None:
+    why = "not measured : on purpose. A node's losses tell of its records, so they stay with it."
+    result = told(a_node("north", 3.0))
+    assert why not in only_result(tmp_path / "a", result).text
+    assert why in only_result(tmp_path / "b", {**result, "files": {"questions": {}}}).text
 
 
 def test_words_of_nodes_are_only_text(tmp_path: Path) -> None:
@@ -230,6 +249,12 @@ def test_the_terminal_says_what_it_cost() -> None:
     some = told(a_node("north", 3.0), bare("south"))
     assert in_words(some) == f"epsilon 3 at delta 1e-05 at north (pate), for {UNIT}; no guarantee at south"
     assert in_words(told(bare("north"))) == "as told"
+    mixed = told(a_node("a", 3.0), a_node("b", 5.0, delta=0.01), a_node("c", 4.0))
+    own = f"at most epsilon 4 at delta 1e-05 at a and c (pate), for {UNIT}"
+    assert in_words(mixed) == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
+    groups = told(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd"))
+    said = "epsilon 2 at delta 1e-05 at b (dp-sgd), for a group"
+    assert in_words(groups) == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {said}"
     assert in_words({}) is None
     assert "at most epsilon 5 at delta 1e-05 at each node (pate)" in " ".join(printed(every).split())
 

@@ -1,0 +1,206 @@
+"""What all runs about some data may cost together: as much as one, unless their owner says more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.cli import main
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.node import owner
+from fedstill.node.account import Account
+from fedstill.node.faults import privacy_faults
+from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.guard import Guard, unpriced
+from fedstill.node.ledger import Ledger
+from fedstill.node.protect import wanted
+from fedstill.node.purse import Purse
+from fedstill.node.questions import NodeSide, Question
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.bill import total
+from fedstill.privacy.config import PateConfig, PrivacyConfig
+from tests.node.test_owner_privacy import charge, folder_of, said
+
+X = {"x": torch.zeros(8, 1, 4, 4)}
+PREDICT = Question(
+    "predict",
+    lambda group, number: {},
+    {"x": "inputs"},
+    {"logits": "logits"},
+    ("x",),
+    times=5,
+    rows=8,
+    reads=(),
+)
+PATE = PrivacyConfig("pate", epsilon=1.5, pate=PateConfig(teachers=20, noise=40.0))
+
+
+def guard(config: PrivacyConfig) -> Guard:
+    made = Guard("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, 4)
+    made.binding = "data"
+    return made
+
+
+def asks(config: PrivacyConfig, account: Account, run: str, most: int = 1000) -> int:
+    """How many questions a new run gets answered."""
+    plain = replace(PREDICT, differentiable=(), times=1)
+    made = Guard("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, 4)
+    made.binding = "data"
+    gate = Gate("clinic", PolicyConfig(), Ledger())
+    gate.purse = Purse(made, account, run)
+    for number in range(most):
+        asked = Asked(number, "predict", f"c{number}", "", {})
+        try:
+            gate.admit(asked, plain, X)
+            gate.release(asked, "answer", {"logits": torch.zeros(8, 4)}, plain, X)
+        except QuestionRefused:
+            return number
+    return most
+
+
+# --- what is meant ------------------------------------------------------------------------------------
+
+
+def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
+    assert PrivacyConfig(epsilon=3.0, delta=1e-6).over_all == (3.0, 1e-6)
+    assert PrivacyConfig(epsilon=3.0, total_epsilon=8.0).over_all == (8.0, 1e-5)
+    assert PrivacyConfig(epsilon=3.0, total_delta=1e-7).over_all == (3.0, 1e-7)
+    assert PrivacyConfig(epsilon=3.0, total_epsilon=math.inf).over_all == (math.inf, 1e-5)
+    assert PrivacyConfig().over_all == (math.inf, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("total_epsilon", 0.0), ("total_epsilon", math.nan), ("total_delta", 1.0)]
+)
+def test_what_is_said_is_checked(name: str, value: float) -> None:
+    with pytest.raises(ArgumentError, match=f"privacy.{name}"):
+        PrivacyConfig(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
+
+
+def test_a_folder_that_init_wrote_says_none(tmp_path: Path) -> None:
+    owner.init(tmp_path)
+    assert 'total_epsilon = "none"\n' in (tmp_path / "node.toml").read_text()
+    assert owner.read(tmp_path).privacy == PrivacyConfig()
+
+
+# --- what it does -------------------------------------------------------------------------------------
+
+
+def test_another_name_of_a_run_wins_nothing() -> None:
+    """The server names runs: what one has spent is gone for all."""
+    account = Account(None, 7)
+    first = asks(PATE, account, "one")
+    assert first > 0
+    assert [asks(PATE, account, run) for run in ("two", "three")] == [0, 0]
+
+
+def test_more_for_all_runs_is_said_by_the_owner() -> None:
+    for most, more in ((3.0, True), (math.inf, True)):
+        account, config = Account(None, 7), replace(PATE, total_epsilon=most)
+        first, second = asks(config, account, "one"), asks(config, account, "two")
+        assert first == asks(PATE, Account(None, 7), "one")
+        assert (second > 0) == more
+    assert second == first, "inf: each run costs epsilon anew"
+
+
+def test_a_budget_of_all_runs_alone_is_one() -> None:
+    only = replace(PATE, epsilon=math.inf, total_epsilon=1.5)
+    assert wanted(replace(only, mechanism="none"))
+    bare = replace(PREDICT, releases={"range": "logit range"}, differentiable=())
+    assert unpriced(guard(only), bare) is not None
+    assert unpriced(guard(replace(only, total_epsilon=None)), bare) is None
+
+
+# --- noise --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "all_runs"),
+    [
+        ((math.inf, 1e-5), (2.0, 1e-6)),
+        ((2.0, 1e-6), (math.inf, 1e-5)),
+        ((4.0, 1e-5), (2.0, 1e-5)),
+        ((2.0, 1e-5), (4.0, 1e-5)),
+        ((2.0, 1e-4), (2.2, 1e-9)),  # the larger epsilon asks for more, as its delta is so small
+    ],
+)
+def test_noise_is_found_that_both_budgets_can_pay(
+    run: tuple[float, float], all_runs: tuple[float, float]
+) -> None:
+    """And hardly more: one of them is nearly used up."""
+    config = PrivacyConfig(
+        "pate", epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1]
+    )
+    price = total(guard(config).schedule())
+    assert price
+    used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
+    assert 0.97 < max(used) <= 1
+
+
+def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
+    count = Question(
+        "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",)
+    )
+    sides = NodeSide({"count": count, "predict": PREDICT})
+    for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
+        config = PrivacyConfig("pate", **{"epsilon": 8.0, **change})
+        with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
+            Guard("clinic", config, sides, LocalConfig(), 100, 4)  # the counts alone cost 0.1
+
+
+# --- what the owner is told ---------------------------------------------------------------------------
+
+
+def test_a_total_delta_of_one_record_is_a_fault() -> None:
+    images = torch.zeros(60, 1, 4, 4)
+    data = owner.TensorData(images, torch.zeros(60, dtype=torch.long))
+    one, other = PrivacyConfig("pate", epsilon=3.0, total_delta=0.02), PrivacyConfig("pate", epsilon=3.0)
+    (fault,) = privacy_faults(one, data, None)
+    assert fault.startswith("privacy.total_delta is 0.02: allowed is well below 1 / 60")
+    assert privacy_faults(other, data, None) == []
+    (fault,) = privacy_faults(replace(other, delta=0.02), data, None)  # said once
+    assert fault.startswith("privacy.delta")
+
+
+def test_noise_can_be_found_from_the_total_alone() -> None:
+    assert privacy_faults(PrivacyConfig("pate", total_epsilon=3.0), None, None) == []
+    (fault,) = privacy_faults(PrivacyConfig("pate"), None, None)
+    assert "privacy.epsilon is inf" in fault
+
+
+def test_check_says_what_all_runs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\n')
+    told = said(capsys, str(folder))
+    assert "budget of a run: epsilon 3 at delta 1e-05" in told
+    assert "budget of all runs on these data: epsilon 3 at delta 1e-05, of which 3 is left" in told
+    assert "anew" not in told
+    charge(folder, {"gaussian(2.0)": 1})
+    told = said(capsys, str(folder), "digits-fediod")
+    assert "costs more than is left of privacy.epsilon = 3 for all runs on these data" in told
+
+
+def test_check_remarks_on_runs_without_end_and_finds_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = inf\n')
+    told = said(capsys, str(folder))
+    assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in told
+    assert "the server names runs, and each may cost 3 anew" in told
+    assert "No faults." in told
+
+
+def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\ntotal_epsilon = 3.0\n')
+    with pytest.raises(SystemExit) as left:
+        main(["privacy", "plan", str(folder), "digits-fedkd"])
+    assert not left.value.code
+    told = " ".join(capsys.readouterr().out.split())
+    assert "found noise, so that epsilon is at most 3" in told
+    assert "of the run no budget" in told
+    assert np.isclose(float(told.split("of the data budget 3 at delta 1e-05: ")[1].split()[0]), 3, atol=0.1)

@@ -1,0 +1,95 @@
+"""What a result says of privacy in one line, and on what a node says that its guarantee rests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstill.federation.replies import LONGEST
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.events import Event
+from fedstill.privacy.statement import (
+    ASSUMES,
+    CHOSEN_BEFORE,
+    POISSON,
+    Statement,
+    epsilon_text,
+    state,
+    summary,
+)
+
+RECORD = "one training record of this node, added or removed"
+LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
+
+
+def told(config: PrivacyConfig) -> Statement:
+    return state(config, {}, ())
+
+
+def text(nodes: dict[str, tuple[PrivacyConfig, dict[str, int]]]) -> str:
+    statements = {name: told(config) for name, (config, _) in nodes.items()}
+    return str(summary(statements, {name: (spent, 0) for name, (_, spent) in nodes.items()})["text"])
+
+
+def cost(noise: float, delta: float = 1e-5) -> str:
+    return epsilon_text(epsilon({Event("gaussian", noise): 1}, delta))
+
+
+def test_nodes_with_one_kind_of_guarantee_have_one_line() -> None:
+    pate = PrivacyConfig("pate")
+    expected = f"epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate)"
+    assert text({"a": (pate, LESS), "b": (pate, MORE)}) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "delta", "unit", "mechanism"),
+    [
+        ({"delta": 1e-2}, 1e-2, RECORD, "pate"),
+        ({"group_size": 5}, 1e-5, "all records of one group, 5 at most, added or removed", "pate"),
+        ({"mechanism": "dp-sgd"}, 1e-5, RECORD, "dp-sgd"),
+    ],
+)
+def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
+    change: dict[str, Any], delta: float, unit: str, mechanism: str
+) -> None:
+    pate = PrivacyConfig("pate")
+    other = PrivacyConfig(**{"mechanism": "pate", **change})
+    said = text({"a": (pate, LESS), "b": (other, MORE), "c": (pate, MORE)})
+    assert said == (
+        f"a, c: epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate); "
+        f"b: epsilon {cost(1.5, delta)} at delta {delta:g}, for {unit} (mechanism {mechanism})"
+    )
+
+
+def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        pld = PrivacyConfig(mechanism=mechanism)  # type: ignore[arg-type]
+        assert CHOSEN_BEFORE in told(pld).assumes
+        rdp = PrivacyConfig(mechanism=mechanism, accountant="rdp")  # type: ignore[arg-type]
+        assert not any("accountant" in line for line in told(rdp).assumes)
+    assert told(PrivacyConfig()).assumes == ()
+
+
+def test_the_number_of_records_is_taken_as_known_under_each_mechanism() -> None:
+    for lines in ASSUMES.values():
+        assert any(line.startswith("how many records the node has is taken as known") for line in lines)
+    assert any("rate at which it draws them tells it" in line for line in ASSUMES["pate"])
+
+
+def test_no_line_is_longer_than_servers_keep() -> None:
+    assert all(len(line) <= LONGEST for lines in (*ASSUMES.values(), (CHOSEN_BEFORE,)) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("event", "drawn"),
+    [("gaussian(2.0)", False), ("gaussian(2.0, rate=1.0)", False), ("gaussian(2.0, rate=0.5)", True)],
+)
+def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: str, drawn: bool) -> None:
+    private = told(PrivacyConfig("dp-sgd"))
+    (node,) = summary({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
+    assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
+    assert POISSON in private.assumes
+    (unpaid,) = summary({"a": private}, {"a": ({}, 0)})["nodes"]
+    assert unpaid["assumes"] == list(private.assumes)
