@@ -34,8 +34,8 @@ from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED
 from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
-from fedstill.node.host import SALT
 from fedstill.node.owner import ComputeConfig, NodeFile, OwnModelConfig
+from fedstill.node.session import SALT
 from fedstill.progress import following
 from fedstill.records import holding, write_text
 from fedstill.state import load_state

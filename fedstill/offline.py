@@ -45,9 +45,10 @@ from fedstill.methods import METHODS, method_of
 from fedstill.methods.server import Ask
 from fedstill.node.form import Form
 from fedstill.node.gate import Gate
-from fedstill.node.host import Host, Session
+from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
 from fedstill.node.plan import Plan, fingerprint, public_tensors
+from fedstill.node.session import Session
 from fedstill.progress import Bars
 from fedstill.records import write_text
 from fedstill.report import write_report

@@ -6,16 +6,19 @@ import csv
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fedstill import experiment
-from fedstill.commands import ledger
+from fedstill.commands import ledger, node
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry, Spent
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Event
 from fedstill.seeds import derive
 
 Capture = pytest.CaptureFixture[str]
@@ -94,9 +97,9 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedstill.privacy import accounting
-    from fedstill.privacy.events import Event
 
-    def stand_in(spent: dict[Event, int], delta: float) -> float:
+    def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
+        assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
     monkeypatch.setattr(accounting, "epsilon", stand_in)
@@ -108,6 +111,94 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
         ["clinic", "autumn", "1", "0", "0.451"],
         ["clinic", "all", "runs", "3", "0", "1.351"],
     ]
+
+
+def test_show_counts_as_the_owners_budget_does_and_tells_what_is_left(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "clinic"
+    owner.init(folder)
+    limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
+    price = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
+    with closing(Account(folder / "ledger.sqlite", owner.secret(folder))) as account:
+        charge(account, 0, node=DATA)
+        charge(account, 0, run="autumn", node=DATA)
+    shown = {}
+    for accountant in ("pld", "rdp"):
+        text = f'name = "clinic"\n{limits}accountant = "{accountant}"\n'
+        (folder / "node.toml").write_text(text, encoding="utf-8")
+        out = said(capsys, "show", folder)
+        lines = [line.split() for line in out.splitlines() if line.startswith(DATA)]
+        assert [line[2] for line in lines] == ["spring", "autumn", "all"]
+        one, all_runs = (
+            epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
+            for times in (1, 2)
+        )
+        assert float(lines[0][-2]) == pytest.approx(one, abs=1e-3)
+        assert float(lines[0][-1]) == pytest.approx(8 - one, abs=1e-3)
+        assert float(lines[2][-1]) == pytest.approx(20 - all_runs, abs=1e-3)
+        assert f"Budgets, by {accountant.upper()}: a run has epsilon 8 at delta 1e-06" in out
+        shown[accountant] = float(lines[0][-2])
+    assert shown["pld"] + 0.01 < shown["rdp"]
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
+    out = said(capsys, "show", folder)
+    assert "left\n" not in out.split("whose")[1]
+    assert "Budgets" not in out
+
+
+def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) -> None:
+    run = "0123456789abcdef0123"
+    with closing(Account(tmp_path / "ledger.sqlite", 1)) as account:
+        charge(account, 0, run=run)
+        charge(account, 1, run=run)
+    rows, totals = said(capsys, "show", tmp_path).split("whose")
+    assert rows.count("01234567…") == 2
+    assert run not in rows
+    assert run in totals
+
+
+def test_rows_that_are_lost_are_told_after_a_settlement(clinic: Path, capsys: Capture) -> None:
+    edit(clinic, "DELETE FROM rows WHERE row > 1")
+    said(capsys, "settle", clinic, "--because", "restored from a backup")
+    out = said(capsys, "show", clinic)
+    assert "Rows 2 to 3 are lost, and their numbers are not used again." in out
+    rows, totals = " ".join(out.split()).split("rule what is done before it leaves")
+    assert "restored from a" in rows  # the reason is no rule
+    assert "restored" not in totals
+
+
+def test_without_the_secret_a_ledger_is_shown_and_a_new_one_takes_a_settlement(
+    clinic: Path, capsys: Capture
+) -> None:
+    (clinic / "secret").unlink()
+    out = said(capsys, "show", clinic)
+    assert "Seals are not checked" in out
+    assert "3 x gaussian(4)" in out
+    assert "NOT SOUND" not in out
+    with pytest.raises(FedstillError, match="`fedstill node init` makes a new one"):
+        ledger.main(["settle", str(clinic), "--because", "lost"])
+    node.main(["init", str(clinic)])
+    told = capsys.readouterr().out
+    assert "Noise is keyed anew" in told
+    assert f"fedstill ledger settle {clinic} --because" in told
+    assert "was not sealed with this node's secret" in said(capsys, "show", clinic)
+    said(capsys, "settle", clinic, "--because", "the secret was lost")
+    out = said(capsys, "show", clinic)
+    assert "NOT SOUND" not in out
+    assert "Seals are not checked" not in out
+    assert "3 x gaussian(4)" in out
+
+
+def test_a_file_that_is_no_ledger_is_left_where_it_is(clinic: Path, capsys: Capture) -> None:
+    file = clinic / "data.npz"
+    file.write_bytes(b"images and labels" * 1000)
+    for command in ("show", "verify"):
+        with pytest.raises(FedstillError) as told:
+            ledger.main([command, str(file)])
+        assert str(told.value) == f"{file} is no ledger"
+    (clinic / "ledger.sqlite").write_bytes(b"once a ledger, as its anchor says" * 1000)
+    with pytest.raises(FedstillError, match="move it away, and settle"):
+        ledger.main(["show", str(clinic)])
 
 
 def test_show_prints_the_epsilon_of_the_accountant(tmp_path: Path, capsys: Capture) -> None:

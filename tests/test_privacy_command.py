@@ -26,6 +26,7 @@ from fedstill.privacy.planning import find_knob, forecast, rounded_up
 from fedstill.run import prepare
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic
+from tests.node.test_owner_privacy import release
 
 TINY = """
 name = "tiny"
@@ -70,7 +71,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     if code:
         assert told.err.count("\n") == 1
         assert told.err.startswith("fedstill: ")
-        return told.err
+        return told.out + told.err
     return told.out
 
 
@@ -196,7 +197,10 @@ def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.C
     assert min(int(row[0]) for row in rows) == steps
     enough = said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps))
     assert "REFUSED" not in enough
-    assert "REFUSED" in said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps + 1))
+    more = said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps + 1), code=2)
+    assert "REFUSED" in more
+    assert "would refuse" in more
+    assert "it costs more than the budget of a run, epsilon 2 at delta 1e-05" in more
 
 
 def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,20 +279,71 @@ def test_a_node_has_its_own_training_records_and_ledger(
     assert float(left[0][0]) == pytest.approx(epsilon(before, 1e-5), abs=1e-3)
     assert 3 < float(left[0][1]) < 5
     charge(clinic, Price({Event("gaussian", 1.0): 1}), 1)
-    assert "so it is REFUSED" in " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
+    told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
+    assert "so it is REFUSED" in told
+    assert "clinic would refuse digits-fedkd: it costs more than is left of the data's budget" in told
 
 
 def test_data_that_left_without_guarantee_have_nothing_left(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     charge(clinic, Price(), guarantee=False)
-    assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd")
+    assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
 
 
 def test_a_ledger_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     charge(clinic, Price({Event("gaussian", 2.0): 1}))
     (clinic / "ledger.sqlite").unlink()
-    assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd")
+    assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
+    (clinic / "ledger.sqlite.head").unlink()
+    assert "nothing can be charged" not in said(capsys, "plan", str(clinic), "digits-fedkd")
+    release(clinic, "spring", {"gaussian(2.0)": 1})
+    told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
+    assert "its node's runs are there" in told
+
+
+def test_votes_that_drown_in_noise_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, FEDIOD, privacy("pate", "inf", "pate = { teachers = 20 }\n"))
+    for noise, drowns in (("9.9", False), ("10", True)):
+        told = " ".join(said(capsys, "plan", str(path), "--noise", f"pate={noise}").split())
+        assert f"votes noise {noise} on the votes of 20 teachers" in told
+        assert ("the votes are almost all noise" in told) == drowns
+    told = said(capsys, "plan", str(write(tmp_path, FEDIOD, privacy("dp-sgd"))))
+    assert "teachers" not in told
+
+
+def test_a_run_as_long_as_least_steps_can_be_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = FEDKD, privacy("dp-sgd")
+    local = "local = { epochs = 0.3, least_steps = 30, batch = 4096 }"
+    path = write(tmp_path, *sections)
+    path.write_text(path.read_text().replace("local = { epochs = 0.3, batch = 64 }", local))
+    told = said(capsys, "plan", str(path), "--epsilon", "1", "--steps", "50")
+    assert "length     local.least_steps = 50" in told
+    assert re.search(r"training +training +gaussian\(\S+\) +50 ", told)
+    told = said(capsys, "plan", str(path), "--epsilon", "2", "--noise", "20")
+    (steps,) = re.findall(r"length     local.least_steps = (\d+)", told)
+    assert int(steps) > 30
+
+
+def test_a_length_that_nothing_changes_is_told_with_what_was_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
+    assert "whatever method.predictions, local.epochs, local.least_steps are, this run costs the same" in told
+    assert "--steps is ''" not in told
+
+
+def test_what_is_asked_nobody_knows_how_often_needs_its_noise_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(tmp_path, '[method]\nname = "ensemble"\n', privacy("pate")))
+    told = " ".join(said(capsys, "plan", path, code=2).split())
+    assert "REFUSED: privacy.pate.noise is none, and nobody says how often predict is asked" in told
+    told = " ".join(said(capsys, "plan", path, "--noise", "20").split())
+    assert re.search(r"predict pate gaussian\(14.14\) any 0\.2\d+ each", told)
+    assert "and what predict costs each time" in told
 
 
 def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,8 +93,8 @@ def _init(words: list[str]) -> None:
     if not owner.init(Path(folder), name):
         path = Path(folder) / owner.SECRET
         print(f"Wrote {path} anew (which nobody else may read); {owner.FILE} is as it was.")
-        print("Noise is keyed anew: what was answered before is not answered in the same way again.")
-        print("The ledger was sealed with the lost secret. Once you have seen that it is as you left it:")
+        print("Noise is keyed anew: runs that have begun here cannot go on, and new ones can.")
+        print("A ledger was sealed with the lost secret. Once you have seen that it is as you left it:")
         print(f'  fedstill ledger settle {folder} --because "the secret was lost"')
         return
     print(

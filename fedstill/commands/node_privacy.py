@@ -85,7 +85,8 @@ def unprotected(
         return {}, str(error), None
     rules = {name: unpriced(guard, question) for name, question in side.questions.items()}
     bare = {name: rule for name, rule in rules.items() if rule is not None}
-    return bare, None if folder is None else _dear(guard, file, folder), guard
+    against = objection(guard, file.privacy) if folder is None else _dear(guard, file, folder)
+    return bare, None if bare and folder is None else against, guard
 
 
 def payment(guard: Guard) -> str:

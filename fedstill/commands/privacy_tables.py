@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.commands.ledger import _events
+from fedstill.commands.ledger_tables import events
 from fedstill.commands.privacy import up
 from fedstill.methods import method_of
 from fedstill.node.guard import PARTS, Guard
@@ -181,7 +181,7 @@ def _print_lines(console: Console, plan: Plan) -> None:
     for line in plan.cost.lines:
         each, alone = "no guarantee", None
         if line.price is not None:
-            each = "\n".join(_events(as_text(line.price)))
+            each = "\n".join(events(as_text(line.price)))
             times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
             alone = epsilon(times, config.delta, config.accountant)
         told = up(alone) if line.times or alone is None else f"{up(alone)} each"

@@ -12,7 +12,7 @@ from fedstill.node.guard import PARTS, Guard, unpriced
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon, longest
 from fedstill.privacy.bill import total
-from fedstill.privacy.config import Accountant
+from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import Price
 
 TRAINING = "local training"
@@ -73,21 +73,30 @@ def forecast(guard: Guard) -> Forecast:
     return Forecast(tuple(lines(guard)), price, *costs)
 
 
-def objection(guard: Guard) -> str | None:
-    """Why a node with a budget would refuse something of its run, whatever is left of it; or None."""
-    config = guard.config
+def objection(guard: Guard, config: PrivacyConfig | None = None) -> str | None:
+    """Why a node with a budget would refuse something of its run, whatever is left of it; or None.
+
+    Args:
+        guard: of the run.
+        config: what the owner says, where the guard's has noise in the place of what is to be found.
+    """
+    config, questions = config or guard.config, guard.side.questions
     if math.isinf(min(config.epsilon, config.over_all[0])):
         return None
-    for question in guard.side.questions.values():
+    for question in questions.values():
         if (rule := unpriced(guard, question)) is not None:
             return f"{question.name}: {rule}"
-    for part, price in guard.schedule().items():
-        if price is None and part in PARTS:
-            if getattr(config, part).noise is None:  # what has a known length has noise, found from epsilon
-                endless = ", ".join(name for name, asked in guard.side.questions.items() if not asked.times)
-                told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
-                return f"privacy.{part}.noise is none, and {told}: give a number"
+    known, planned = guard.schedule(guard.supposed), guard.schedule()
+    for part in parts(guard):
+        if getattr(config, part).noise is None and not known.get(part):
+            endless = ", ".join(name for name, asked in questions.items() if not asked.times)
+            told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
+            return f"privacy.{part}.noise is none, and {told}: give a number"
+    for part in PARTS:
+        if getattr(config, part).noise == 0 and planned.get(part, Price()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
+    if total(planned) is None:
+        return "a budget is set, and without noise on all that leaves nothing is guaranteed"
     return None
 
 

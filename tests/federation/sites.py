@@ -31,7 +31,7 @@ from fedstill.experiment import Experiment
 from fedstill.federation import remote
 from fedstill.federation.remote import LinkError
 from fedstill.live import Live
-from fedstill.node import host
+from fedstill.node import host, session
 from fedstill.state import load_state
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -72,8 +72,8 @@ def small(method: str = FEDIOD, **link: Any) -> RunConfig[Any]:
 
 def be_node(folder: Path, delay: float) -> None:
     """Serve a node's folder; ``delay`` seconds each message."""
-    host.SECONDS_BETWEEN = 0.05
-    host.CHUNK = 5
+    session.SECONDS_BETWEEN = 0.05
+    session.CHUNK = 5
     _log(folder / LOG)
     node = host.Host(folder)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:

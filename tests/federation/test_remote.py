@@ -27,9 +27,9 @@ from fedstill.live import Live
 from fedstill.methods import METHODS
 from fedstill.methods.counting import Census
 from fedstill.models.vector import to_vector, weighted_mean
-from fedstill.node.account import Account
+from fedstill.node.account import DATA, Account
 from fedstill.node.form import Form
-from fedstill.node.host import DATA, Host
+from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
 from fedstill.node.plan import PROTOCOL, Plan
 from fedstill.node.questions import Question

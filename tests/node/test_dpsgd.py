@@ -568,10 +568,42 @@ def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> 
     assert told.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
     text = str(told.value)
     assert text.startswith(
-        "the model of node 'a' cannot learn privately: 1: BatchNorm2d -> GroupNorm(16, 48); 2.0"
+        "the model of node 'a' cannot learn privately (batch norm mixes examples): 1: BatchNorm2d -> "
+        "GroupNorm(16, 48); 2.0"
     )
     assert "track_running_stats=False" in text
     assert "\n" not in text
+
+
+def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
+    """A group norm of one feature a group is 0 whatever comes."""
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+    with pytest.raises(NotPrivate) as told:
+        check(flat, "it")
+    assert told.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
+    flat[2] = nn.LayerNorm(32)
+    check(flat, "it", SHAPE)
+    assert flat[:3](torch.randn(2, *SHAPE)).abs().min() > 0
+    long = nn.Sequential(nn.Conv1d(1, 32, 3), nn.BatchNorm1d(32))
+    with pytest.raises(NotPrivate, match=r"1: BatchNorm1d -> GroupNorm\(32, 32\)"):
+        check(long, "it")
+
+
+def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> None:
+    with pytest.raises(NotPrivate) as told:
+        check(build("resnet8:4", SHAPE, 3, 0), "the model")
+    count, text = len(told.value.layers), str(told.value)
+    assert count > 6
+    assert text.startswith("the model cannot learn privately (batch norm mixes examples): ")
+    assert text.count("BatchNorm2d ->") == 6
+    assert f"; and {count - 6} more; small-cnn, lenet5 and mlp have none of these" in text
+    with pytest.raises(NotPrivate) as few:
+        check(nn.Sequential(nn.BatchNorm2d(4)), "mine")
+    assert "more" not in str(few.value)
+    assert "small-cnn" not in str(few.value)
+    with pytest.raises(NotPrivate) as other:
+        check(nn.Sequential(nn.Dropout(0.5)), "mine")
+    assert "batch norm" not in str(other.value)
 
 
 def test_batch_norm_by_another_name() -> None:

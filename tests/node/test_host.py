@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from fedstill.errors import FedstillError, QuestionRefused
 from fedstill.models.vector import to_vector
 from fedstill.node import dpsgd
-from fedstill.node import host as at
+from fedstill.node import session as at
 from fedstill.node.account import DATA
 from fedstill.node.form import Form
 from fedstill.node.host import Host

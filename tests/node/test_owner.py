@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedstill.errors import FedstillError, ModelError
 from fedstill.methods import METHODS
 from fedstill.models.foreign import Predictor
 from fedstill.node import owner
+from fedstill.node.account import Account
 from fedstill.node.form import Form
 from fedstill.node.owner import NodeFile
 from fedstill.node.questions import NodeSetting
@@ -153,6 +155,29 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "secret").read_bytes() == before["secret"]
 
 
+def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
+    assert owner.init(tmp_path, "clinic")
+    said, lost = (tmp_path / "node.toml").read_bytes(), owner.secret(tmp_path)
+    (tmp_path / "secret").unlink()
+    with pytest.raises(FedstillError, match="--name is 'other'"):
+        owner.init(tmp_path, "other")
+    assert not (tmp_path / "secret").exists()
+    assert not owner.init(tmp_path)
+    assert owner.secret(tmp_path) != lost
+    assert (tmp_path / "node.toml").read_bytes() == said
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_bad_secret_beside_a_ledger_is_one_fault(tmp_path: Path) -> None:
+    folder = node(tmp_path)
+    with closing(Account(folder / "ledger.sqlite", 5)):
+        pass
+    assert owner.faults(folder) == []
+    (folder / "secret").write_text("five", encoding="utf-8")
+    (fault,) = owner.faults(folder)
+    assert "holds no whole number" in fault
+
+
 def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match="name is 'a b': allowed is 1 to 64 letters"):
         owner.init(tmp_path / "new", "a b")
@@ -190,7 +215,7 @@ def test_no_file_is_one_line(tmp_path: Path) -> None:
         ("five", 0o600, "holds no whole number"),
         ("\xe4", 0o600, "holds no whole number"),
         ("7", 0o644, "can be read by others, .* chmod 600"),
-        (None, 0, "secret is missing: `fedstill node init` makes it"),
+        (None, 0, "secret is missing: put it back, or `fedstill node init .*` makes a new one"),
     ],
 )
 def test_a_bad_secret_is_one_line(tmp_path: Path, text: str | None, mode: int, line: str) -> None:

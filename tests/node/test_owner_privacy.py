@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -132,6 +133,29 @@ def test_a_ledger_in_trouble_is_a_fault(tmp_path: Path) -> None:
     assert len(owner.faults(folder)) == 1
 
 
+def test_a_ledger_that_is_gone_with_its_anchor_is_a_fault_while_its_runs_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
+    release(folder, "spring", {"gaussian(2.0)": 1})
+    (fault,) = owner.faults(folder)
+    assert "ledger.sqlite is gone, and its node's runs are there" in fault
+    told = said(capsys, str(folder), "digits-ensemble", code=2)
+    assert "is left" not in told
+    assert "It cannot take part: nothing can be charged" in told
+    (folder / "runs" / "spring" / "ledger.jsonl").unlink()
+    assert owner.faults(folder) == []
+
+
+def release(folder: Path, run: str, price: dict[str, int]) -> None:
+    """A line of a run's own ledger."""
+    path = folder / "runs" / run / "ledger.jsonl"
+    path.parent.mkdir(parents=True)
+    line = {"at": "", "node": "clinic", "number": 0, "question": "examine", "part": "answer", "content": ""}
+    line |= {"down": {}, "up": {"logits": 40}, "privacy": {"mechanism": "dp-sgd", "price": price}}
+    path.write_text(json.dumps(line) + "\n", encoding="utf-8")
+
+
 def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     assert policy_faults(PolicyConfig()) == []
     assert policy_faults(PolicyConfig(questions=("*", *known_questions()))) == []
@@ -179,6 +203,38 @@ def test_a_run_that_the_data_cannot_pay_any_more_is_told(
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fediod")
+
+
+def test_what_a_run_costs_is_told_by_the_owners_accountant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    privacy = 'mechanism = "dp-sgd"\nepsilon = 30.0\ntraining = { noise = 2.0 }\n'
+    costs = {}
+    for accountant in ("pld", "rdp"):
+        folder = folder_of(tmp_path / accountant, f'{privacy}accountant = "{accountant}"\n')
+        told = said(capsys, str(folder), "digits-ensemble")
+        (cost,) = re.findall(rf"It would pay epsilon (\S+) \({accountant.upper()}\) at", told)
+        costs[accountant] = float(cost)
+    assert costs["pld"] + 0.01 < costs["rdp"]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "reason"),
+    [
+        ('mechanism = "dp-sgd"\nepsilon = 3.0\ntraining = { noise = 0.0 }\n', "privacy.training.noise is 0"),
+        ('mechanism = "pate"\nepsilon = 3.0\n', "privacy.pate.noise is none, and nobody says how often"),
+    ],
+)
+def test_what_no_budget_can_pay_for_is_told_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, reason: str
+) -> None:
+    told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
+    assert f"It cannot take part: {reason}" in told
+    assert "epsilon no guarantee" not in told
+    told = said(capsys, str(tmp_path / "clinic"))
+    assert "ensemble no" in told
+    assert "standalone yes" in told
+    assert "It would pay nothing, since it would refuse" in told
 
 
 def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -297,11 +297,11 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
         raise LedgerError("/home/clinic/ledger", "is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedstill.node.host.Account", Seen)
+        patch.setattr("fedstill.node.session.Account", Seen)
         place = {
             "account": "fedstill.node.account.Account.require_sound",
-            "protect": "fedstill.node.host.protect",
-            "ledger": "fedstill.node.host.Ledger.open",
+            "protect": "fedstill.node.session.protect",
+            "ledger": "fedstill.node.session.Ledger.open",
         }[when]
         patch.setattr(place, fails)
         refused = clinic.say("join", plan=clinic.plan.to_dict())
