@@ -231,6 +231,6 @@ def _most(run: Run, place: Place, privacy: PrivacyConfig, length: Knob, wants: S
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
     steps = most_steps(guard_of, privacy.epsilon)
     if not steps:
-        least = f"more: one of {length.name} costs more than that at {place.name}"
+        least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
         raise ArgumentError("--epsilon", privacy.epsilon, least)
     return steps

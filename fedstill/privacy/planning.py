@@ -81,7 +81,7 @@ def objection(guard: Guard, config: PrivacyConfig | None = None) -> str | None:
         config: what the owner says, where the guard's has noise in the place of what is to be found.
     """
     config, questions = config or guard.config, guard.side.questions
-    if math.isinf(min(config.epsilon, config.over_all[0])):
+    if not questions or math.isinf(min(config.epsilon, config.over_all[0])):
         return None
     for question in questions.values():
         if (rule := unpriced(guard, question)) is not None:

@@ -231,10 +231,10 @@ def test_what_no_budget_can_pay_for_is_told_with_the_reason(
     told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
     assert f"It cannot take part: {reason}" in told
     assert "epsilon no guarantee" not in told
+    assert "It would pay nothing, since it would refuse" in told
     told = said(capsys, str(tmp_path / "clinic"))
     assert "ensemble no" in told
     assert "standalone yes" in told
-    assert "It would pay nothing, since it would refuse" in told
 
 
 def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
