@@ -20,9 +20,9 @@ from fedstill.errors import ArgumentError
 from fedstill.experiment import LEDGER, RUN
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry
+from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price, as_text, from_text
-from fedstill.privacy.planning import find_knob, forecast, rounded_up
 from fedstill.run import prepare
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic

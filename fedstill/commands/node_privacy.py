@@ -13,13 +13,13 @@ from fedstill.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.node import owner
 from fedstill.node.guard import PARTS, Guard, unpriced
 from fedstill.node.owner import Examined, NodeFile
+from fedstill.node.planning import forecast, objection
 from fedstill.node.protect import wanted
 from fedstill.node.questions import NodeSide
 from fedstill.privacy.accounting import within
 from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget
 from fedstill.privacy.events import from_text
-from fedstill.privacy.planning import forecast, objection
 from fedstill.privacy.statement import state
 
 

@@ -14,9 +14,9 @@ from fedstill.commands.privacy_tables import Place, Plan, Run, refusal, show
 from fedstill.data.groups import limit_groups
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node.guard import PARTS, Guard
+from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, from_text
-from fedstill.privacy.planning import Knob, find_knob, forecast, most_steps, parts
 
 if TYPE_CHECKING:
     from fedstill.node.training import LocalConfig

@@ -12,9 +12,9 @@ from fedstill.commands.ledger_tables import events
 from fedstill.commands.privacy import up
 from fedstill.methods import method_of
 from fedstill.node.guard import PARTS, Guard
+from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 from fedstill.privacy.accounting import epsilon, within
 from fedstill.privacy.events import Price, as_text
-from fedstill.privacy.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 
 if TYPE_CHECKING:
     from rich.console import Console
