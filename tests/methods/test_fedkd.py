@@ -216,7 +216,7 @@ def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     made = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
     assert all(made.ledger.spent(node.name)[1] == 1 for node in made.nodes), "tell_range"
-    with pytest.raises(QuestionRefused, match="guarantee for logit range; .*, in question tell_range"):
+    with pytest.raises(QuestionRefused, match=r"guarantee for logit range; .*, in question tell_range"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
 
