@@ -166,7 +166,8 @@ class Guard:
             for shapes in self.expected(question).values()
             for name in shapes
         }
-        used = {part: level for part, level in vars(self.levels).items() if self.schedule().get(part)}
+        schedule = self.schedule()
+        used = {part: level for part, level in vars(self.levels).items() if schedule.get(part)}
         return state(self.config, used, sorted(rules))
 
     # --- what it costs --------------------------------------------------------------------------------
