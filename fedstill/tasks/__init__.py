@@ -1,50 +1,59 @@
-"""What is learned: losses, how answers are ensembled, metrics. Methods know only the protocol."""
+"""What is learned: losses, how answers are ensembled, metrics. Methods know only :class:`Task`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import importlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-import torch
-
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
-from fedstill.tasks.classification import Classification
+from fedstill.tasks.config import TaskConfig, TaskName
 from fedstill.tasks.functional import Ensemble
+from fedstill.tasks.task import Figure, Kind, Task
 
-__all__ = ["TASKS", "Classification", "Ensemble", "Task", "make_task"]
+__all__ = [
+    "TASKS",
+    "Ensemble",
+    "Figure",
+    "Kind",
+    "Task",
+    "TaskConfig",
+    "TaskName",
+    "any_task",
+    "make_task",
+    "task_type",
+]
+
+# By name: the file of this room and its class. Read when needed, as some need libraries that take a while.
+TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "classification": ("classification", "Classification"),
+        "text": ("text", "TextClassification"),
+        "multi-label": ("multi_label", "MultiLabel"),
+        "segmentation": ("segmentation", "Segmentation"),
+        "instances": ("instances", "Instances"),
+        "reconstruction": ("reconstruction", "Reconstruction"),
+    }
+)
 
 
-class Task(Protocol):
-    """What a method may ask of a task. K nodes, B inputs, G models; further axes are the task's own."""
-
-    name: str
-    metric: str
-    classes: int
-
-    def check(self, data: TensorData, what: str) -> None: ...
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor: ...
-    def counts(self, data: TensorData) -> torch.Tensor: ...
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor: ...
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor: ...
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor: ...
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor: ...
-    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor: ...
-    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor: ...
-    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor: ...
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor: ...
-    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, float]: ...
+def task_type(name: str) -> type[Task]:
+    """The class of a task."""
+    file, kind = TASKS[name]
+    found: type[Task] = getattr(importlib.import_module(f"fedstill.tasks.{file}"), kind)
+    return found
 
 
-TASKS = {"classification": Classification}
+def any_task(config: TaskConfig) -> Task:
+    """A task of as few classes as it can have: what a method declares does not follow from how many."""
+    return make_task(config, task_type(config.name).least)
 
 
-def make_task(name: str, classes: int) -> Task:
-    """A task by name.
+def make_task(config: TaskConfig, classes: int | Sequence[str]) -> Task:
+    """A task with its options.
 
-    Raises:
-        ArgumentError: no such task.
+    Args:
+        config: which, and how.
+        classes: C, or the names of the C classes, labels or channels.
     """
-    if name not in TASKS:
-        raise ArgumentError("task", name, f"one of {', '.join(TASKS)}")
-    return TASKS[name](classes)
+    from_config = task_type(config.name).from_config
+    return from_config(config, classes if isinstance(classes, int) else len(classes))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError, DataError
-from fedstill.tasks import make_task
+from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.classification import Classification
 
 TASK = Classification(3)
@@ -93,6 +93,6 @@ def test_accuracy_is_in_percent() -> None:
 
 
 def test_tasks_are_made_by_name() -> None:
-    assert make_task("classification", 7).classes == 7
-    with pytest.raises(ArgumentError, match="task is 'juggling'"):
-        make_task("juggling", 2)
+    assert make_task(TaskConfig(), 7).classes == 7
+    with pytest.raises(ArgumentError, match="name is 'juggling'"):
+        TaskConfig("juggling")  # type: ignore[arg-type]

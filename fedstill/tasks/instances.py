@@ -1,0 +1,156 @@
+"""Objects that touch, each by itself: nuclei under the microscope."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from fedstill.data.dataset import Cases, TensorData
+from fedstill.errors import ArgumentError
+from fedstill.tasks import objects, overlap
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.maps import MapTask
+from fedstill.tasks.shapes import objects_of, separate, three_classes
+from fedstill.tasks.stitching import stitch
+from fedstill.tasks.synthetic import nuclei
+from fedstill.tasks.task import Figure
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
+
+WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin and tells objects apart
+SMALLEST = 20  # pixels
+
+
+class Instances(MapTask):
+    """Background, inside or contour a pixel, put together to objects: FedIOD's Tables 3 and 4.
+
+    Args:
+        classes: 3.
+        class_weights: of background, inside and contour in the cross-entropy.
+        smallest: predicted objects of fewer pixels are taken for noise.
+    """
+
+    name = "instances"
+    least = 3
+    figures = (
+        Figure("dice", "Dice"),
+        Figure("object_dice", "Obj-Dice"),
+        Figure("aji", "AJI"),
+        Figure("pq", "PQ"),
+        Figure("hd95", "HD95", unit="px", better="lower"),
+    )
+    conditions = 3
+
+    def __init__(
+        self, classes: int = 3, class_weights: Sequence[float] = WEIGHTS, smallest: int = SMALLEST
+    ) -> None:
+        if classes != 3:
+            raise ArgumentError("classes", classes, "3: background, inside and contour")
+        super().__init__(classes, class_weights)
+        self.smallest = smallest
+
+    @classmethod
+    def from_config(cls, config: TaskConfig, classes: int) -> Self:
+        """The task with the options that a configuration has for it."""
+        return cls(
+            classes,
+            WEIGHTS if config.class_weights is None else config.class_weights,
+            SMALLEST if config.smallest is None else config.smallest,
+        )
+
+    # --- evaluation ---
+
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        """Means over whole pictures: Dice, object-level Dice, AJI and PQ in percent, HD95 in pixels.
+
+        Dice and HD95 are of all objects together, the others see :mod:`fedstill.tasks.objects`. Patches are
+        first put together to the pictures of their cases, and only what patches cover is judged. Without
+        places each example is a picture. A picture without true and predicted objects counts as perfect,
+        and has no HD95; one with only one of the two has its diagonal for it.
+        """
+        pictures = [_judged(*pair) for pair in self._pictures(outputs, targets, cases)]
+        each = torch.tensor(pictures, dtype=torch.float64)  # (pictures, figures)
+        means = each.nanmean(0).tolist()
+        return {figure.key: value for figure, value in zip(self.figures, means, strict=True)}
+
+    def scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> torch.Tensor:
+        """Dice in percent of each picture, by number of its case: ``(pictures,)`` float64."""
+        dice = [_dice(*pair) for pair in self._pictures(outputs, targets, cases)]
+        return torch.tensor(dice, dtype=torch.float64)
+
+    def drawing(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """The objects in a picture of probabilities ``(3, H, W)``: ``(H, W)`` int32, 0 where none is."""
+        return torch.from_numpy(separate(probabilities.cpu().numpy(), self.smallest))
+
+    def _pictures(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None
+    ) -> Iterator[tuple[Objects, Objects]]:
+        """The predicted and the true objects of each picture."""
+        probabilities = outputs.float().softmax(1)
+        if cases is None or cases.places is None:
+            for p, truth in zip(probabilities.cpu().numpy(), targets.cpu().numpy(), strict=True):
+                yield separate(p, self.smallest), objects_of(truth)
+            return
+        known = self._known(targets, cases)
+        for picture in stitch(probabilities, cases):
+            covered = picture.covered.cpu().numpy()
+            found = separate(picture.values.cpu().numpy(), self.smallest)
+            yield np.where(covered, found, 0), np.where(covered, next(known), 0)
+
+    def _known(self, targets: torch.Tensor, cases: Cases) -> Iterator[Objects]:
+        """The true objects of each picture; where cases do not tell them, what the targets show."""
+        if cases.instances:
+            yield from (cases.instances[case] for case in cases.present())
+            return
+        classes = F.one_hot(targets, self.classes).movedim(-1, 1).float()  # (N, C, h, w)
+        for picture in stitch(classes, cases):
+            yield objects_of(np.where(picture.covered.cpu(), picture.values.argmax(0).cpu(), 0))
+
+    # --- inputs made to order ---
+
+    def maps(self, data: TensorData) -> torch.Tensor:
+        """The classes ``(N, H, W)`` uint8; private."""
+        return data.targets.to(torch.uint8)
+
+    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The classes ``(B, H, W)`` int64."""
+        return maps.long()
+
+    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+        """Classes ``(count, H, W)`` uint8 of ellipses that do not touch; of no data."""
+        drawn = [three_classes(nuclei(height, width, generator)) for _ in range(count)]
+        return (
+            torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width, dtype=torch.uint8)
+        )
+
+
+def _dice(found: Objects, there: Objects) -> float:
+    """Dice in percent of all objects together."""
+    masks = (torch.from_numpy(objects_ > 0).unsqueeze(0) for objects_ in (found, there))
+    return 100.0 * overlap.dice(overlap.overlap(*masks)).item()
+
+
+def _judged(found: Objects, there: Objects) -> tuple[float, ...]:
+    """A picture's figures, in the task's order."""
+    match = objects.match(found, there)
+    far = overlap.hd95(found > 0, there > 0)
+    return (
+        _dice(found, there),
+        100.0 * objects.object_dice(match),
+        100.0 * objects.aji(match),
+        100.0 * objects.panoptic_quality(match),
+        math.hypot(*there.shape) if math.isinf(far) else far,
+    )

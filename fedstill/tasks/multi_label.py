@@ -1,0 +1,195 @@
+"""Labels that do not exclude each other: findings of an image, each of them there, absent or unknown.
+
+Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge Distillation"
+(FedKD), AAAI 2022, "Extension to Other Tasks": sigmoids in the softmax's place, targets in {-1, 0, 1} for
+unknown, absent and there, and a node's weight for a label by how many examples have it.
+
+Each label is a question of its own, with two answers. So FedIOD's formulas are taken label by label, of
+Bernoulli distributions, and averaged over labels; and a logit is the log-odds of the label being there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.data.dataset import Cases, TensorData, check_images
+from fedstill.errors import DataError
+from fedstill.tasks import functional
+from fedstill.tasks.functional import Ensemble
+from fedstill.tasks.task import Figure, Task
+
+UNKNOWN = -1
+SMALLEST = 1e-30  # stands for a weight of nothing where a logarithm is taken
+
+
+class MultiLabel(Task):
+    """Multi-label classification of images: outputs are log-odds ``(B, C)``, targets ``(B, C)`` int64.
+
+    A target is 1 (there), 0 (absent) or -1 (unknown): nothing is learned or measured of what is unknown. A
+    node that does not know a label holds no example of it, and weighs nothing there.
+    """
+
+    name = "multi-label"
+    figures = (Figure("auc", "AUC"),)
+    kind = "labels"
+    least = 1
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        self.counted = classes  # a record may have every label
+
+    def check(self, data: TensorData, what: str) -> None:
+        """Refuse images or labels that cannot be learned from.
+
+        Raises:
+            DataError: images as for classification; targets other than ``(N, C)`` int64 in -1, 0, 1.
+        """
+        check_images(data, what)
+        targets, shape = data.targets, (len(data), self.classes)
+        if targets.dtype != torch.int64 or tuple(targets.shape) != shape:
+            found = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
+            raise DataError(f"{what}: targets are {found}: allowed is int64 of shape {shape}")
+        wrong = torch.nonzero((targets < UNKNOWN) | (targets > 1))
+        if len(wrong):
+            row, label = wrong[0].tolist()
+            raise DataError(
+                f"{what}: label {label} of example {row} is {int(targets[row, label])}: allowed are "
+                f"1 (there), 0 (absent) and -1 (unknown) ({len(wrong)} such labels in all)"
+            )
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Binary cross-entropy of G models on G batches: ``(G, B, C)`` twice to ``(G,)``.
+
+        Each example costs the mean over its known labels, and nothing where it has none. ``smoothing`` is the
+        share of a label's target that is spread evenly over its two answers, as classes are smoothed.
+        """
+        known = targets != UNKNOWN
+        wanted = (1 - smoothing) * targets.clamp_min(0).to(outputs.dtype) + smoothing / 2
+        each = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
+        each = torch.where(known, each, 0.0)
+        return (each.sum(2) / known.sum(2).clamp_min(1)).mean(1)
+
+    def counts(self, data: TensorData) -> torch.Tensor:
+        """N_k^c, how many examples have each label: ``(C,)`` float32; an example adds from 0 to C."""
+        return (data.targets == 1).sum(0).float()
+
+    # --- FedIOD: answers of K nodes ---
+
+    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_conf, FedIOD Eq. 3, with the mean over labels of each one's entropy: from 0 to log 2."""
+        return pi @ entropy(answers).flatten(1).mean(1)
+
+    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_unique, FedIOD Eq. 5: minus the Jensen-Shannon divergence of each label, averaged over labels."""
+        p = torch.tensordot(pi, answers.sigmoid(), dims=([0], [0]))  # (B, C)
+        return self.confidence(answers, pi) - _entropy_of(p).mean()
+
+    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+        """Lowest where each label is there in half of a batch, so that inputs show all of them."""
+        return -_entropy_of(ensembled.sigmoid().mean(0)).mean()
+
+    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+        """omega_k^c, FedKD Eq. 1: a node's share of the examples that have a label: ``(K, B or 1, C)``.
+
+        Labels that no node's example has: all weigh the same.
+        """
+        return functional.importance(counts, ratio)
+
+    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
+        """FedKD Eq. 2, FedIOD Eq. 9: log-odds ``(K, B, C)`` and ``(K, B or 1, C)`` to ``(B, C)``.
+
+        ``logits`` and ``log_probs`` are one here, the weighted mean of log-odds: two answers leave no offset
+        that could be taken away. ``probs`` are the log-odds of the weighted mean probability. ``consensus``
+        is ``probs``: it asks how much nodes know of the classes that an input shows, and of one label's two
+        answers a node's weight is the same, so ``share_k = pi_k (p + 1 - p)`` whatever p is.
+        """
+        if how in ("logits", "log_probs"):
+            return (weights * answers).sum(0)
+        log_weights = weights.clamp_min(SMALLEST).log()
+        there = (log_weights + F.logsigmoid(answers)).logsumexp(0)
+        absent = (log_weights + F.logsigmoid(-answers)).logsumexp(0)
+        return there - absent
+
+    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The importance weights, averaged over labels as likely as the ensemble takes them to be there."""
+        q = F.logsigmoid(ensembled).softmax(1)  # p^c over their sum (B, C)
+        share = (weights * q).sum(2)  # (K, B)
+        return share / share.sum(0, keepdim=True).clamp_min(SMALLEST)
+
+    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Log-odds of the mixture of two predictions."""
+        share = share.view(-1, 1)
+        weights = torch.stack([1 - share, share])  # (2, B, 1)
+        return self.ensemble(torch.stack([first, second]), weights, "probs")
+
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        """FedKD Eq. 5-7: ``(B, C)`` twice to ``(B,)``, the mean over labels.
+
+        For finite tau, ``tau^2 KL(p_tau(target) || p_tau(student))`` of each label's two answers. For
+        infinite tau its limit, an eighth of the squared difference of log-odds (softmax over the two logits
+        z and 0 has the same). No mean is taken away: a sigmoid sees it.
+        """
+        if math.isinf(tau):
+            return (student - target).square().mean(1) / 8
+        precision = torch.float64 if tau > 10 else student.dtype  # as functional.distance
+        s, t = student.to(precision) / tau, target.to(precision) / tau
+        there = t.sigmoid() * (F.logsigmoid(t) - F.logsigmoid(s))
+        absent = (-t).sigmoid() * (F.logsigmoid(-t) - F.logsigmoid(-s))
+        return (tau**2 * (there + absent).mean(1)).to(student.dtype)
+
+    # --- evaluation ---
+
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        """AUC in percent, the mean over labels that are known to be there and known to be absent somewhere.
+
+        NaN where there is no such label, or where an output is NaN.
+        """
+        known = [one for one, sayable in zip(*_aucs(outputs, targets), strict=True) if sayable]
+        return {"auc": sum(known) / len(known) if known else math.nan}
+
+    def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
+        """Test targets ``(N, C)`` with -1 for each label of which ``data`` know no example, there or absent:
+        the output for it was never trained, and guesses."""
+        known = (data.targets != UNKNOWN).any(0)  # (C,)
+        return targets.where(known.to(targets.device), UNKNOWN)
+
+    def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
+        """AUC of each label in percent; NaN where it is never known to be there, or never to be absent."""
+        return _aucs(outputs, targets)[0]
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats of the Bernoulli distribution of each log-odds, of their shape.
+
+    >>> round(entropy(torch.zeros(1)).item(), 4)  # a fair coin: log 2
+    0.6931
+    """
+    return -(logits.sigmoid() * F.logsigmoid(logits) + (-logits).sigmoid() * F.logsigmoid(-logits))
+
+
+def _entropy_of(p: torch.Tensor) -> torch.Tensor:
+    """The same of probabilities; 0 log 0 is 0."""
+    return functional.entropy_of(torch.stack([p, 1 - p]), 0)
+
+
+def _aucs(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:
+    """AUC of each label in percent, and whether its targets let it be said."""
+    from sklearn.metrics import roc_auc_score
+
+    found = outputs.detach().double().cpu()
+    found = torch.where(found.isinf(), found.sign() * 1e300, found)  # sklearn takes no infinity
+    scores = found.numpy()
+    aucs, sayable = [], []
+    for label, truth in enumerate(targets.cpu().T.numpy()):
+        rows = truth != UNKNOWN
+        seen, score = truth[rows], scores[rows, label]
+        sayable.append(bool(len(seen)) and bool(seen.min() == 0) and bool(seen.max() == 1))
+        sound = sayable[-1] and not bool((score != score).any())
+        aucs.append(100.0 * float(roc_auc_score(seen, score)) if sound else math.nan)
+    return aucs, sayable

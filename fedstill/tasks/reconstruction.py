@@ -1,0 +1,217 @@
+"""Reconstruction: the whole image from what was measured of it, a few lines of its k-space.
+
+Images are ``(1, H, W)``, normalised with mean and standard deviation 0.5: black is -1, white 1. What a
+network sees is the zero-filled image in the same scale (:mod:`fedstill.tasks.kspace`). One mask serves the
+whole federation, so that nodes, server and test set measure alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedstill.data.dataset import Cases, TensorData
+from fedstill.errors import DataError
+from fedstill.tasks import fidelity, functional, kspace
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.functional import Ensemble
+from fedstill.tasks.outline import outline
+from fedstill.tasks.synthetic import regions
+from fedstill.tasks.task import Figure, Task
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
+ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others
+ROUNDING = 1e-3  # how far a pixel may be outside its range: resampled images are, a little
+
+_lines = lru_cache(maxsize=32)(kspace.lines)  # nobody changes what it gives
+
+
+class Reconstruction(Task):
+    """Outputs are images ``(B, 1, H, W)``, and so are targets; the loss is L1, as in FL-MRCM and FedAD.
+
+    FedIOD's losses are written for distributions over classes. Here an output y_k stands for a Gaussian
+    around it with variance 1/2 at each pixel: its entropy is the same whatever the image, so that there is
+    no confidence to gain, and the divergence of the nodes from their mean is the variance of their outputs.
+
+    Args:
+        classes: channels of an output, 1.
+        acceleration: one line of k-space of so many is measured.
+        centre: the share of lines in the middle that always is.
+    """
+
+    name = "reconstruction"
+    figures = (
+        Figure("ssim", "SSIM"),
+        Figure("psnr", "PSNR", "dB", 2),
+        Figure("nmse", "NMSE", "", 4, "lower"),
+    )
+    kind = "image"
+    least = 1
+    conditions = 2  # outside and inside the head
+
+    def __init__(self, classes: int = 1, acceleration: int = ACCELERATION, centre: float = CENTRE) -> None:
+        if classes != 1:
+            raise DataError(f"reconstruction: images have {classes} channels: allowed is 1")
+        super().__init__(classes)
+        self.acceleration, self.centre = acceleration, centre
+
+    @classmethod
+    def from_config(cls, config: TaskConfig, classes: int) -> Self:
+        """With the acceleration and the centre that a configuration has, or 4 and 0.08."""
+        acceleration = ACCELERATION if config.acceleration is None else config.acceleration
+        return cls(classes, acceleration, CENTRE if config.centre is None else config.centre)
+
+    def check(self, data: TensorData, what: str) -> None:
+        """Refuse anything but images of one channel, in -1..1, with their undersampled twins.
+
+        Args:
+            data: inputs and targets ``(N, 1, H, W)`` float32, H and W multiples of 4 and 8 or more.
+            what: what the data are, the first words of an error.
+
+        Raises:
+            DataError: naming the first fault.
+        """
+        for part, images in (("inputs", data.inputs), ("targets", data.targets)):
+            if images.dtype != torch.float32 or images.ndim != 4 or images.shape[1] != 1:
+                form = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+                raise DataError(f"{what}: {part} are {form}: allowed is float32 of shape (N, 1, H, W)")
+            broken = torch.nonzero(~torch.isfinite(images).flatten(1).all(dim=1)).flatten()
+            if len(broken):
+                first = int(broken[0])
+                raise DataError(f"{what}: {len(broken)} {part} hold NaN or infinity, the first is {first}")
+        if data.inputs.shape != data.targets.shape:
+            pair = f"{tuple(data.inputs.shape)} and {tuple(data.targets.shape)}"
+            raise DataError(f"{what}: inputs and targets are {pair}: allowed are equal shapes")
+        if len(data) == 0:
+            raise DataError(f"{what}: there are no examples: allowed is one or more")
+        height, width = data.inputs.shape[2:]
+        if height % 4 or width % 4 or min(height, width) < 8:
+            allowed = "heights and widths from 8 up that 4 divides"
+            raise DataError(f"{what}: images are {height} x {width}: allowed are {allowed}")
+        least, most = data.targets.aminmax()
+        if least < -1 - ROUNDING or most > 1 + ROUNDING:
+            raise DataError(
+                f"{what}: targets lie in {least:.3g}..{most:.3g}: allowed is -1 (black) to 1 (white)"
+            )
+
+    # --- local training ---
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Mean absolute difference (L1) of G models: ``(G, B, 1, H, W)`` twice to ``(G,)``.
+
+        There are no labels to smooth.
+        """
+        each: torch.Tensor = (outputs - targets).abs().flatten(1).mean(1)
+        return each
+
+    def counts(self, data: TensorData) -> torch.Tensor:
+        """How many images: ``(1,)`` float32."""
+        return torch.tensor([float(len(data))], device=data.inputs.device)
+
+    # --- FedIOD: answers of K nodes ---
+
+    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """0: an image says nothing of how sure its network is."""
+        return answers.new_zeros(())
+
+    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """``-sum_k pi_k (y_k - y)^2`` around the mean ``y = sum_k pi_k y_k``, averaged over pixels.
+
+        The Jensen-Shannon divergence's counterpart: ``sum_k pi_k KL(N(y_k, 1/2) || N(y, 1/2))``.
+        """
+        mean = torch.tensordot(pi, answers, dims=([0], [0]))  # (B, 1, H, W)
+        variance: torch.Tensor = pi @ (answers - mean).square().flatten(1).mean(1)
+        return -variance
+
+    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+        """0: there are no classes, and inputs are made to order."""
+        return ensembled.new_zeros(())
+
+    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+        """pi_k(x), FedIOD Eq. 8, with the number of a node's images for its one class."""
+        return functional.importance(counts, ratio)
+
+    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
+        """The weighted mean image ``(B, 1, H, W)``, whatever ``how``: there are no logits to choose among."""
+        return functional.ensemble(answers, weights, "logits")
+
+    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The importance weights themselves, ``(K, B)``."""
+        return weights[..., 0].expand(len(weights), len(ensembled))
+
+    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """The mixture of two images."""
+        return torch.lerp(first, second, share.view(-1, *(1,) * (first.ndim - 1)))
+
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        """Mean absolute difference ``(B,)``, the loss of local training; for infinite ``tau`` half the mean
+        squared one, the l2 limit that a distance of logits has there."""
+        difference = (student - target).flatten(1)
+        return 0.5 * difference.square().mean(1) if math.isinf(tau) else difference.abs().mean(1)
+
+    # --- evaluation ---
+
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        """SSIM (percent), PSNR (dB) and NMSE of each image, averaged over images; pixels are cut to 0..1.
+
+        NMSE leaves black images out, and is NaN where all are.
+        """
+        found, true = pixels(outputs), pixels(targets)
+        return {
+            "ssim": fidelity.ssim(found, true).mean().item(),
+            "psnr": fidelity.psnr(found, true).mean().item(),
+            "nmse": fidelity.nmse(found, true).nanmean().item(),
+        }
+
+    def scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> torch.Tensor | None:
+        """Mean SSIM of each case that there is an example of, by number: ``(cases,)``."""
+        each = fidelity.ssim(pixels(outputs), pixels(targets)).cpu()
+        if cases is None:
+            return each
+        present = cases.present()
+        of = torch.tensor([present.index(number) for number in cases.of.tolist()])
+        return torch.zeros(len(present), dtype=each.dtype).index_add_(0, of, each) / torch.bincount(of)
+
+    # --- inputs made to order ---
+
+    def observe(self, x: torch.Tensor) -> torch.Tensor:
+        """The zero-filled twin of images ``(..., 1, H, W)``, in their scale, differentiably."""
+        measured = _lines(x.shape[-1], self.acceleration, self.centre)
+        return (kspace.undersample(pixels(x), measured) - MEAN) / STD
+
+    def pictured(self, data: TensorData) -> torch.Tensor:
+        """The whole images."""
+        return data.targets
+
+    def maps(self, data: TensorData) -> torch.Tensor:
+        """The outline of each head: ``(N, H, W)`` uint8, 1 inside. Private: a release."""
+        return outline(data.targets)
+
+    def condition(self, maps: torch.Tensor) -> torch.Tensor:
+        """Outlines ``(..., H, W)`` to ``(..., 2, H, W)``: outside, inside; 1 where that holds and -1 else."""
+        inside = maps.ne(0).float()
+        return torch.stack([1 - 2 * inside, 2 * inside - 1], -3)
+
+    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The images themselves: what a network should give where it sees them undersampled."""
+        return x
+
+    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+        """Heads from above, roughly: ``(count, H, W)`` uint8."""
+        return regions(count, height, width, 0, generator)
+
+
+def pixels(images: torch.Tensor) -> torch.Tensor:
+    """Normalised images as pixels, 0 black and 1 white."""
+    return images * STD + MEAN

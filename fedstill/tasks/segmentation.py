@@ -1,0 +1,151 @@
+"""Which pixels show what is looked for: tumours on MRI, say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedstill.data.dataset import Cases, TensorData
+from fedstill.tasks import overlap
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.maps import MapTask
+from fedstill.tasks.outline import outline
+from fedstill.tasks.synthetic import regions
+from fedstill.tasks.task import Figure
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+
+class Segmentation(MapTask):
+    """A class a pixel of images, judged by region and outline: FedIOD's Table 2.
+
+    Args:
+        classes: C, with the background first.
+        class_weights: of each class in the cross-entropy; None: all 1.
+        dice: weight of the soft Dice loss beside the cross-entropy.
+        outline: whether maps for generators tell the body apart from what is around it, see :meth:`maps`.
+    """
+
+    name = "segmentation"
+    figures = (
+        Figure("dice", "Dice"),
+        Figure("sensitivity", "Sens."),
+        Figure("specificity", "Spec."),
+        Figure("hd95", "HD95", unit="px", better="lower"),
+    )
+
+    def __init__(
+        self,
+        classes: int,
+        class_weights: Sequence[float] | None = None,
+        dice: float = 1.0,
+        outline: bool = True,
+    ) -> None:
+        super().__init__(classes, class_weights, dice)
+        self.outline = outline
+        self.conditions = classes + 1 if outline else classes
+
+    @classmethod
+    def from_config(cls, config: TaskConfig, classes: int) -> Self:
+        """The task with the options that a configuration has for it."""
+        return cls(
+            classes,
+            config.class_weights,
+            1.0 if config.dice is None else config.dice,
+            True if config.outline is None else config.outline,
+        )
+
+    # --- evaluation ---
+
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        """Dice, sensitivity and specificity in percent, HD95 in pixels: means over cases (patients).
+
+        A case's pixels are taken together over all its slices for the first three; for what is said where
+        one of the two is empty see :mod:`fedstill.tasks.overlap`. HD95 is of each slice, a mean over those
+        of a case that truly show something; where nothing is predicted there it is the slice's diagonal.
+        (A false alarm on a slice without anything has no outline to be far from: specificity tells of it.)
+        Of more than one class beside the background, each figure is the mean over them.
+        A figure that a case does not have leaves the case out; one that none has is NaN. Without cases
+        each example is one.
+        """
+        of, count = case_of(len(targets), cases)
+        regions = self._regions(outputs, targets)
+        pixels = [overlap.overlap(*region).pooled(of, count) for region in regions]
+        far = [mean_by(distances(*region), of, count) for region in regions]
+        return {
+            "dice": 100.0 * _mean([overlap.dice(each) for each in pixels]),
+            "sensitivity": 100.0 * _mean([overlap.sensitivity(each) for each in pixels]),
+            "specificity": 100.0 * _mean([overlap.specificity(each) for each in pixels]),
+            "hd95": _mean(far),
+        }
+
+    def scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> torch.Tensor:
+        """Dice in percent of each case that there is an example of, by number: ``(cases,)`` float64."""
+        of, count = case_of(len(targets), cases)
+        pixels = [overlap.overlap(*region).pooled(of, count) for region in self._regions(outputs, targets)]
+        return 100.0 * torch.stack([overlap.dice(each) for each in pixels]).mean(0)
+
+    def _regions(
+        self, outputs: torch.Tensor, targets: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Predicted and true masks ``(N, H, W)`` of each class but the background."""
+        predicted, targets = outputs.argmax(1).cpu(), targets.cpu()
+        return [(predicted == c, targets == c) for c in range(1, self.classes)]
+
+    # --- inputs made to order ---
+
+    def maps(self, data: TensorData) -> torch.Tensor:
+        """Codes ``(N, H, W)`` uint8: 0 outside the body, 1 the body, 2.. the classes 1..; private.
+
+        Without :attr:`outline` they are the classes. What is looked for is of the body, wherever the
+        outline runs.
+        """
+        if not self.outline:
+            return data.targets.to(torch.uint8)
+        codes = torch.where(data.targets > 0, data.targets + 1, outline(data.inputs))
+        return codes.to(torch.uint8)
+
+    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Classes ``(B, H, W)`` int64 of codes: without the outline of the body."""
+        return maps.long().sub(1).clamp_min(0) if self.outline else maps.long()
+
+    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+        """Codes ``(count, H, W)`` uint8 of smooth regions in a head-like ellipse; of no data."""
+        drawn = regions(count, height, width, self.classes - 1, generator)
+        return drawn if self.outline else drawn.clamp_min(1).sub(1)
+
+
+def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
+    """Each example's case, ``(N,)`` from 0 in the order of :meth:`Cases.present`, and how many there are."""
+    if cases is None:
+        return torch.arange(examples), examples
+    present, of = torch.unique(cases.of, return_inverse=True)
+    return of, len(present)
+
+
+def distances(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """HD95 of each pair of masks ``(N, H, W)``, ``(N,)`` pixels; nothing predicted: the diagonal, nothing
+    true: NaN."""
+    pairs = zip(predicted.numpy(), true.numpy(), strict=True)
+    far = torch.tensor([overlap.hd95(told, truth) if truth.any() else math.nan for told, truth in pairs])
+    return far.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
+
+
+def mean_by(values: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
+    """Means of ``values`` (N,) by group ``of`` (N,), ``(count,)``, without those that are NaN."""
+    known = ~values.isnan()
+    total = torch.zeros(count, dtype=values.dtype).index_add(0, of[known], values[known])
+    return total / torch.bincount(of[known], minlength=count)  # 0 / 0 is NaN
+
+
+def _mean(classes: Sequence[torch.Tensor]) -> float:
+    """Of values ``(cases,)`` of each class: over classes first, then cases; what is NaN is left out."""
+    return torch.stack(list(classes)).nanmean(0).nanmean().item()

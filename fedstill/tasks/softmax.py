@@ -1,0 +1,54 @@
+"""What all tasks share whose outputs are logits of classes that exclude each other, one or one a pixel."""
+
+from __future__ import annotations
+
+import torch
+
+from fedstill.tasks import functional
+from fedstill.tasks.functional import Ensemble
+from fedstill.tasks.task import Task
+
+
+class SoftmaxTask(Task):
+    """Logits ``(B, C, ...)``, of which a softmax over C is a distribution; further axes are like examples."""
+
+    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_conf, FedIOD Eq. 3."""
+        return functional.mean_entropy(answers, pi)
+
+    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_unique, FedIOD Eq. 5."""
+        return -functional.divergence(answers, pi)
+
+    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+        """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
+
+        0 where inputs are made from label maps, which settle how often each class is met.
+        """
+        if self.conditions:
+            return ensembled.new_zeros(())
+        return -functional.entropy_of(ensembled.softmax(1).mean(0), 0)
+
+    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+        """pi_k(x), FedIOD Eq. 8."""
+        return functional.importance(counts, ratio)
+
+    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
+        """A(z_1..z_K, x), FedIOD Eq. 9, pixel by pixel for maps."""
+        return functional.ensemble(answers, weights, how)
+
+    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The importance weights, averaged over the classes as the ensemble predicts them."""
+        q = ensembled.softmax(1).flatten(2).mean(2) if ensembled.ndim > 2 else ensembled.softmax(1)  # (B, C)
+        share = (weights * q).sum(2)  # (K, B)
+        return share / share.sum(0, keepdim=True).clamp_min(1e-30)
+
+    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Logits of the mixture of two predictions."""
+        share = share.view(-1, *(1,) * (first.ndim - 1))
+        q = torch.lerp(first.softmax(1), second.softmax(1), share)
+        return q.clamp_min(torch.finfo(q.dtype).tiny).log()
+
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
+        return functional.distance(student, target, tau)

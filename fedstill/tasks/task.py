@@ -1,0 +1,233 @@
+"""What a method, a node and a report may ask of a task, whichever it is.
+
+Letters: K nodes, G models of a group, B inputs, C classes, labels or channels of an output. Outputs of one
+model are ``(B, C, ...)``: nothing follows C where an input has one answer, H and W where each pixel has one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from fedstill.errors import MethodRefused
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.functional import Ensemble
+
+if TYPE_CHECKING:  # the room data imports this one
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+    from fedstill.data.dataset import Cases, TensorData
+
+Kind = Literal["class", "labels", "map", "image"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of a task's metrics, as tables show it.
+
+    Args:
+        key: its name in files.
+        title: its name in tables.
+        unit: "%", "dB", "px" or nothing.
+        digits: after the decimal point.
+        better: whether a higher or a lower one is better.
+    """
+
+    key: str
+    title: str
+    unit: str = "%"
+    digits: int = 1
+    better: Literal["higher", "lower"] = "higher"
+
+
+class Task(ABC):
+    """One task.
+
+    Args:
+        classes: C.
+
+    Attributes:
+        name: in configurations.
+        figures: its metrics; the first one is what models are judged by, in percent, and higher is better.
+        kind: what an output is: one class, labels that do not exclude each other, a class a pixel, an image.
+        tokens: whether inputs are token ids ``(B, L)`` int64, and not images ``(B, channels, H, W)`` float32.
+        least: the fewest classes it can have.
+        conditions: channels of what a generator of inputs is told of each, 0 where it is told nothing.
+        counted: in how many classes one record is counted at most; what a node's counts can move by.
+    """
+
+    name: ClassVar[str]
+    figures: ClassVar[tuple[Figure, ...]]
+    kind: ClassVar[Kind]
+    tokens: ClassVar[bool] = False
+    least: ClassVar[int] = 2
+    conditions: int = 0
+    counted: int = 1
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    @classmethod
+    def from_config(cls, config: TaskConfig, classes: int) -> Self:
+        """The task with the options that a configuration has for it."""
+        return cls(classes)
+
+    def options(self) -> str:
+        """The task with its options, the same text for equal ones."""
+        own = sorted(vars(self).items())
+        told = {name: each.tolist() if isinstance(each, torch.Tensor) else each for name, each in own}
+        return f"{self.name} {told}"
+
+    @property
+    def metric(self) -> str:
+        """The key of the figure that models are judged by."""
+        return self.figures[0].key
+
+    def outputs(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for maps."""
+        return (self.classes, *shape[1:]) if self.kind in ("map", "image") else (self.classes,)
+
+    def blank(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Targets of inputs of a shape that say nothing, in the form that this task's targets have."""
+        if self.kind == "image":
+            return torch.zeros(count, *self.outputs(shape))
+        if self.kind == "map":
+            return torch.zeros(count, *shape[1:], dtype=torch.int64)
+        if self.kind == "labels":
+            return torch.full((count, self.classes), -1, dtype=torch.int64)
+        return torch.zeros(count, dtype=torch.int64)
+
+    @abstractmethod
+    def check(self, data: TensorData, what: str) -> None:
+        """Refuse data that cannot be learned from (shapes, NaN, targets outside what is allowed).
+
+        Raises:
+            DataError: naming the first fault; begins with ``what``.
+        """
+
+    # --- local training ---
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """What G models lose on G batches: ``(G, B, C, ...)`` and ``(G, B, ...)`` to ``(G,)``.
+
+        Examples must count each by itself and evenly: private training takes them one by one.
+        """
+
+    @abstractmethod
+    def counts(self, data: TensorData) -> torch.Tensor:
+        """How many examples of each class: ``(C,)`` float32, one example adding at most :attr:`counted`.
+
+        Where :attr:`counted` is 1 each example adds 1 in all, so that counts sum to the number of examples.
+        """
+
+    # --- FedIOD: answers of K nodes ---
+
+    @abstractmethod
+    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_conf, FedIOD Eq. 3, of answers ``(K, B, C, ...)`` weighed by ``pi`` (K,): a scalar."""
+
+    @abstractmethod
+    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_unique, FedIOD Eq. 5: a scalar, the lower the less the nodes agree."""
+
+    @abstractmethod
+    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+        """Lowest where the classes of ``(B, C, ...)`` are evenly met; 0 where inputs are made to order."""
+
+    @abstractmethod
+    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+        """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
+
+    @abstractmethod
+    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
+        """A(z_1..z_K, x), FedIOD Eq. 9: ``(K, B, C, ...)`` and ``(K, B or 1, C)`` to ``(B, C, ...)``."""
+
+    @abstractmethod
+    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """How much each node knows about what an input shows, ``(K, B)``, summing to 1 over nodes."""
+
+    @abstractmethod
+    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """The output that means the mixture of two, ``share`` (B,) of it the second's."""
+
+    @abstractmethod
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        """How far the student is from the ensemble, FedIOD Eq. 6 and 10: ``(B,)`` from ``(B, C, ...)``."""
+
+    # --- evaluation ---
+
+    @abstractmethod
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        """All :attr:`figures` by key, of outputs ``(N, C, ...)``; NaN where one cannot be said.
+
+        Args:
+            cases: of which cases the examples are parts; None: each is a case of its own.
+        """
+
+    def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
+        """Test targets, of ``targets``' shape, as far as a model that learned from ``data`` alone was taught
+        what they ask: all of them, but for tasks some of whose labels can be unknown."""
+        return targets
+
+    def scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> torch.Tensor | None:
+        """How good the prediction is of each case that there is an example of, for choosing which to show.
+
+        In the order of ``Cases.present()``, ``(cases,)``; NaN where it cannot be said. None for tasks whose
+        predictions are not pictures.
+        """
+        return None
+
+    def drawing(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """What a picture shows, for people to look at: probabilities ``(C, H, W)`` to numbers ``(H, W)``.
+
+        They are of classes or, where a task tells objects apart, of objects (0 is none).
+        """
+        return probabilities.argmax(0)
+
+    def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
+        """The metric for each label by itself, NaN where it cannot be said; None for tasks without labels."""
+        return None
+
+    # --- inputs made to order, for tasks with conditions ---
+
+    def observe(self, x: torch.Tensor) -> torch.Tensor:
+        """What a model gets to see of images ``(..., channels, H, W)``, differentiably: all of them, but for
+        reconstruction, which sees what its measurement leaves."""
+        return x
+
+    def pictured(self, data: TensorData) -> torch.Tensor:
+        """The images ``(N, channels, H, W)`` that a generator should imitate."""
+        return data.inputs
+
+    def maps(self, data: TensorData) -> torch.Tensor:
+        """What a generator would be told to make each example: ``(N, H, W)`` uint8. Private: a release.
+
+        Raises:
+            MethodRefused: a task without conditions.
+        """
+        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+
+    def condition(self, maps: torch.Tensor) -> torch.Tensor:
+        """Maps ``(..., H, W)`` as a network takes them: ``(..., conditions, H, W)`` float32 in -1..1."""
+        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+
+    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The targets that images ``x`` made from maps ``(B, H, W)`` should have."""
+        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+
+    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+        """Maps that no data were needed for: ``(count, H, W)`` uint8, synthetic shapes."""
+        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+
+    @property
+    def _unconditional(self) -> str:
+        return f"task {self.name} has no label maps to make inputs from"

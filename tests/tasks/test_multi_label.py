@@ -1,0 +1,305 @@
+"""Labels that do not exclude each other: closed forms, what is unknown, two classes' softmax as oracle."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.data.dataset import TensorData
+from fedstill.errors import DataError
+from fedstill.tasks import functional, make_task
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.functional import Ensemble
+from fedstill.tasks.multi_label import MultiLabel, entropy
+
+TASK = MultiLabel(3)
+SURE = 1e4
+EVERY: tuple[Ensemble, ...] = ("logits", "log_probs", "probs", "consensus")
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def pairs(z: torch.Tensor) -> torch.Tensor:
+    """Each log-odds as the logits (z, 0) of two classes: ``(..., C)`` to ``(..., 2, C)``."""
+    return torch.stack([z, torch.zeros_like(z)], -2)
+
+
+# --- loss -------------------------------------------------------------------------------------------
+
+
+def test_the_loss_by_hand_over_known_labels_only() -> None:
+    outputs = torch.tensor([[[0.0, logit(0.8), SURE], [logit(0.25), 7.0, -7.0]]])
+    targets = torch.tensor([[[1, 0, -1], [1, -1, -1]]])
+    first = (math.log(2) - math.log(0.2)) / 2  # the third label would cost 10,000
+    second = -math.log(0.25)
+    torch.testing.assert_close(TASK.loss(outputs, targets), torch.tensor([(first + second) / 2]))
+
+
+def test_an_example_without_a_known_label_costs_nothing_and_teaches_nothing() -> None:
+    outputs = draw(1, 2, 3).requires_grad_()
+    targets = torch.tensor([[[-1, -1, -1], [1, 0, 0]]])
+    loss = TASK.loss(outputs, targets)
+    expected = F.binary_cross_entropy_with_logits(outputs[0, 1], torch.tensor([1.0, 0, 0])) / 2
+    torch.testing.assert_close(loss[0], expected)
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert outputs.grad is not None
+    assert outputs.grad[0, 0].tolist() == [0, 0, 0]
+    assert (outputs.grad[0, 1] != 0).all()
+
+
+def test_each_model_of_a_group_loses_by_itself() -> None:
+    outputs, targets = draw(2, 4, 3), torch.randint(-1, 2, (2, 4, 3), generator=torch.Generator())
+    alone = [TASK.loss(outputs[g : g + 1], targets[g : g + 1]) for g in range(2)]
+    torch.testing.assert_close(TASK.loss(outputs, targets), torch.cat(alone))
+
+
+def test_smoothing_spreads_its_share_over_a_labels_two_answers() -> None:
+    outputs, targets = draw(1, 5, 3), torch.randint(0, 2, (1, 5, 3), generator=torch.Generator())
+    two = F.cross_entropy(pairs(outputs[0]), 1 - targets[0], label_smoothing=0.3)  # class 0 is "there"
+    torch.testing.assert_close(TASK.loss(outputs, targets, 0.3)[0], two)
+
+
+def test_the_loss_stays_finite_for_certain_models() -> None:
+    outputs = torch.tensor([[[SURE, -SURE, SURE]]])
+    assert TASK.loss(outputs, torch.tensor([[[0, 1, 1]]])).item() == pytest.approx(2 * SURE / 3)
+
+
+# --- counts -----------------------------------------------------------------------------------------
+
+
+def test_counts_are_of_examples_that_have_a_label() -> None:
+    targets = torch.tensor([[1, 0, -1], [1, 1, -1], [0, -1, -1]])
+    counts = TASK.counts(TensorData(torch.zeros(3, 1, 8, 8), targets))
+    assert counts.tolist() == [2, 1, 0]
+    assert counts.dtype == torch.float32
+
+
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(2, 9))
+@settings(max_examples=30, deadline=None)
+def test_one_record_moves_the_counts_by_no_more_than_is_said(seed: int, labels: int, records: int) -> None:
+    targets = torch.randint(-1, 2, (records, labels), generator=torch.Generator().manual_seed(seed))
+    targets[0] = 1 if seed % 2 else targets[0]
+    task, x = MultiLabel(labels), torch.zeros(records, 1, 4, 4)
+    moved = task.counts(TensorData(x, targets)) - task.counts(TensorData(x[1:], targets[1:]))
+    assert moved.abs().sum().item() <= task.counted
+    if seed % 2:
+        assert moved.abs().sum().item() == task.counted, "a record with every label"
+
+
+def test_who_knows_no_label_weighs_nothing_there() -> None:
+    counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
+    weights = TASK.importance(counts).squeeze(1)
+    assert weights.tolist() == [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
+    answers = torch.tensor([[[1.0, SURE, 1.0]], [[1.0, -2.0, 3.0]]])
+    for how in EVERY:
+        assert TASK.ensemble(answers, TASK.importance(counts), how)[0, 1].item() == pytest.approx(-2)
+
+
+# --- FedIOD's losses ------------------------------------------------------------------------------------
+
+
+def test_confidence_and_uniqueness_by_hand() -> None:
+    pi = torch.tensor([0.5, 0.5])
+    unsure, sure = torch.zeros(2, 1, 3), torch.full((2, 1, 3), SURE)
+    split = torch.tensor([[[SURE, SURE, SURE]], [[-SURE, SURE, SURE]]])  # about one label
+    assert TASK.confidence(sure, pi).item() == pytest.approx(0)
+    assert TASK.confidence(unsure, pi).item() == pytest.approx(math.log(2))
+    assert TASK.uniqueness(sure, pi).item() == pytest.approx(0, abs=1e-6)
+    assert TASK.uniqueness(split, pi).item() == pytest.approx(-math.log(2) / 3)
+
+
+def test_confidence_and_uniqueness_are_those_of_two_classes_for_each_label() -> None:
+    answers, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
+    two = pairs(answers)  # (K, B, 2, C): labels are like pixels
+    torch.testing.assert_close(TASK.confidence(answers, pi), functional.mean_entropy(two, pi))
+    torch.testing.assert_close(TASK.uniqueness(answers, pi), -functional.divergence(two, pi))
+
+
+def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> None:
+    half = SURE * torch.tensor([[1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
+    rare = SURE * torch.tensor([[1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]])
+    assert TASK.balance(half).item() == pytest.approx(-math.log(2))
+    assert TASK.balance(rare).item() == pytest.approx(-math.log(2) / 3)
+
+
+def test_certain_answers_leave_all_gradients_finite() -> None:
+    answers = torch.tensor([[[SURE, -SURE, 200.0]], [[-SURE, -200.0, 0.0]]]).requires_grad_()
+    pi = torch.tensor([0.5, 0.5])
+    weights = TASK.importance(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
+    told = TASK.ensemble(answers, weights, "probs")
+    losses = TASK.confidence(answers, pi) + TASK.uniqueness(answers, pi) + TASK.balance(told) + told.sum()
+    for tau in (1.0, 1e3, math.inf):
+        losses = losses + TASK.distance(told, answers[0], tau).sum()
+    losses.backward()  # type: ignore[no-untyped-call]
+    assert losses.isfinite()
+    assert answers.grad is not None
+    assert answers.grad.isfinite().all()
+
+
+# --- ensembles ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", EVERY)
+def test_an_ensemble_is_that_of_two_classes_for_each_label(how: Ensemble) -> None:
+    answers = draw(3, 4, 3)
+    weights = TASK.importance(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
+    two = functional.ensemble(pairs(answers).movedim(2, 3).flatten(1, 2), _twice(weights, 4), how)  # (B C, 2)
+    odds = (two[:, 0] - two[:, 1]).view(4, 3)
+    torch.testing.assert_close(TASK.ensemble(answers, weights, how), odds, rtol=1e-4, atol=1e-5)
+
+
+def _twice(weights: torch.Tensor, inputs: int) -> torch.Tensor:
+    """A label's weight for both of its answers: ``(K, 1, C)`` to ``(K, B C, 2)``."""
+    return weights.expand(-1, inputs, -1).flatten(1).unsqueeze(2).expand(-1, -1, 2)
+
+
+def test_probabilities_are_averaged_by_hand() -> None:
+    answers = torch.tensor([[[logit(0.9)]], [[logit(0.2)]]])
+    weights = torch.tensor([[[0.75]], [[0.25]]])
+    p = 0.75 * 0.9 + 0.25 * 0.2
+    assert MultiLabel(1).ensemble(answers, weights, "probs").item() == pytest.approx(logit(p), abs=1e-5)
+
+
+@given(st.integers(0, 2**31), st.floats(0.1, 30.0))
+@settings(max_examples=40, deadline=None)
+def test_an_ensemble_says_no_more_than_its_nodes_do(seed: int, scale: float) -> None:
+    answers = draw(3, 2, 3, seed=seed, scale=scale)
+    weights = TASK.importance(torch.rand(3, 3, generator=torch.Generator().manual_seed(seed)))
+    for how in EVERY:
+        told = TASK.ensemble(answers, weights, how)
+        assert (told <= answers.amax(0) + 1e-3).all()
+        assert (told >= answers.amin(0) - 1e-3).all()
+
+
+def test_expertise_by_hand() -> None:
+    weights = torch.tensor([[[1.0, 0.25, 0.5]], [[0.0, 0.75, 0.5]]])
+    shows = torch.tensor([[SURE, SURE, -SURE], [-SURE, -SURE, SURE]])  # the first two labels; the third
+    torch.testing.assert_close(TASK.expertise(shows, weights), torch.tensor([[0.625, 0.5], [0.375, 0.5]]))
+    nothing = TASK.expertise(torch.full((1, 3), -SURE), weights)
+    assert nothing.sum().item() == pytest.approx(1)
+
+
+def test_a_mixture_has_the_mixed_probability() -> None:
+    one, other = torch.tensor([[logit(0.9), SURE]]), torch.tensor([[logit(0.3), SURE]])
+    mixed = MultiLabel(2).mix(one, other, torch.tensor([0.25]))
+    assert mixed[0, 0].sigmoid().item() == pytest.approx(0.75 * 0.9 + 0.25 * 0.3)
+    torch.testing.assert_close(MultiLabel(2).mix(one, other, torch.zeros(1)), one)
+    torch.testing.assert_close(MultiLabel(2).mix(one, other, torch.ones(1)), other)
+
+
+# --- distance -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0, 1e3])
+def test_the_distance_is_that_of_two_classes_averaged_over_labels(tau: float) -> None:
+    student, target = draw(4, 3), draw(4, 3, seed=1)
+    expected = functional.distance(pairs(student), pairs(target), tau)
+    torch.testing.assert_close(TASK.distance(student, target, tau), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_limit_of_high_temperatures_is_an_eighth_of_the_square() -> None:
+    student, target = draw(4, 3), draw(4, 3, seed=1)
+    at_last = TASK.distance(student, target, math.inf)
+    torch.testing.assert_close(at_last, (student - target).square().mean(1) / 8)
+    torch.testing.assert_close(TASK.distance(student, target, 1e4), at_last, rtol=1e-4, atol=1e-6)
+
+
+def test_a_shift_of_all_logits_counts_since_a_sigmoid_sees_it() -> None:
+    z = draw(4, 3)
+    for tau in (1.0, math.inf):
+        assert (TASK.distance(z + 1, z, tau) > 0.01).all()
+        assert TASK.distance(z, z, tau).abs().max().item() < 1e-6
+
+
+# --- figures ------------------------------------------------------------------------------------------
+
+
+def test_auc_by_hand() -> None:
+    outputs = torch.tensor([[3.0, 0.0], [1.0, 5.0], [2.0, 5.0], [0.0, 5.0]])
+    # Label 0: of four pairs (there, absent) three are in order. Label 1: one pair in order, one level.
+    targets = torch.tensor([[1, -1], [1, 1], [0, 0], [0, -1]])
+    assert MultiLabel(2).per_class(outputs, targets) == [75.0, 50.0]
+    assert MultiLabel(2).metrics(outputs, targets) == {"auc": 62.5}
+
+
+@given(st.integers(0, 2**31), st.integers(2, 12))
+@settings(max_examples=40, deadline=None)
+def test_auc_is_the_share_of_pairs_in_order(seed: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randint(-3, 4, (count, 1), generator=generator).float()  # with ties
+    y = torch.randint(-1, 2, (count, 1), generator=generator)
+    there, absent = z[y == 1], z[y == 0]
+    (auc,) = MultiLabel(1).per_class(z, y) or []
+    if len(there) == 0 or len(absent) == 0:
+        assert math.isnan(auc)
+        return
+    ahead = there[:, None] - absent
+    assert auc == pytest.approx(100 * ((ahead > 0).double() + 0.5 * (ahead == 0)).mean().item())
+
+
+def test_labels_of_one_answer_only_are_left_out_of_the_mean() -> None:
+    outputs = draw(4, 3)
+    targets = torch.tensor([[1, 1, -1], [0, 1, -1], [1, 1, -1], [0, -1, -1]])
+    each = TASK.per_class(outputs, targets)
+    assert each is not None
+    assert [math.isnan(one) for one in each] == [False, True, True]
+    assert TASK.metrics(outputs, targets)["auc"] == each[0]
+    assert math.isnan(TASK.metrics(outputs, torch.ones(4, 3, dtype=torch.int64))["auc"])
+
+
+def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
+    targets = torch.tensor([[1, 1, 0], [0, 0, 1]])
+    outputs = torch.tensor([[math.inf, math.nan, 0.0], [-math.inf, 0.0, 1.0]])
+    each = TASK.per_class(outputs, targets)
+    assert each is not None
+    assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
+    assert math.isnan(TASK.metrics(outputs, targets)["auc"]), "not a mean over what is left"
+
+
+def test_entropy_at_the_ends() -> None:
+    torch.testing.assert_close(entropy(torch.tensor([0.0, SURE, -SURE])), torch.tensor([math.log(2), 0, 0]))
+
+
+# --- data ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "wrong"),
+    [
+        (torch.tensor([0, 1]), "targets are int64 of shape (2,): allowed is int64 of shape (2, 3)"),
+        (torch.zeros(2, 3), "targets are float32 of shape (2, 3)"),
+        (torch.tensor([[0, 1, 2], [0, 0, -2]]), "label 2 of example 0 is 2: allowed are 1 (there), 0"),
+    ],
+)
+def test_targets_that_cannot_be_learned_from_are_refused(targets: torch.Tensor, wrong: str) -> None:
+    with pytest.raises(DataError) as caught:
+        TASK.check(TensorData(torch.zeros(2, 1, 8, 8), targets), "data of a")
+    assert str(caught.value).startswith("data of a: ")
+    assert wrong in str(caught.value)
+
+
+def test_images_are_checked_too() -> None:
+    targets = torch.zeros(2, 3, dtype=torch.int64)
+    TASK.check(TensorData(torch.zeros(2, 1, 8, 8), targets), "data of a")
+    TASK.check(TensorData(torch.zeros(2, 1, 8, 8), TASK.blank(2, (1, 8, 8))), "public data")  # all unknown
+    with pytest.raises(DataError, match="data of a: images are 6 x 8"):
+        TASK.check(TensorData(torch.zeros(2, 1, 6, 8), targets), "data of a")
+    with pytest.raises(DataError, match="NaN"):
+        TASK.check(TensorData(torch.full((2, 1, 8, 8), math.nan), targets), "data of a")
+
+
+def test_it_is_made_by_name() -> None:
+    task = make_task(TaskConfig("multi-label"), ("Edema", "Mass"))
+    assert isinstance(task, MultiLabel)
+    assert (task.classes, task.counted, task.outputs((1, 64, 64)), task.metric) == (2, 2, (2,), "auc")

@@ -1,0 +1,222 @@
+"""Reconstruction behind the task protocol."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import ndimage
+
+from fedstill.data.dataset import Cases, TensorData
+from fedstill.errors import ArgumentError, DataError
+from fedstill.tasks import TaskConfig, fidelity, make_task
+from fedstill.tasks.reconstruction import Reconstruction
+
+TASK = Reconstruction()
+
+
+def heads(count: int = 4, side: int = 32) -> torch.Tensor:
+    """Images in -1..1: a bright ellipse with texture on black."""
+    generator = torch.Generator().manual_seed(0)
+    inside = TASK.draw_maps(count, side, side, generator).float()
+    return (inside * (0.5 + 0.5 * torch.rand(count, side, side, generator=generator)) * 2 - 1).unsqueeze(1)
+
+
+def data(count: int = 4, side: int = 32) -> TensorData:
+    x = heads(count, side)
+    return TensorData(TASK.observe(x), x)
+
+
+def test_options_reach_the_task() -> None:
+    task = make_task(TaskConfig(name="reconstruction", acceleration=8, centre=0.04), 1)
+    assert isinstance(task, Reconstruction)
+    assert (task.acceleration, task.centre) == (8, 0.04)
+    assert (TASK.acceleration, TASK.centre) == (4, 0.08)
+    assert make_task(TaskConfig(name="reconstruction"), ("image",)).outputs((1, 64, 48)) == (1, 64, 48)
+    assert (TASK.metric, TASK.kind, TASK.conditions) == ("ssim", "image", 2)
+
+
+# --- data ------------------------------------------------------------------------------------------
+
+
+def test_sound_data_pass() -> None:
+    TASK.check(data(), "train")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "line"),
+    [
+        (torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8), "inputs are float32 of shape"),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8), "targets are float32 of shape"),
+        (torch.zeros(2, 1, 8, 8).double(), torch.zeros(2, 1, 8, 8), "inputs are float64"),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 12), "allowed are equal shapes"),
+        (torch.full((2, 1, 8, 8), torch.nan), torch.zeros(2, 1, 8, 8), "2 inputs hold NaN"),
+        (torch.zeros(2, 1, 10, 8), torch.zeros(2, 1, 10, 8), "images are 10 x 8"),
+        (torch.zeros(2, 1, 8, 8), torch.full((2, 1, 8, 8), 1.5), r"targets lie in 1.5..1.5"),
+        (torch.zeros(0, 1, 8, 8), torch.zeros(0, 1, 8, 8), "there are no examples"),
+    ],
+)
+def test_other_data_are_refused(inputs: torch.Tensor, targets: torch.Tensor, line: str) -> None:
+    with pytest.raises(DataError, match=f"train: .*{line}"):
+        TASK.check(TensorData(inputs, targets), "train")
+
+
+def test_images_of_several_channels_are_refused() -> None:
+    with pytest.raises(DataError, match="images have 3 channels"):
+        Reconstruction(3)
+
+
+# --- losses ----------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_l1_of_each_model() -> None:
+    outputs = torch.tensor([[0.5, -0.5], [1.0, 1.0]]).view(2, 2, 1, 1, 1).expand(-1, -1, -1, 4, 4)
+    losses = TASK.loss(outputs, torch.zeros(2, 2, 1, 4, 4), 0.3)
+    torch.testing.assert_close(losses, torch.tensor([0.5, 1.0]))
+
+
+def test_an_image_is_one_example() -> None:
+    assert TASK.counts(data(3)).tolist() == [3.0]
+
+
+def test_uniqueness_is_minus_the_weighted_variance_by_hand() -> None:
+    answers = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
+    pi = torch.tensor([0.75, 0.25])
+    # Mean 1: 0.75 * 1 + 0.25 * 9 = 3.
+    assert TASK.uniqueness(answers, pi).item() == pytest.approx(-3.0)
+    assert TASK.uniqueness(answers[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
+
+
+def test_uniqueness_is_the_divergence_of_gaussians() -> None:
+    """KL of normal distributions of variance 1/2, by torch."""
+    from torch.distributions import Normal, kl_divergence
+
+    answers, pi = torch.randn(3, 2, 1, 4, 4), torch.tensor([0.2, 0.3, 0.5])
+    mean, sd = (pi.view(-1, 1, 1, 1, 1) * answers).sum(0), math.sqrt(0.5)
+    each = [kl_divergence(Normal(y, sd), Normal(mean, sd)).mean() for y in answers]
+    torch.testing.assert_close(TASK.uniqueness(answers, pi), -(pi * torch.stack(each)).sum())
+
+
+def test_nothing_is_gained_by_confidence_or_balance() -> None:
+    answers = torch.randn(2, 3, 1, 4, 4)
+    assert TASK.confidence(answers, torch.ones(2) / 2).item() == 0
+    assert TASK.balance(answers[0]).item() == 0
+
+
+def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
+    answers = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
+    weights = TASK.importance(torch.tensor([[30.0], [10.0]]))
+    for how in ("logits", "log_probs", "probs", "consensus"):
+        torch.testing.assert_close(TASK.ensemble(answers, weights, how), torch.ones(3, 1, 4, 4))
+    share = TASK.expertise(torch.zeros(3, 1, 4, 4), weights)
+    torch.testing.assert_close(share, torch.tensor([[0.75], [0.25]]).expand(2, 3))
+
+
+def test_a_critics_ratio_weighs_input_by_input() -> None:
+    weights = TASK.importance(torch.tensor([[1.0], [1.0]]), torch.tensor([[3.0, 1.0], [1.0, 1.0]]))
+    answers = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 2, 1, 4, 4)
+    found = TASK.ensemble(answers, weights, "logits")
+    assert found[:, 0, 0, 0].tolist() == [1.0, 2.0]
+    assert TASK.expertise(found, weights).tolist() == [[0.75, 0.5], [0.25, 0.5]]
+
+
+def test_distances_by_hand() -> None:
+    student, target = torch.tensor([[1.0, -3.0]]).view(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
+    assert TASK.distance(student, target, 1.0).tolist() == [2.0]
+    assert TASK.distance(student, target, math.inf).tolist() == [2.5]
+
+
+def test_a_mixture_is_pixel_by_pixel() -> None:
+    zero, one = torch.zeros(2, 1, 4, 4), torch.ones(2, 1, 4, 4)
+    assert TASK.mix(zero, one, torch.tensor([0.25, 1.0]))[:, 0, 0, 0].tolist() == [0.25, 1.0]
+
+
+# --- evaluation ------------------------------------------------------------------------------------
+
+
+def test_metrics_are_means_over_images_in_pixels() -> None:
+    true = heads()
+    found = (true + 0.2 * torch.randn(true.shape, generator=torch.Generator().manual_seed(1))).clamp(-1, 1)
+    told = TASK.metrics(found, true)
+    assert set(told) == {figure.key for figure in TASK.figures}
+    for key in told:
+        each = getattr(fidelity, key)((found + 1) / 2, (true + 1) / 2)
+        assert told[key] == pytest.approx(each.mean().item())
+    best = TASK.metrics(true, true)
+    assert best["ssim"] > told["ssim"]
+    assert best["nmse"] == 0 < told["nmse"]
+
+
+def test_black_images_do_not_spoil_nmse() -> None:
+    true = torch.cat([heads(1), torch.full((1, 1, 32, 32), -1.0)])
+    found = true + 0.1
+    assert TASK.metrics(found, true)["nmse"] == pytest.approx(TASK.metrics(found[:1], true[:1])["nmse"])
+    assert math.isnan(TASK.metrics(found[1:], true[1:])["nmse"])
+
+
+def test_scores_are_the_means_of_cases_that_are_here() -> None:
+    true = heads(3)
+    found = true * torch.tensor([1.0, 0.5, 0.2]).view(-1, 1, 1, 1)
+    each = TASK.scores(found, true)
+    assert each is not None
+    assert each.shape == (3,)
+    assert (each.diff() < 0).all()
+    cases = Cases(torch.tensor([2, 0, 2]), ("a", "b", "c"), ("", "", ""))
+    told = TASK.scores(found, true, cases)
+    assert told is not None
+    assert told.shape == (2,)
+    assert told[0] == each[1]
+    assert told[1].item() == pytest.approx((each[0] + each[2]).item() / 2)
+
+
+# --- inputs made to order --------------------------------------------------------------------------
+
+
+def test_what_is_observed_is_worse_and_the_more_so_the_less_is_measured() -> None:
+    x = heads()
+    four, eight = (TASK.metrics(task.observe(x), x)["psnr"] for task in (TASK, Reconstruction(1, 8, 0.04)))
+    assert eight < four < 60
+    whole = Reconstruction(1, 2, 0.5).observe(torch.ones(1, 1, 8, 8))
+    torch.testing.assert_close(whole, torch.ones(1, 1, 8, 8))  # one grey is all in the middle line
+
+
+def test_observing_is_in_pixels_and_lets_gradients_through() -> None:
+    black = torch.full((1, 1, 8, 8), -1.0)
+    torch.testing.assert_close(TASK.observe(black), black)
+    x = heads(1, 16).requires_grad_()
+    (slope,) = torch.autograd.grad(TASK.observe(x).square().sum(), x)
+    assert slope.abs().sum() > 0
+    stacked = TASK.observe(x.detach().expand(3, 2, 1, 16, 16))
+    torch.testing.assert_close(stacked[2, 1], TASK.observe(x.detach())[0])
+
+
+def test_a_centre_that_is_too_wide_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"task\.centre"):
+        Reconstruction(1, 4, 0.5).observe(heads(1))
+
+
+def test_maps_are_outlines_and_conditions_say_inside_and_outside() -> None:
+    part = data(2)
+    maps = TASK.maps(part)
+    assert maps.shape == (2, 32, 32)
+    assert maps.dtype == torch.uint8
+    inside = part.targets[:, 0] > -0.9
+    assert (maps.bool() & inside).sum() > 0.95 * inside.sum()
+    condition = TASK.condition(maps)
+    assert condition.shape == (2, 2, 32, 32)
+    assert torch.equal(condition[:, 1] == 1, maps.bool())
+    assert torch.equal(condition[:, 0], -condition[:, 1])
+    assert TASK.pictured(part) is part.targets
+    assert TASK.labels(maps, part.targets) is part.targets
+
+
+def test_drawn_heads_are_one_piece_in_the_middle_and_follow_from_the_generator() -> None:
+    maps = TASK.draw_maps(40, 48, 64, torch.Generator().manual_seed(3))
+    assert maps.shape == (40, 48, 64)
+    assert torch.equal(maps, TASK.draw_maps(40, 48, 64, torch.Generator().manual_seed(3)))
+    assert not torch.equal(maps, TASK.draw_maps(40, 48, 64, torch.Generator().manual_seed(4)))
+    for one in maps.numpy():
+        assert ndimage.label(one)[1] == 1
+        assert one.max() == one[24, 32] == 1
+        assert 0.15 < one.mean() < 0.65

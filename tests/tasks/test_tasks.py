@@ -1,0 +1,55 @@
+"""What every task has in common, and which methods run which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstill.errors import ArgumentError
+from fedstill.methods import METHODS, refusal
+from fedstill.report.matrix import tasks_by_method
+from fedstill.tasks import TASKS, Task, TaskConfig, any_task
+
+
+def tasks() -> list[Task]:
+    return [any_task(TaskConfig(name)) for name in TASKS]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
+def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
+    first = task.figures[0]
+    assert (first.unit, first.better, first.key) == ("%", "higher", task.metric)
+    assert len({figure.key for figure in task.figures}) == len(task.figures)
+
+
+@pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
+def test_blank_targets_are_targets(task: Task) -> None:
+    from fedstill.data.dataset import TensorData
+
+    shape = (8,) if task.tokens else (1, 16, 16)
+    inputs = torch.ones(2, *shape, dtype=torch.int64) if task.tokens else torch.zeros(2, *shape)
+    task.check(TensorData(inputs, task.blank(2, shape)), "blank")
+    outputs = torch.zeros(2, *task.outputs(shape))
+    losses = task.loss(outputs.unsqueeze(0), task.blank(2, shape).unsqueeze(0))
+    assert losses.shape == (1,)
+    assert losses.isfinite().all()
+
+
+def test_options_of_another_task_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"task\.acceleration is 4: allowed is none"):
+        TaskConfig("segmentation", acceleration=4)
+    with pytest.raises(ArgumentError, match=r"task\.dice is -1"):
+        TaskConfig("segmentation", dice=-1.0)
+    assert TaskConfig("reconstruction", acceleration=8).acceleration == 8
+
+
+def test_methods_refuse_tasks_with_a_reason() -> None:
+    found = tasks_by_method()
+    assert set(found) == set(METHODS)
+    assert all(found["fedavg"][name] is None for name in TASKS)
+    assert "texts" in str(found["fediod"]["text"])
+    assert "one class for each input" in str(found["fedgen"]["segmentation"])
+    assert "label maps" in str(found["asyndgan"]["classification"])
+    assert found["asyndgan"]["segmentation"] is None
+    needs = METHODS["fedgen"].needs(METHODS["fedgen"].config())
+    assert refusal(needs, any_task(TaskConfig())) is None
