@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,46 @@ Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its
 
 
 @dataclass(frozen=True, eq=False)
+class Cases:
+    """Of which cases examples are parts: slices of a patient, patches of a slide.
+
+    Case numbers are into ``names``, which holds all cases of the data set; a part of the data set keeps them.
+
+    Args:
+        of: each example's case, ``(N,)`` int64 on the CPU.
+        names: of each case.
+        sites: where each case comes from: a hospital, an organ; empty texts where that is not known.
+        places: where in its case each example's upper left corner is, ``(N, 2)`` int64 rows and columns;
+            None: examples are not put together to pictures.
+        sizes: height and width of each case, with places.
+        instances: the true objects of each case, ``(height, width)`` int32 each, 0 where there is none; for
+            tasks that tell objects apart.
+    """
+
+    of: torch.Tensor
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+    places: torch.Tensor | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    instances: tuple[npt.NDArray[np.int32], ...] = ()
+
+    def subset(self, indices: torch.Tensor) -> Cases:
+        """Of the examples at ``indices``, in that order."""
+        indices = indices.cpu()
+        places = None if self.places is None else self.places[indices]
+        return replace(self, of=self.of[indices], places=places)
+
+    def present(self) -> list[int]:
+        """The numbers of the cases that examples are parts of, ascending."""
+        return sorted(set(self.of.tolist()))
+
+    def of_site(self, site: str) -> torch.Tensor:
+        """Which examples come from a site: indices, ascending."""
+        here = torch.tensor([name == site for name in self.sites])
+        return torch.nonzero(here[self.of]).flatten()
+
+
+@dataclass(frozen=True, eq=False)
 class TensorData:
     """One part of a data set.
 
@@ -24,9 +64,12 @@ class TensorData:
     (3, [1, 0])
     """
 
-    inputs: torch.Tensor  # (N, C, H, W) float32, (pixel / 255 - mean) / std
-    targets: torch.Tensor  # (N, ...) int64, for classification (N,) class indices
-    groups: torch.Tensor | None = None  # (N,) int64, whose each example is, by a number of its own
+    inputs: torch.Tensor  # (N, C, H, W) float32, (pixel / 255 - mean) / std; texts: (N, L) int64 token ids
+    # (N,) int64 class indices; (N, labels) int64, -1 unknown; (N, H, W) int64 class of each pixel;
+    # (N, C, H, W) float32 images
+    targets: torch.Tensor
+    groups: torch.Tensor | None = None  # (N,) int64, whose each example is (a patient), by a number
+    cases: Cases | None = None  # of which cases examples are parts, for evaluation
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -34,12 +77,13 @@ class TensorData:
     def subset(self, indices: torch.Tensor) -> TensorData:
         """The examples at ``indices`` (int64, in that order), copied."""
         groups = None if self.groups is None else self.groups[indices]
-        return TensorData(self.inputs[indices], self.targets[indices], groups)
+        cases = None if self.cases is None else self.cases.subset(indices)
+        return TensorData(self.inputs[indices], self.targets[indices], groups, cases)
 
     def to(self, device: torch.device | str) -> TensorData:
         """The same examples on ``device``; no copy where they are there already."""
         groups = None if self.groups is None else self.groups.to(device)
-        return TensorData(self.inputs.to(device), self.targets.to(device), groups)
+        return TensorData(self.inputs.to(device), self.targets.to(device), groups, self.cases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +102,10 @@ class DataSet:
     std: tuple[float, ...]  # one per channel
     note: str = ""  # what a reader of a figure must know: a lossy copy, a split that is not the official one
     columns: Mapping[str, Column] = field(default_factory=dict)  # by name, in the order of train
+    # The column that says whose each example is (a patient): those of one value are never parted between
+    # training, testing, public data and nodes. Empty: each example is by itself.
+    unit: str = ""
+    vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are images
 
 
 def check_labels(targets: torch.Tensor, classes: int, what: str) -> None:
@@ -83,22 +131,15 @@ def check_labels(targets: torch.Tensor, classes: int, what: str) -> None:
         )
 
 
-def check_classification(data: TensorData, classes: int, what: str) -> None:
-    """Refuse data that a classifier of this project cannot take.
+def check_images(data: TensorData, what: str) -> None:
+    """Refuse inputs that networks for images cannot take, whatever the targets mean.
 
     Args:
-        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4;
-            targets (N,) int64 in 0..classes-1. Not every class need occur.
-        classes: number of classes.
-        what: what the data is, the first words of an error: ``"train of digits"``.
+        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; one target each.
+        what: what the data is, the first words of an error.
 
     Raises:
         DataError: naming the first of these that does not hold.
-
-    >>> check_classification(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), 2, "train")
-    Traceback (most recent call last):
-    ...
-    fedstill.errors.DataError: train: images are 6 x 8: allowed are heights and widths that 4 divides
     """
     inputs, targets = data.inputs, data.targets
     if inputs.dtype != torch.float32 or inputs.ndim != 4:
@@ -120,7 +161,27 @@ def check_classification(data: TensorData, classes: int, what: str) -> None:
         raise DataError(
             f"{what}: {len(broken)} examples hold NaN or infinity, the first is example {int(broken[0])}"
         )
-    check_labels(targets, classes, what)
+
+
+def check_classification(data: TensorData, classes: int, what: str) -> None:
+    """Refuse data that a classifier of this project cannot take.
+
+    Args:
+        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4;
+            targets (N,) int64 in 0..classes-1. Not every class need occur.
+        classes: number of classes.
+        what: what the data is, the first words of an error: ``"train of digits"``.
+
+    Raises:
+        DataError: naming the first of these that does not hold.
+
+    >>> check_classification(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), 2, "train")
+    Traceback (most recent call last):
+    ...
+    fedstill.errors.DataError: train: images are 6 x 8: allowed are heights and widths that 4 divides
+    """
+    check_images(data, what)
+    check_labels(data.targets, classes, what)
 
 
 def normalised(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:

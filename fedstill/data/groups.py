@@ -15,11 +15,14 @@ from fedstill.seeds import derive
 def numbered(names: Iterable[object]) -> torch.Tensor:
     """Names as numbers, ``(N,)`` int64: hashes, so that a group's number depends on no other group.
 
+    Whole numbers are what they are.
+
     >>> a, b, c = numbered(["a", "b", "a"])
     >>> bool(a == c), bool(a == b), bool(numbered(["b"]) == b)
     (True, False, True)
     """
-    return torch.tensor([derive(0, "group", str(name)) for name in names], dtype=torch.int64)
+    numbers = [name if type(name) is int else derive(0, "group", str(name)) for name in names]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def limit_groups(data: TensorData, most: int) -> TensorData:
@@ -47,3 +50,12 @@ def limit_groups(data: TensorData, most: int) -> TensorData:
         if seen[group] <= most:
             kept.append(index)
     return data.subset(torch.tensor(kept, device=data.inputs.device))
+
+
+def largest(data: TensorData) -> int:
+    """How many examples the largest group has; 1 where nobody says whose they are.
+
+    >>> largest(TensorData(torch.zeros(4, 1, 4, 4), torch.arange(4), torch.tensor([7, 7, 3, 7])))
+    3
+    """
+    return 1 if data.groups is None else max(Counter(data.groups.tolist()).values(), default=1)

@@ -5,45 +5,24 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from fedstill.data.dataset import DataSet, TensorData, check_classification, normalised
+from fedstill.data.config import MEAN, STD, DataConfig, available, check_config, check_options, tasks_of
+from fedstill.data.dataset import DataSet, TensorData, normalised
 from fedstill.data.packs import Raw, read_folder, read_npz
-from fedstill.data.splits import Ints, stratified
+from fedstill.data.parts import parted
+from fedstill.data.splits import Ints
 from fedstill.errors import ArgumentError, DataError
-from fedstill.seeds import numpy_generator
+from fedstill.tasks import TaskConfig, make_task
 
-MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
+__all__ = ["MEAN", "STD", "DataConfig", "available", "find_pack", "folders", "load", "located", "tasks_of"]
 
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which data, and how much of it."""
-
-    name: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100, or a path: to an .npz with images and
-    labels, or to a folder of images by class."""
-
-    root: str = ""
-    """The folder that holds the data files; without it ./data, then the folder that the
-    environment variable FEDSTILL_DATA names."""
-
-    download: bool = False
-    """Let torchvision (the extra "vision") download what is not there."""
-
-    train_limit: int = 0
-    """Use only so many training examples, drawn with the classes' shares kept; 0 is all."""
-
-    test_fraction: float = 0.2
-    """The part of the examples kept for testing, where the source has no split of its own."""
-
-    seed: int = 0
-    """Seed of that split and of the draw for train_limit."""
+CLASSIFICATION = TaskConfig()
 
 
 @dataclass(frozen=True)
@@ -78,80 +57,70 @@ _KNOWN: Mapping[str, _Known] = MappingProxyType(
 )
 
 
-def available() -> tuple[str, ...]:
-    """The data sets that have a name. Only digits comes with the installation.
-
-    >>> available()
-    ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100')
-    """
-    return ("digits", *_KNOWN)
-
-
-def load(config: DataConfig, *, train_needed: bool = True) -> DataSet:
+def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed: bool = True) -> DataSet:
     """Load a data set, decoded and normalised, with its test part apart.
 
     Where the source has no split of its own, a seeded draw with the classes' shares kept is the
     test part, and the note says so. ``train_limit`` draws from the training part alone, so the
-    test part is the same for every limit.
+    test part is the same for every limit. Where examples belong to patients or pictures
+    (:attr:`DataSet.unit`), neither draw parts them.
 
     Args:
         config: name or path, and how much of it.
+        task: what the data are for, which says what their targets are.
         train_needed: refuse data without a training part; a server needs none, as its nodes have theirs.
 
     Returns:
-        Inputs (N, C, H, W) float32 in [-1, 1], targets (N,) int64 class indices.
+        Inputs (N, C, H, W) float32 in [-1, 1], or token ids (N, L) int64, and the task's targets.
 
     Raises:
-        ArgumentError: a name that is neither known nor a path, a number out of range.
+        ArgumentError: a name that is neither known nor a path, or serves other tasks; an option that the data
+            do not have, a number out of range.
         DataError: nothing found (what was looked for, and where), or data that cannot be used.
 
     >>> data = load(DataConfig(name="digits", train_limit=100))
     >>> data.train.inputs.shape, len(data.test), len(data.classes)
     (torch.Size([100, 1, 8, 8]), 359, 10)
     """
-    _check_config(config)
-    raw, name, note = _read(config)
+    check_config(config)
+    check_options(config, task.name)
+    if task.name == "text":
+        from fedstill.data.text import load_text
 
-    notes = [note] if note else []
-    if raw.test is None:
-        # At least one example on each side, however small the source.
-        count = min(max(round(len(raw.labels) * config.test_fraction), 1), len(raw.labels) - 1)
-        test = stratified(raw.labels, count, numpy_generator(config.seed, "data", "test"))
-        drawn = f"{count} of {len(raw.labels)}, drawn with seed {config.seed}"
-        notes.append(f"no official split: tested on {drawn}")
+        data = load_text(config)
+    elif task.name == "classification":
+        data = _classified(config)
+    elif task.name == "instances":
+        from fedstill.data.nuclei import load_nuclei
+
+        data = load_nuclei(config, task)
     else:
-        test = np.flatnonzero(raw.test)
-    train = np.setdiff1d(np.arange(len(raw.labels)), test)
-    if 0 < config.train_limit < len(train):
-        notes.append(f"trained on {config.train_limit} of {len(train)}, drawn with seed {config.seed}")
-        generator = numpy_generator(config.seed, "data", "limit")
-        train = train[stratified(raw.labels[train], config.train_limit, generator)]
+        from fedstill.data.medical import load_medical
 
-    channels = raw.images.shape[1]
-    mean, std = (MEAN,) * channels, (STD,) * channels
-    data = DataSet(
-        name=name,
-        train=_tensors(raw, train, mean, std),
-        test=_tensors(raw, test, mean, std),
-        classes=raw.classes,
-        mean=mean,
-        std=std,
-        note="; ".join(notes),
-        columns={key: column[train] for key, column in raw.columns.items()},
-    )
+        data = load_medical(config, task)
+    made = make_task(task, data.classes)
     if train_needed or len(data.train):
-        check_classification(data.train, len(data.classes), f"train part of {name}")
-    check_classification(data.test, len(data.classes), f"test part of {name}")
+        made.check(data.train, f"train part of {data.name}")
+    made.check(data.test, f"test part of {data.name}")
     return data
 
 
-def _check_config(config: DataConfig) -> None:
-    if not config.name:
-        raise ArgumentError("data.name", config.name, f"one of {', '.join(available())}, or a path")
-    if config.train_limit < 0:
-        raise ArgumentError("data.train_limit", config.train_limit, "0 (all) or a whole number from 1 up")
-    if not 0 < config.test_fraction < 1:
-        raise ArgumentError("data.test_fraction", config.test_fraction, "a number between 0 and 1")
+def _classified(config: DataConfig) -> DataSet:
+    raw, name, note = _read(config)
+    parts = parted(raw.labels, raw.test, raw.columns, config, name)
+    channels = raw.images.shape[1]
+    mean, std = (MEAN,) * channels, (STD,) * channels
+    return DataSet(
+        name=name,
+        train=replace(_tensors(raw, parts.train, mean, std), groups=parts.groups),
+        test=_tensors(raw, parts.test, mean, std),
+        classes=raw.classes,
+        mean=mean,
+        std=std,
+        note="; ".join((note, *parts.notes) if note else parts.notes),
+        columns={key: column[parts.train] for key, column in raw.columns.items()},
+        unit=parts.unit,
+    )
 
 
 def _tensors(raw: Raw, rows: Ints, mean: tuple[float, ...], std: tuple[float, ...]) -> TensorData:
@@ -176,7 +145,7 @@ def _digits() -> Raw:
 
 
 def _known(config: DataConfig) -> tuple[Raw, str, str]:
-    known, roots = _KNOWN[config.name], _roots(config)
+    known, roots = _KNOWN[config.name], folders(config)
     for root in roots:
         if (root / known.pack).is_file():
             return read_npz(root / known.pack), config.name, known.pack_note
@@ -190,19 +159,49 @@ def _known(config: DataConfig) -> tuple[Raw, str, str]:
 
 
 def _path(config: DataConfig) -> tuple[Raw, str, str]:
-    places = [Path(config.name).expanduser(), *(root / config.name for root in _roots(config))]
+    place = located(config)
+    if place.is_dir():
+        return read_folder(place), place.resolve().name, ""
+    return read_npz(place), place.stem, ""
+
+
+def located(config: DataConfig, *suffixes: str) -> Path:
+    """The folder or file that a path in a configuration means: an ``.npz``, or of another suffix.
+
+    Raises:
+        ArgumentError: neither a name that is known nor a path.
+        DataError: no such file or folder.
+    """
+    places = [Path(config.name).expanduser(), *(root / config.name for root in folders(config))]
+    suffixes = (".npz", *suffixes)
     for place in places:
-        if place.is_dir():
-            return read_folder(place), place.resolve().name, ""
-        if place.is_file() and place.suffix == ".npz":
-            return read_npz(place), place.stem, ""
-    if config.name.endswith(".npz") or len(Path(config.name).parts) > 1:
-        raise DataError(f"data {config.name!r}: no such .npz or folder; looked for {_listed(places)}")
+        if place.is_dir() or (place.is_file() and place.suffix in suffixes):
+            return place
+    if config.name.endswith(suffixes) or len(Path(config.name).parts) > 1:
+        kinds = ", ".join(suffixes)
+        raise DataError(f"data {config.name!r}: no such {kinds} or folder; looked for {_listed(places)}")
     names = ", ".join(available())
     raise ArgumentError("data.name", config.name, f"one of {names}, or a path to an .npz or a folder")
 
 
-def _roots(config: DataConfig) -> list[Path]:
+def find_pack(config: DataConfig, file: str) -> Path:
+    """Where the file of a data set with a name is.
+
+    Raises:
+        DataError: it is nowhere.
+    """
+    roots = folders(config)
+    for root in roots:
+        if (root / file).is_file():
+            return root / file
+    raise DataError(
+        f"data {config.name!r}: there is no {file} in {_listed(roots)}: put it there, or name its folder in "
+        "data.root"
+    )
+
+
+def folders(config: DataConfig) -> list[Path]:
+    """The folders in which data files are looked for, in order."""
     if config.root:
         return [Path(config.root).expanduser()]
     named = os.environ.get("FEDSTILL_DATA")

@@ -22,15 +22,13 @@ import numpy.typing as npt
 import torch
 
 from fedstill.data.dataset import Column, check_labels
+from fedstill.data.images import SUFFIXES, Bytes, decoded, image_files, one_line
 from fedstill.errors import DataError
 
 Images = npt.NDArray[Any]  # (N, C, H, W), uint8 or float32 in [0, 1]
-Bytes = npt.NDArray[np.uint8]
 
 # What numpy and zipfile raise for a file that is damaged, of another format, or holds a pickle.
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 
 MOST_CLASSES = 65_536  # without names; a larger label is a patient's number, not a class
 
@@ -44,7 +42,7 @@ class Raw:
     """What a source holds, as it is."""
 
     images: Images  # (N, C, H, W)
-    labels: npt.NDArray[np.int64]  # (N,)
+    labels: npt.NDArray[np.int64]  # (N,); findings (N, C) of -1, 0 and 1; maps (N, H, W)
     classes: tuple[str, ...]
     test: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
@@ -110,7 +108,7 @@ def read_folder(path: Path) -> Raw:
     first: Path | None = None
     for part, is_test in parts:
         for label, name in enumerate(classes):
-            files = _image_files(part / name)
+            files = image_files(part / name)
             if not files and not is_test:
                 raise DataError(f"{part / name}: holds no image ({', '.join(sorted(SUFFIXES))})")
             for file in files:
@@ -151,7 +149,7 @@ def _arrays(path: Path, jpeg: bool) -> dict[str, Column]:
         # numpy takes a file that it does not know for a pickle.
         unknown = "Python objects or an unknown format; pickle is never read"
         raise DataError(
-            f"{what} cannot be read ({unknown if 'pickle' in str(error) else _line(error)})"
+            f"{what} cannot be read ({unknown if 'pickle' in str(error) else one_line(error)})"
         ) from error
     return arrays
 
@@ -167,7 +165,17 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True
     Raises:
         DataError: as :func:`read_npz`.
     """
-    images = _channels_first(path, _need(path, arrays, "images"))
+    images = image_array(path, arrays, pixels=pixels)
+    return _described(path, images, need(path, arrays, "labels"), arrays)
+
+
+def image_array(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True) -> Images:
+    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32.
+
+    Raises:
+        DataError: it is missing or of another form, or has NaN or, with ``pixels``, values outside 0..1.
+    """
+    images = _channels_first(path, need(path, arrays, "images"))
     if images.dtype.kind == "f" and pixels:
         bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
         if len(bad):
@@ -176,7 +184,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True
             )
     if images.dtype.kind == "f":
         images = images.astype(np.float32)
-    return _described(path, images, _need(path, arrays, "labels"), arrays)
+    return images
 
 
 def _streams(path: Path, arrays: Mapping[str, Column]) -> Raw:
@@ -192,7 +200,7 @@ def _streams(path: Path, arrays: Mapping[str, Column]) -> Raw:
 
 
 def _mosaics(path: Path, arrays: Mapping[str, Column]) -> Raw:
-    classes, tiles = _need(path, arrays, "classes").size, ROWS * COLUMNS
+    classes, tiles = need(path, arrays, "classes").size, ROWS * COLUMNS
     shape = (classes * tiles, 3, SIDE, SIDE)
 
     def decode() -> Bytes:
@@ -214,7 +222,7 @@ def _jpegs(path: Path, offsets: Column, count: int, height: int, width: int) -> 
             f"{path}: offsets are {offsets.dtype} of shape {offsets.shape}: "
             f"allowed are {count + 1} whole numbers for {count} JPEG streams"
         )
-    joined = _need(path, _arrays(path, jpeg=True), "jpeg").tobytes()
+    joined = need(path, _arrays(path, jpeg=True), "jpeg").tobytes()
     for i in range(count):
         what = f"{path}: JPEG stream {i}"
         image = decoded(io.BytesIO(joined[int(offsets[i]) : int(offsets[i + 1])]), what)
@@ -279,31 +287,24 @@ def _channels_first(path: Path, images: Images) -> Images:
     return images.transpose(0, 3, 1, 2) if last else images
 
 
-def _need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
+def arrays_of(path: Path) -> dict[str, Column]:
+    """All arrays of an ``.npz``.
+
+    Raises:
+        DataError: it cannot be read, or holds Python objects.
+    """
+    return {**_arrays(path, jpeg=False), **_arrays(path, jpeg=True)}
+
+
+def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
+    """One of them.
+
+    Raises:
+        DataError: there is none of that name.
+    """
     if name not in arrays:
         raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
     return arrays[name]
-
-
-def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
-    """One image as (1, H, W) or (3, H, W).
-
-    Raises:
-        DataError: not an image that can be read, or not of 8 bits a channel; begins with ``what``.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(source) as image:
-            if image.mode.startswith(("I", "F")):
-                raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except DataError:
-        raise
-    # Pillow raises SyntaxError for a damaged PNG.
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what}: cannot be read as an image ({_line(error)})") from error
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -313,19 +314,8 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _image_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-    return sorted(f for f in files if f.is_file())
-
-
 def _size(image: Bytes) -> str:
     return f"{image.shape[1]} x {image.shape[2]} {'grey' if image.shape[0] == 1 else 'colour'}"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def cache_folder() -> Path:
@@ -345,7 +335,7 @@ def _cached(source: Path, decode: Callable[[], Bytes], shape: tuple[int, ...]) -
     stat = source.stat()
     entry = cache_folder() / f"{source.stem}-{stat.st_size}-{stat.st_mtime_ns}.npz"
     try:
-        images = _need(entry, _arrays(entry, jpeg=False), "images")  # reading checks zip's CRC
+        images = need(entry, _arrays(entry, jpeg=False), "images")  # reading checks zip's CRC
         if images.shape == shape and images.dtype == np.uint8:
             return images
     except DataError:
@@ -354,7 +344,7 @@ def _cached(source: Path, decode: Callable[[], Bytes], shape: tuple[int, ...]) -
     try:
         _write(entry, images)
     except OSError as error:
-        text = f"decoded images are not kept in {entry.parent}: {_line(error)}"
+        text = f"decoded images are not kept in {entry.parent}: {one_line(error)}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     return images
 

@@ -19,15 +19,17 @@ import torch
 from fedstill.data.dataset import DataSet, TensorData, check_labels, normalised
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.groups import numbered
+from fedstill.data.images import decoded
 from fedstill.data.loaders import MEAN, STD
-from fedstill.data.packs import MOST_CLASSES, Images, Raw, decoded, from_arrays, read_folder, read_npz
+from fedstill.data.packs import MOST_CLASSES, Images, Raw, from_arrays, read_folder, read_npz
 from fedstill.data.public import in_form
-from fedstill.errors import ArgumentError, DataError
+from fedstill.data.untold import of_arrays, other_than_classes
+from fedstill.errors import ArgumentError, DataError, RunNeeded
 from fedstill.imports import OWN, find, first_line, is_path
 from fedstill.node.form import Form
-from fedstill.tasks import make_task
+from fedstill.tasks import TaskConfig, make_task
 
-SOURCES = ("npz", "folder", "csv")
+SOURCES = ("npz", "folder", "csv", "nifti", "tensors")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,11 @@ class PrivateConfig:
     """Where a node's own examples are, and in what form."""
 
     source: str = "npz"
-    """npz: a file with arrays images and labels; folder: images by class, one folder a class; csv: a table;
-    or package.module:function, your own, called with the path below, which gives images and labels."""
+    """npz: a file with arrays images and labels, or masks, or instances; folder: images by class, one folder
+    a class, or a folder images beside a folder masks; nifti: a folder of volumes; csv: a table of pixels,
+    image files, findings or texts; tensors: a .safetensors file of inputs and targets just as the server
+    declares them; or package.module:function, your own, called with the path below, which gives images and
+    labels, or arrays by name as an npz has them."""
 
     path: str = "data.npz"
     """The file or folder, from the folder of this file."""
@@ -49,7 +54,8 @@ class PrivateConfig:
     """Bring images of another size or number of channels into the server's form; else they are refused."""
 
     label: str = "label"
-    """csv: the column of labels, which are names of classes or their numbers from 0."""
+    """csv: the column of labels, which are names of classes or their numbers from 0; of findings, the column
+    that lists them divided by |, without which each finding has a column of its own."""
 
     image: str = ""
     """csv: the column of image files, from the folder of the csv; if empty, all other columns are pixels."""
@@ -62,7 +68,17 @@ class PrivateConfig:
 
     group: str = ""
     """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the
-    npz with one number or name an example; if empty, none."""
+    npz with one number or name an example, "patient" of nifti; if empty, none. Patches of a picture (task
+    instances) always have that picture's patient, or "slide": the picture itself."""
+
+    channels: tuple[int, ...] = ()
+    """npz, folder and nifti for maps, images or findings: which channels, from 0; if empty, all."""
+
+    slices: int = 0
+    """nifti: at most so many axial slices of each volume, evenly spread; 0: all."""
+
+    vocabulary: str = ""
+    """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES and not is_path(self.source):
@@ -73,6 +89,10 @@ class PrivateConfig:
             raise ArgumentError("data.shape", list(self.shape), "channels, height and width, each 1 or more")
         if not 0 < self.white < float("inf"):
             raise ArgumentError("data.white", self.white, "a number above 0")
+        if self.slices < 0 or (self.slices and self.source != "nifti"):
+            raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
+        if self.channels and self.source == "csv":
+            raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
 
 
 def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple[TensorData, Form]:
@@ -85,16 +105,32 @@ def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple
             normalisation.
 
     Returns:
-        Inputs ``(N, C, H, W)`` float32 and targets ``(N,)`` int64, with groups if the owner names them, and
-        their form.
+        Inputs ``(N, C, H, W)`` float32, or texts ``(N, L)`` int64, and the targets of the form's task,
+        ``(N,)`` int64 for classes, with groups if the owner names them, and their form.
 
     Raises:
         ArgumentError: an option that cannot be followed.
+        RunNeeded: no form, and data that are no images of classes.
         DataError: data that cannot be read or are of another form.
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
+    if config.source == "tensors":
+        from fedstill.data.private_tasks import load_tensors  # which imports this file
+
+        if form is None:
+            raise _run_needed(what, "tensors in a server's form")
+        return load_tensors(config, locate(config, folder), form, what), form
+    if form is not None and form.task.name != "classification":
+        from fedstill.data.private_tasks import load_task  # which imports this file
+
+        return load_task(config, folder, form, what), form
+    if form is None and config.source in SOURCES:
+        told = other_than_classes(config, locate(config, folder))
+        if told is not None:
+            raise _run_needed(what, told)
+    _check_classification(config)
     raw, named = _read(config, folder, form)
-    groups = _groups(raw, config)
+    groups = groups_of(raw, config)
     if raw.test is not None:
         rows = np.flatnonzero(~raw.test)
         raw = Raw(raw.images[rows], raw.labels[rows], raw.classes)
@@ -102,9 +138,22 @@ def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple
     if form is None:
         form = _own_form(raw, config.source, what)
     targets = torch.from_numpy(_class_numbers(raw, named, form, what))
-    data = TensorData(_inputs(raw.images, config, form, what), targets, groups)
+    data = TensorData(inputs_of(raw.images, config, form, what), targets, groups)
     make_task(form.task, len(form.classes)).check(data, what)
     return data, form
+
+
+def _run_needed(what: str, told: str) -> RunNeeded:
+    return RunNeeded(f"{what}: {told}: name the run, which says what the task is (its own data must be here)")
+
+
+def _check_classification(config: PrivateConfig) -> None:
+    if config.source == "nifti":
+        raise ArgumentError("data.source", "nifti", "another one, as classification needs labels")
+    for name in ("channels", "vocabulary"):
+        if value := getattr(config, name):
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ArgumentError(f"data.{name}", shown, "empty for classification")
 
 
 def _own_form(raw: Raw, source: str, what: str) -> Form:
@@ -115,10 +164,10 @@ def _own_form(raw: Raw, source: str, what: str) -> Form:
         classes = tuple(map(str, range(int(classes[-1]) + 1)))  # numbers from 0, some of which do not occur
     if len(classes) < 2:
         raise DataError(f"{what}: one class does not tell which others there are: name the run, which does")
-    return Form("classification", classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+    return Form(TaskConfig(), classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
-def _groups(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
+def groups_of(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
     """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
     if not config.group:
         return None
@@ -162,7 +211,7 @@ def _by_name(names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ..
 # --- inputs -------------------------------------------------------------------------------------------
 
 
-def _inputs(images: Images, config: PrivateConfig, form: Form, what: str) -> torch.Tensor:
+def inputs_of(images: Images, config: PrivateConfig, form: Form, what: str) -> torch.Tensor:
     """Images normalised as the form declares, ``(N, C, H, W)`` float32."""
     found = tuple(images.shape[1:])
     if config.normalised:
@@ -170,7 +219,7 @@ def _inputs(images: Images, config: PrivateConfig, form: Form, what: str) -> tor
             raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
         _refuse_shape(found, form, what, "")
         inputs = torch.from_numpy(np.ascontiguousarray(images))
-        _check_range(inputs, form, what)
+        check_range(inputs, form, what)
         return inputs
     if found == form.shape:
         return normalised(images, form.mean, form.std)
@@ -198,7 +247,7 @@ def times(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
+def check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
     """Refuse inputs that are no pixels from 0 to 1 under the form's normalisation."""
     for channel, (mean, std) in enumerate(zip(form.mean, form.std, strict=True)):
         low, high = (0 - mean) / std, (1 - mean) / std
@@ -217,7 +266,7 @@ def _read(config: PrivateConfig, folder: Path, form: Form | None) -> tuple[Raw, 
     """What a source holds, and whether its labels are names."""
     path = locate(config, folder)
     if config.source not in SOURCES:
-        return _called(config, path, folder)
+        return _called(config, path, folder, form)
     if config.source == "folder":
         return read_folder(path), True
     if config.source == "csv":
@@ -235,9 +284,9 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
     path = folder / Path(config.path).expanduser()
     if config.source not in SOURCES:  # what the path means is the function's own business
         find(config.source, folder, "data.source")
-    elif config.source == "folder" and not path.is_dir():
+    elif config.source in ("folder", "nifti") and not path.is_dir():
         raise DataError(f"data.path {config.path!r}: there is no folder {path}")
-    elif config.source != "folder" and not path.is_file():
+    elif config.source not in ("folder", "nifti") and not path.is_file():
         raise DataError(f"data.path {config.path!r}: there is no file {path}")
     return path
 
@@ -247,7 +296,7 @@ def _numbered(raw: Raw) -> tuple[Raw, bool]:
     return raw, raw.classes != tuple(map(str, range(len(raw.classes))))
 
 
-def _called(config: PrivateConfig, path: Path, folder: Path) -> tuple[Raw, bool]:
+def _called(config: PrivateConfig, path: Path, folder: Path, form: Form | None) -> tuple[Raw, bool]:
     """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
     function = find(config.source, folder, "data.source")
     try:
@@ -260,6 +309,8 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> tuple[Raw, bool]
     except OWN as error:
         told = f"the function fails, or gives no (images, labels): {first_line(error)}"
         raise DataError(f"data.source {config.source!r}: {told}") from error
+    if form is None and (kind := of_arrays(arrays)) is not None:
+        raise _run_needed(f"data {config.source!r}", kind)
     if arrays.get("labels", np.zeros(0)).dtype.kind == "U":
         labels, classes = _by_name([str(name) for name in arrays["labels"]])
         arrays |= {"labels": labels, "classes": np.array(classes)}

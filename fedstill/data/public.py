@@ -13,11 +13,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedstill.data.assembled import observed
+from fedstill.data.config import TASKS_OF
 from fedstill.data.dataset import DataSet, TensorData
-from fedstill.data.loaders import DataConfig, available, load
-from fedstill.data.splits import Ints, stratified
+from fedstill.data.loaders import CLASSIFICATION, DataConfig, available, load
+from fedstill.data.rasters import resized_maps
+from fedstill.data.splits import stratified
+from fedstill.data.units import Ints, labels_of, strata, whole
 from fedstill.errors import ArgumentError, DataError
 from fedstill.seeds import numpy_generator, torch_generator
+from fedstill.tasks.config import TaskConfig, TaskName
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
@@ -34,7 +39,8 @@ class PublicConfig:
     which no data are needed; or another data set, named as in data.name."""
 
     share: float = 0.2
-    """held-out: the share of the training examples, the classes' shares kept."""
+    """held-out: the share of the training examples, the classes' shares kept; of data with patients, whole
+    patients with at most that share."""
 
     limit: int = 0
     """Use only so many examples, drawn with the classes' shares kept; 0 is all, of noise 2000."""
@@ -57,12 +63,12 @@ class PublicConfig:
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """Public inputs, and their labels where they are known and of the task's own classes.
+    """Public inputs, and their targets where they are known and of the task's own classes.
 
     Args:
         name: where they come from.
-        inputs: ``(N, C, H, W)`` float32, normalised as the private data are.
-        labels: ``(N,)`` int64, or None.
+        inputs: as the private data's, images normalised as those are.
+        labels: as the private data's targets, ``(N,)`` int64 for classes; or None.
         note: what a reader of a figure must know.
     """
 
@@ -80,7 +86,9 @@ class Public:
         return Public(self.name, self.inputs.to(device), labels, self.note)
 
 
-def load_public(config: PublicConfig, data: DataSet) -> tuple[TensorData, Public | None]:
+def load_public(
+    config: PublicConfig, data: DataSet, task: TaskConfig = CLASSIFICATION
+) -> tuple[TensorData, Public | None]:
     """Public data beside private data, and the training examples that are left for the nodes.
 
     Both follow from the configuration and the data alone, so all methods meet the same.
@@ -88,6 +96,7 @@ def load_public(config: PublicConfig, data: DataSet) -> tuple[TensorData, Public
     Args:
         config: which public data.
         data: the private data.
+        task: what they are for.
 
     Returns:
         The training part for the nodes, all of it unless a share is held out, and the public data or None.
@@ -99,15 +108,18 @@ def load_public(config: PublicConfig, data: DataSet) -> tuple[TensorData, Public
     if config.name == NONE:
         return data.train, None
     if config.name == NOISE:
-        return data.train, _noise(config, data)
+        return data.train, _noise(config, data, task)
     if config.name == HELD_OUT:
         kept, taken = held_out(config, data)
         return data.train.subset(torch.from_numpy(kept)), _held_out(taken, config, data)
-    return data.train, _other(config, data)
+    return data.train, _other(config, data, task)
 
 
 def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     """Which training examples are left for the nodes, and which are public if a share is held out.
+
+    Where examples belong to patients or pictures (:attr:`DataSet.unit`), these are held out whole, the
+    sites' shares kept too, so that nobody is both public and at a node.
 
     Raises:
         ArgumentError: a share that leaves nothing on one side.
@@ -117,16 +129,23 @@ def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     >>> [part.tolist() for part in held_out(PublicConfig("held-out", share=0.4), data)]
     [[2, 3, 6, 7, 8, 9], [0, 1, 4, 5]]
     """
-    labels = data.train.targets.cpu().numpy()
+    labels = labels_of(data.train.targets)
     count = round(config.share * len(labels))
     if not 0 < count < len(labels):
         raise ArgumentError("public.share", config.share, f"a share that parts {len(labels)} examples in two")
-    taken = stratified(labels, count, numpy_generator(config.seed, "public", "held out"))
+    generator = numpy_generator(config.seed, "public", "held out")
+    if data.unit:
+        unit = data.columns[data.unit]
+        if len(np.unique(unit)) < 2:
+            raise ArgumentError("public.share", config.share, f"{NONE}: all examples are of one {data.unit}")
+        taken = whole(strata(labels, data.columns), unit, count, generator)
+    else:
+        taken = stratified(labels, count, generator)
     return np.setdiff1d(np.arange(len(labels)), taken), taken
 
 
 def _held_out(taken: Ints, config: PublicConfig, data: DataSet) -> Public:
-    rows = taken[_limited(data.train.targets.numpy()[taken], config)]
+    rows = taken[_limited(labels_of(data.train.targets)[taken], config)]
     part = data.train.subset(torch.from_numpy(rows))
     note = (
         f"{len(rows)} training examples of {data.name} itself, drawn with seed {config.seed}; "
@@ -145,30 +164,58 @@ def _limited(labels: Ints, config: PublicConfig) -> Ints:
 # --- another data set -------------------------------------------------------------------------------
 
 
-def _other(config: PublicConfig, data: DataSet) -> Public:
+def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
+    if config.name == data.name:
+        raise ArgumentError(
+            "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
+        )
+    if data.vocabulary:
+        raise ArgumentError(
+            "public.name", config.name, f"{NONE} or {HELD_OUT}, as other texts have token ids of their own"
+        )
+    same = task.name in TASKS_OF.get(config.name, (task.name,))
+    served = task if same else TaskConfig(_images_of(config.name, task))
+    patch = data.train.inputs.shape[-1] if served.name == "instances" else 0  # nuclei stay as large
     try:
-        other = load(DataConfig(name=config.name, root=config.root))
+        other = load(DataConfig(name=config.name, root=config.root, patch=patch), served)
     except ArgumentError as error:
+        if error.name != "data.name":
+            raise
         allowed = f"{NONE}, {HELD_OUT}, {NOISE}, {error.allowed.removeprefix('one of ')}"
         raise ArgumentError("public.name", config.name, f"one of {allowed}") from error
     if other.name == data.name:
         raise ArgumentError(
             "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
         )
-    rows = _limited(other.train.targets.numpy(), config)
+    rows = _limited(labels_of(other.train.targets), config)
     part = other.train if len(rows) == len(other.train) else other.train.subset(torch.from_numpy(rows))
-    known = other.classes == data.classes
+    known = same and other.classes == data.classes
     notes = [
         other.note,
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
-    return Public(
-        other.name,
-        in_form(part.inputs, other, data),
-        part.targets if known else None,
-        "; ".join(note for note in notes if note),
-    )
+    images = part.targets if served.name == "reconstruction" else part.inputs
+    inputs = in_form(images, other, data)
+    labels = _in_form_too(part.targets, inputs, task) if known else None
+    if task.name == "reconstruction":
+        inputs = observed(inputs, task)
+    return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
+
+
+def _images_of(name: str, task: TaskConfig) -> TaskName:
+    """Another task that a data set's images are of, for a task that can take them without labels."""
+    for served in TASKS_OF[name]:
+        if served != "text":
+            return served
+    raise ArgumentError("public.name", name, f"images, as task {task.name} takes no texts")
+
+
+def _in_form_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
+    """Targets of images that were brought into another form: maps become as large, images are the images."""
+    if task.name == "reconstruction":
+        return images
+    return resized_maps(targets, images.shape[2], images.shape[3]) if targets.ndim == 3 else targets
 
 
 def in_form(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
@@ -223,7 +270,9 @@ def _column(values: tuple[float, ...]) -> torch.Tensor:
 # --- images from noise ------------------------------------------------------------------------------
 
 
-def _noise(config: PublicConfig, data: DataSet) -> Public:
+def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
+    if data.vocabulary:
+        raise ArgumentError("public.name", NOISE, f"{NONE} or {HELD_OUT}, as texts are no images")
     count = config.limit or GENERATED
     channels, height, width = data.train.inputs.shape[1:]
     blocks = [
@@ -232,8 +281,13 @@ def _noise(config: PublicConfig, data: DataSet) -> Public:
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _column(data.mean)) / _column(data.std)
-    note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
-    return Public(NOISE, inputs, None, note)
+    if task.name == "reconstruction":
+        return Public(NOISE, observed(inputs, task), inputs, _generated(count, config))
+    return Public(NOISE, inputs, None, _generated(count, config))
+
+
+def _generated(count: int, config: PublicConfig) -> str:
+    return f"{count} images generated from noise with seed {config.seed}: no data were needed"
 
 
 def smooth_fields(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -16,13 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.data.concealed import conceal
 from fedstill.data.dataset import Column, check_labels
+from fedstill.data.draws import dirichlet, level, positives, shards, whole_topped_up
+from fedstill.data.units import Ints, labels_of, unit_labels
 from fedstill.errors import ArgumentError, DataError
 
-How = Literal["iid", "dirichlet", "shards", "column", "sorted"]
-Ints = npt.NDArray[np.int64]
+__all__ = ["Ints", "SplitConfig", "conceal", "split", "stratified"]
 
-DRAWS = 20  # how often a Dirichlet split is drawn before small nodes are topped up instead
+How = Literal["iid", "dirichlet", "shards", "column", "sorted", "positives"]
+
 ALPHAS = (1e-12, 1e12)  # beyond these the draws leave double precision, and nothing changes any more
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
@@ -34,13 +37,14 @@ class SplitConfig:
     how: How = "dirichlet"
     """iid: at random, equal sizes. dirichlet: each class in shares drawn from Dirichlet(alpha).
     shards: a few classes per node. column: one node per value of a column. sorted: by a numeric
-    column, cut into equal parts."""
+    column, cut into equal parts. positives, of findings: equal sizes, but the examples with a finding in
+    shares drawn from Dirichlet(alpha)."""
 
     nodes: int = 5
     """Number of nodes; with how = column also 0, as many as the column has values."""
 
     alpha: float = 0.5
-    """dirichlet: small is skewed (each class at few nodes), large is even."""
+    """dirichlet, positives: small is skewed (each class at few nodes), large is even."""
 
     classes_per_node: int = 2
     """shards: how many classes a node holds."""
@@ -51,6 +55,10 @@ class SplitConfig:
     minimum: int = 10
     """The least number of examples a node holds."""
 
+    findings: int = 0
+    """Findings: how many of the labels a node knows; the others are unknown in its data. All nodes together
+    know all labels, and neighbours share some; 0: every node knows all."""
+
 
 def split(
     targets: torch.Tensor,
@@ -58,6 +66,7 @@ def split(
     config: SplitConfig,
     generator: np.random.Generator,
     columns: Mapping[str, Column] = NO_COLUMNS,
+    unit: Column | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Divide N examples over K nodes.
 
@@ -74,21 +83,28 @@ def split(
     * ``column``: one node per distinct value, in sorted order of the values.
     * ``sorted``: a stable sort by the numeric column, cut into parts whose sizes differ by one
       at most.
+    * ``positives``: for findings, sizes are equal and the examples that have a finding are shared out by
+      one draw from Dirichlet(alpha) (FedKD, Table 4), as far as a node can hold them.
+
+    Where examples belong together (``unit``), whole units are divided: sizes are then as equal as units
+    allow, ``sorted`` goes by a unit's mean, and a unit's class is the rarest one of its examples.
 
     Args:
-        targets: (N,) int64 class indices; ``iid``, ``column`` and ``sorted`` only count them, so
-            any (N, ...) will do.
+        targets: (N,) int64 class indices; findings and maps are divided by their rarest finding and largest
+            class (:func:`fedstill.data.units.labels_of`).
         classes: number of classes; not all need occur.
         config: how to divide.
         generator: the only source of randomness; ``column`` and ``sorted`` draw nothing.
         columns: by name, (N,) values.
+        unit: of which patient, say, each example is, (N,): those of one are never at two nodes.
 
     Returns:
         K tensors of int64 indices into targets, each ascending: a partition of 0..N-1.
 
     Raises:
         ArgumentError: a setting that is not allowed, or that this data does not allow.
-        DataError: no examples, labels outside the classes, a column of another length or of unusable values.
+        DataError: no examples, labels outside the classes, a column of another length or of unusable values,
+            a column whose values part a unit.
 
     >>> config = SplitConfig(how="shards", nodes=2, classes_per_node=1, minimum=1)
     >>> parts = split(torch.tensor([0, 1, 0, 1, 1]), 2, config, np.random.default_rng(0))
@@ -101,6 +117,7 @@ def split(
         raise DataError("split: there are no examples: allowed is one or more")
     if config.how == "column":
         owner, nodes = _by_value(_column(columns, config, total), config)
+        _check_whole(owner, unit, config)
         return _parts(owner, nodes)
 
     nodes = config.nodes
@@ -111,16 +128,26 @@ def split(
             f"at most {total // config.minimum}, as there are {total} examples and each node holds "
             f"at least {config.minimum} (split.minimum)",
         )
+    if config.how in ("dirichlet", "shards") and targets.is_floating_point():
+        raise ArgumentError("split.how", config.how, "iid, column or sorted, as images have no classes")
+    if config.how == "positives" and targets.ndim != 2:
+        raise ArgumentError("split.how", config.how, "another one, as only findings are positive or negative")
+    if unit is not None:
+        return _parts(_of_units(targets, config, generator, columns, unit), nodes)
     if config.how == "iid":
         return _parts(generator.permutation(np.arange(total) % nodes), nodes)
     if config.how == "sorted":
         return _parts(_by_order(_column(columns, config, total), config), nodes)
+    if config.how == "positives":
+        ones = np.ones(total, dtype=np.int64)
+        return _parts(positives((targets == 1).any(1).cpu().numpy(), ones, config, generator), nodes)
 
-    check_labels(targets, classes, "split")
-    labels: Ints = targets.cpu().numpy()
+    if targets.ndim == 1:
+        check_labels(targets, classes, "split")
+    labels, classes = labels_of(targets), classes + (targets.ndim == 2)
     if config.how == "shards":
-        return _parts(_shards(labels, classes, config, generator), nodes)
-    return _parts(_dirichlet(labels, classes, config, generator), nodes)
+        return _parts(shards(labels, classes, config, generator), nodes)
+    return _parts(dirichlet(labels, classes, config, generator), nodes)
 
 
 def stratified(labels: npt.NDArray[Any], count: int, generator: np.random.Generator) -> Ints:
@@ -168,7 +195,8 @@ def _check_config(config: SplitConfig) -> None:
         raise ArgumentError("split.nodes", config.nodes, f"a whole number from {least} up{zero}")
     if config.minimum < 1:
         raise ArgumentError("split.minimum", config.minimum, "a whole number from 1 up")
-    if config.how == "dirichlet" and not (math.isfinite(config.alpha) and low <= config.alpha <= high):
+    drawn = config.how in ("dirichlet", "positives")
+    if drawn and not (math.isfinite(config.alpha) and low <= config.alpha <= high):
         raise ArgumentError("split.alpha", config.alpha, f"a number from {low:g} to {high:g}")
     if config.how == "shards" and config.classes_per_node < 1:
         raise ArgumentError("split.classes_per_node", config.classes_per_node, "a whole number from 1 up")
@@ -181,82 +209,55 @@ def _parts(owner: Ints, nodes: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(part.copy()) for part in np.split(order, ends[:-1]))
 
 
-def _dirichlet(labels: Ints, classes: int, config: SplitConfig, generator: np.random.Generator) -> Ints:
-    nodes = config.nodes
-    owner = np.empty(len(labels), dtype=np.int64)
-    for _ in range(DRAWS):
-        for label in range(classes):
-            examples = generator.permutation(np.flatnonzero(labels == label))
-            shares = _dirichlet_shares(config.alpha, nodes, generator)
-            ends = np.floor(np.cumsum(shares)[:-1] * len(examples))  # (K-1,): the last node has the rest
-            owner[examples] = np.searchsorted(ends, np.arange(len(examples)), side="right")
-        if np.bincount(owner, minlength=nodes).min() >= config.minimum:
-            return owner
-    return _topped_up(owner, nodes, config.minimum, generator)
+# --- whole units ------------------------------------------------------------------------------------
 
 
-def _dirichlet_shares(alpha: float, nodes: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
-    """One draw from Dirichlet(alpha, ..., alpha), (K,) and summing to 1, for any alpha.
-
-    The usual way divides Gamma(alpha) draws by their sum, and for small alpha they are all 0.
-    In logarithms nothing is lost: Gamma(a) is Gamma(a + 1) times U^(1/a), and -log U is
-    exponential.
-    """
-    logs = np.log(generator.standard_gamma(alpha + 1, nodes)) - generator.standard_exponential(nodes) / alpha
-    shares: npt.NDArray[np.float64] = np.exp(logs - logs.max())
-    shares /= shares.sum()
-    return shares
+def _check_whole(owner: Ints, unit: Column | None, config: SplitConfig) -> None:
+    if unit is None:
+        return
+    of = np.unique(unit, return_inverse=True)[1]
+    pairs = np.unique(np.stack([of, owner]), axis=1)[0]  # each unit once for each node that has some of it
+    parted = pairs[1:][pairs[1:] == pairs[:-1]]
+    if len(parted):
+        name = str(unit[of == parted[0]][0])
+        raise DataError(f"split.column {config.column!r}: its values part the examples of {name!r}")
 
 
-def _shards(labels: Ints, classes: int, config: SplitConfig, generator: np.random.Generator) -> Ints:
-    nodes, per_node = config.nodes, config.classes_per_node
-    sizes = np.bincount(labels, minlength=classes)  # (classes,)
-    present = np.flatnonzero(sizes)
-    if per_node > len(present):
-        raise ArgumentError(
-            "split.classes_per_node", per_node, f"at most {len(present)}, the classes that occur in the data"
-        )
-
-    holds = np.zeros((nodes, classes), dtype=bool)
-    for node in range(nodes):
-        # The classes at the fewest nodes so far; one with no example left for a further node comes last.
-        used = holds.sum(axis=0)[present]
-        ranking = np.lexsort((generator.random(len(present)), used, used >= sizes[present]))
-        holds[node, present[ranking[:per_node]]] = True
-    for label in present[~holds[:, present].any(axis=0)]:  # too few nodes for all classes
-        ranking = np.lexsort((generator.random(nodes), holds.sum(axis=1)))
-        holds[ranking[0], label] = True
-
-    owner = np.empty(len(labels), dtype=np.int64)
-    for label in present:
-        holders = generator.permutation(np.flatnonzero(holds[:, label]))
-        owner[generator.permutation(np.flatnonzero(labels == label))] = np.resize(holders, sizes[label])
-    return _topped_up(owner, nodes, config.minimum, generator, labels)
-
-
-def _topped_up(
-    owner: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
+def _of_units(
+    targets: torch.Tensor,
+    config: SplitConfig,
+    generator: np.random.Generator,
+    columns: Mapping[str, Column],
+    unit: Column,
 ) -> Ints:
-    """Move random examples from the largest nodes until each node holds the minimum.
+    """The node of each example, the same for all of a unit: ``(N,)``."""
+    of, sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]  # (N,), (U,)
+    units, nodes = len(sizes), config.nodes
+    owner: Ints = np.empty(units, dtype=np.int64)
+    if nodes > units:
+        raise ArgumentError(
+            "split.nodes", nodes, f"at most {units}, the patients or pictures, which are not parted"
+        )
+    if config.how == "iid":
+        level(owner, generator.permutation(units), sizes, np.zeros(nodes))
+    elif config.how == "sorted":
+        column = _column(columns, config, len(of))
+        _by_order(column, config)  # refuses texts
+        order = np.argsort(np.bincount(of, weights=column) / sizes, kind="stable")
+        middles = np.cumsum(sizes[order]) - sizes[order] / 2
+        owner[order] = (middles * nodes / sizes.sum()).astype(np.int64)
+    elif config.how == "positives":
+        some = np.bincount(of, weights=(targets == 1).any(1).cpu().numpy()) > 0
+        owner = positives(some, sizes, config, generator)
+    else:
+        labels = unit_labels(labels_of(targets), of)
+        one = replace(config, minimum=1)
+        divide = shards if config.how == "shards" else dirichlet
+        owner = divide(labels, int(labels.max()) + 1, one, generator)
+    return whole_topped_up(owner, sizes, config, generator)[of]
 
-    With ``labels``, examples of classes that the small node holds already are moved first.
-    There must be ``nodes * minimum`` examples: then some node can spare one while another
-    lacks one, and each step ends the need of the small node or the surplus of a large one.
-    """
-    owner = owner.copy()
-    sizes = np.bincount(owner, minlength=nodes)
-    for small in range(nodes):
-        while (need := minimum - sizes[small]) > 0:
-            spare = np.flatnonzero(sizes[owner] > minimum)  # examples at nodes that can give some
-            if labels is not None:
-                known = spare[np.isin(labels[spare], labels[owner == small])]
-                spare = known if len(known) else spare
-            large = owner[spare][np.argmax(sizes[owner[spare]])]
-            moved = generator.permutation(spare[owner[spare] == large])[: min(need, sizes[large] - minimum)]
-            owner[moved] = small
-            sizes[large] -= len(moved)
-            sizes[small] += len(moved)
-    return owner
+
+# --- columns ----------------------------------------------------------------------------------------
 
 
 def _column(columns: Mapping[str, Column], config: SplitConfig, total: int) -> Column:

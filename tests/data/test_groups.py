@@ -17,8 +17,9 @@ from fedstill.data.groups import limit_groups, numbered
 from fedstill.data.private import PrivateConfig, load
 from fedstill.errors import ArgumentError
 from fedstill.node.form import Form
+from fedstill.tasks import TaskConfig
 
-FORM = Form("classification", ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
+FORM = Form(TaskConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
 PATIENTS = ["ann", "bob", "ann", "eve"]
 IMAGES = np.arange(4 * 16, dtype=np.uint8).reshape(4, 4, 4)
 

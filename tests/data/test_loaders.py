@@ -367,3 +367,38 @@ def test_cifar100(packs: Any) -> None:
 def test_a_pack_without_labels_says_what_it_has(packs: Any) -> None:
     with pytest.raises(DataError, match="no array 'labels', only channels, images, masks"):
         packs("brain_mri_lgg.npz", "brain_mri_lgg.npz")
+
+
+# Whose images they are
+
+
+def test_images_of_one_patient_are_never_parted(tmp_path: Path) -> None:
+    """In training and test parts, and in what a limit draws; and groups are patients."""
+    patient = np.arange(40) // 5
+    data = load(DataConfig(name=str(npz(tmp_path / "whose.npz", patient=patient)), train_limit=24))
+    assert data.unit == "patient"
+    train, test = numbers(data.train), numbers(data.test)
+    assert not set(patient[train]) & set(patient[test])
+    assert all((patient[part] == name).sum() == 5 for part in (train, test) for name in set(patient[part]))
+    assert len(train) == 20  # four patients whole, as five have 25
+    assert data.columns["patient"].tolist() == patient[train].tolist()
+    assert data.train.groups is not None
+    assert data.train.groups.tolist() == patient[train].tolist()
+    assert "2 of 8 patients" in data.note
+
+
+def test_without_patients_each_image_is_by_itself(tmp_path: Path) -> None:
+    data = load(DataConfig(name=str(npz(tmp_path / "plain.npz"))))
+    assert data.unit == ""
+    assert data.train.groups is None
+
+
+def test_a_patient_in_both_official_parts_is_refused(tmp_path: Path) -> None:
+    split = np.arange(40) >= 30
+    same = npz(tmp_path / "same.npz", split=split, patient=np.arange(40) // 4)  # 28-31 are one
+    with pytest.raises(DataError, match="patient '7' is in both parts"):
+        load(DataConfig(name=str(same)))
+    apart = load(DataConfig(name=str(npz(tmp_path / "apart.npz", split=split, patient=np.arange(40) // 5))))
+    assert apart.unit == "patient"
+    with pytest.raises(DataError, match="has one patient"):
+        load(DataConfig(name=str(npz(tmp_path / "one.npz", patient=np.zeros(40, dtype=int)))))

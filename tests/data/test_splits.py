@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.data.splits import SplitConfig, _dirichlet_shares, _topped_up, split, stratified
+from fedstill.data.draws import dirichlet_shares, topped_up
+from fedstill.data.splits import SplitConfig, split, stratified
 from fedstill.errors import ArgumentError, DataError
 
 
@@ -137,7 +138,7 @@ def test_a_draw_that_suffices_is_not_topped_up() -> None:
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
 def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
     generator, nodes = np.random.default_rng(0), 4
-    shares = np.stack([_dirichlet_shares(alpha, nodes, generator) for _ in range(8000)])
+    shares = np.stack([dirichlet_shares(alpha, nodes, generator) for _ in range(8000)])
     assert np.allclose(shares.sum(axis=1), 1)
     assert np.allclose(shares.mean(axis=0), 1 / nodes, atol=0.02)
     # Var of one share: (K - 1) / (K^2 (K alpha + 1))
@@ -199,10 +200,10 @@ def test_absent_classes_are_no_shards() -> None:
 def test_topping_up_takes_known_classes_first() -> None:
     labels = np.repeat([0, 0, 1], [2, 20, 30])
     owner = np.repeat([0, 1, 2], [2, 20, 30])
-    known = _topped_up(owner, 3, 5, np.random.default_rng(0), labels)
+    known = topped_up(owner, 3, 5, np.random.default_rng(0), labels)
     assert np.bincount(known).tolist() == [5, 17, 30]  # not from node 2, which is larger
     assert set(labels[known == 0]) == {0}
-    assert np.bincount(_topped_up(owner, 3, 5, np.random.default_rng(0))).tolist() == [5, 20, 27]
+    assert np.bincount(topped_up(owner, 3, 5, np.random.default_rng(0))).tolist() == [5, 20, 27]
 
 
 # Column and sorted

@@ -1,0 +1,62 @@
+"""Nodes that know only some of the findings that a federation is about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from fedstill.data.splits import SplitConfig
+
+
+def conceal(
+    parts: Sequence[TensorData], config: SplitConfig, generator: np.random.Generator
+) -> list[TensorData]:
+    """Nodes that know only some findings: the others become -1, unknown, in their data.
+
+    The labels are laid on a circle in a drawn order. Node k of K knows ``findings`` of them from place
+    ``k C / K`` on, so that together they know all C and neighbours share some.
+
+    Args:
+        parts: each node's examples, targets ``(N, C)``.
+        config: ``findings`` of it; 0 leaves all as it is.
+        generator: the only source of randomness.
+
+    Raises:
+        ArgumentError: targets that are no findings, or a number with which nodes would not overlap.
+
+    >>> from fedstill.data.splits import SplitConfig
+    >>> part = TensorData(torch.zeros(1, 1, 4, 4), torch.ones(1, 4, dtype=torch.int64))
+    >>> both = conceal([part, part], SplitConfig(findings=3), np.random.default_rng(0))
+    >>> [part.targets.tolist() for part in both]
+    [[[1, 1, 1, -1]], [[-1, 1, 1, 1]]]
+    """
+    if config.findings == 0:
+        return list(parts)
+    if any(part.targets.ndim != 2 or part.targets.is_floating_point() for part in parts):
+        raise ArgumentError("split.findings", config.findings, "0, as only findings can be unknown")
+    labels, nodes = parts[0].targets.shape[1], len(parts)
+    least = min(math.ceil(labels / nodes) + 1, labels)
+    if not least <= config.findings <= labels:
+        raise ArgumentError(
+            "split.findings",
+            config.findings,
+            f"0 (all), or from {least} to {labels}: {nodes} nodes then know all {labels} labels and overlap",
+        )
+    circle = generator.permutation(labels)
+    known = []
+    for node, part in enumerate(parts):
+        places = (node * labels // nodes + np.arange(config.findings)) % labels
+        unknown = torch.from_numpy(np.setdiff1d(circle, circle[places]))
+        targets = part.targets.clone()
+        targets[:, unknown] = -1
+        known.append(replace(part, targets=targets))
+    return known

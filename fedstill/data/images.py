@@ -1,0 +1,68 @@
+"""Image files, one at a time, to arrays."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.errors import DataError
+
+Bytes = npt.NDArray[np.uint8]
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+
+
+def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
+    """One image as (1, H, W) or (3, H, W).
+
+    Raises:
+        DataError: not an image that can be read, or not of 8 bits a channel; begins with ``what``.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(source) as image:
+            if image.mode.startswith(("I", "F")):
+                raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
+            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+    except DataError:
+        raise
+    # Pillow raises SyntaxError for a damaged PNG.
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"{what}: cannot be read as an image ({one_line(error)})") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
+    """A grey image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``.
+
+    Raises:
+        DataError: not an image that can be read, or in colour; begins with ``what``.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(source) as image:
+            if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+                raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
+            return np.asarray(image).astype(np.int32)
+    except DataError:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"{what}: cannot be read as an image ({one_line(error)})") from error
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images that lie in a folder itself, by name; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    return sorted(f for f in files if f.is_file())
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,220 @@
+"""Volumes in NIfTI files, as axial slices. Read by nibabel (the extra "medical")."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.data.dataset import Column
+from fedstill.data.folders import joined_masks
+from fedstill.data.packs import Raw
+from fedstill.data.rasters import resized
+from fedstill.data.tables import about
+from fedstill.errors import DataError
+from fedstill.imports import first_line
+
+SUFFIXES = (".nii.gz", ".nii")
+MASKS = ("mask", "seg", "label", "segmentation")  # what files of masks are called
+DARKEST, BRIGHTEST = 1.0, 99.0  # per cent of a volume's voxels: 0 and 1 afterwards
+SHOWS = 0.1  # a slice with a voxel above this shows something
+
+Volume = npt.NDArray[np.float32]  # (X, Y, Z) or (X, Y, Z, C), from left, back and below
+
+
+@dataclass(frozen=True)
+class CaseFiles:
+    """The files of one case: its images, in the order of the modalities' names, and its mask."""
+
+    name: str
+    images: tuple[Path, ...]
+    modalities: tuple[str, ...]
+    mask: Path | None
+
+
+def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0) -> Raw:
+    """Axial slices of all cases of a folder.
+
+    A case is ``<case>_image.nii.gz`` with ``<case>_mask.nii.gz``; or a folder ``<case>`` with one file a
+    modality, ``t1.nii.gz`` or ``<case>_t1.nii.gz``, and the mask, called mask, seg, label or segmentation.
+    Modalities, in alphabetical order, are channels, as is the fourth axis of a file that has one.
+
+    Volumes are turned to the axes of the patient, so that rows go from front to back and columns from left
+    to right. In each volume the 1st percentile becomes 0 and the 99th 1, and what is beyond is cut off.
+    Slices below the first and above the last one that shows anything are left out. With ``size`` slices are
+    filled up to squares with the darkest value, and averaged.
+
+    Args:
+        folder: with ``cases.csv``, if sites or parts are to be told (:func:`fedstill.data.tables.about`).
+        masks: whether each case must have one.
+        size: height and width; 0: as they are, all alike.
+        slices: of each volume at most, evenly spread; 0: all.
+
+    Returns:
+        Images ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``, with columns patient, slice and what
+        the table says.
+
+    Raises:
+        DataError: no nibabel, no cases, a file that cannot be read, a mask of another size, cases of
+            different modalities or slices of different sizes; the line names the file.
+    """
+    found = cases(folder, masks=masks)
+    told, test = about(folder, [case.name for case in found])
+    images: list[Volume] = []
+    maps: list[npt.NDArray[np.int64]] = []
+    whose: list[int] = []
+    heights: list[int] = []
+    for number, case in enumerate(found):
+        if case.modalities != found[0].modalities:
+            other = f"{', '.join(case.modalities)}, and {found[0].name} {', '.join(found[0].modalities)}"
+            raise DataError(f"{case.images[0].parent}: {case.name} has {other}: allowed are the same")
+        volume = np.concatenate([_scaled(_volume(file), file) for file in case.images], axis=3)
+        chosen = spread(volume, slices)
+        image = _pictures(volume, chosen)  # (S, C, H, W)
+        mask = None if case.mask is None or not masks else _mask(case.mask, volume, chosen)  # (S, H, W)
+        if size:
+            image = resized(_square(image), size, size)
+            mask = None if mask is None else _square(mask)
+        if images and image.shape[1:] != images[0].shape[1:]:
+            forms = f"{_times(image)}, and those of {found[0].name} {_times(images[0])}"
+            raise DataError(f"{case.images[0]}: slices are {forms}: data.size makes them alike")
+        images.append(image)
+        maps += [] if mask is None else list(mask)
+        whose += [number] * len(chosen)
+        heights += chosen.tolist()
+    names = np.array([case.name for case in found])
+    columns: dict[str, Column] = {"patient": names, **told}
+    columns = {key: column[whose] for key, column in columns.items()} | {"slice": np.array(heights)}
+    part = None if test is None else test[whose]
+    if not masks:
+        nothing = np.zeros(len(whose), dtype=np.int64)
+        return Raw(np.concatenate(images), nothing, ("image",), part, columns)
+    labels, classes = joined_masks(maps, f"{folder}: masks", size)
+    return Raw(np.concatenate(images), labels, classes, part, columns)
+
+
+def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
+    """The cases of a folder, by name.
+
+    Raises:
+        DataError: none, or one without an image or, if masks are wanted, a mask.
+    """
+    found = []
+    for file in sorted(folder.iterdir()):
+        stem = _stem(file)
+        if file.is_file() and stem is not None and stem.endswith("_image"):
+            name = stem.removesuffix("_image")
+            beside = [folder / f"{name}_{kind}{suffix}" for kind in MASKS for suffix in SUFFIXES]
+            mask = next((path for path in beside if path.is_file()), None)
+            found.append(CaseFiles(name, (file,), ("image",), mask))
+        elif file.is_dir() and not file.name.startswith("."):
+            found += _case(file)
+    if not found:
+        raise DataError(f"{folder}: has no <case>_image.nii.gz, and no folder with NIfTI files for each case")
+    for case in found:
+        if masks and case.mask is None:
+            kinds = ", ".join(MASKS)
+            raise DataError(f"{case.images[0]}: case {case.name!r} has no mask ({kinds}) beside it")
+    return found
+
+
+def _case(folder: Path) -> list[CaseFiles]:
+    """The case that a folder of its own holds, or none."""
+    files = {}
+    for file in sorted(folder.iterdir()):
+        stem = _stem(file)
+        if stem is not None:
+            files[stem.removeprefix(f"{folder.name}_").lower()] = file
+    if not files:
+        return []
+    mask = next((files[kind] for kind in MASKS if kind in files), None)
+    images = {kind: file for kind, file in files.items() if kind not in MASKS}
+    if not images:
+        raise DataError(f"{folder}: has a mask and no image: allowed is one file or more beside it")
+    return [CaseFiles(folder.name, tuple(images.values()), tuple(images), mask)]
+
+
+def _stem(file: Path) -> str | None:
+    """A NIfTI file's name without its ending; None: another file."""
+    return next((file.name.removesuffix(end) for end in SUFFIXES if file.name.endswith(end)), None)
+
+
+def _volume(file: Path) -> Volume:
+    try:
+        nibabel: Any = importlib.import_module("nibabel")
+    except ImportError as error:
+        raise DataError(f"{file}: only nibabel reads this: pip install 'fedstill[medical]'") from error
+    try:
+        # To the patient's axes: a file may have them in any order and direction.
+        image = nibabel.as_closest_canonical(nibabel.load(file))
+        volume = np.asarray(image.dataobj, dtype=np.float32)
+    except (OSError, ValueError, TypeError, EOFError, nibabel.filebasedimages.ImageFileError) as error:
+        raise DataError(f"{file}: cannot be read as NIfTI ({first_line(error)})") from error
+    if volume.ndim not in (3, 4) or volume.size == 0:
+        raise DataError(
+            f"{file}: is of shape {volume.shape}: allowed are three axes, or channels as the fourth"
+        )
+    if not np.isfinite(volume).all():
+        raise DataError(f"{file}: holds NaN or infinity")
+    return volume
+
+
+def _scaled(volume: Volume, file: Path) -> Volume:
+    """``(X, Y, Z, C)`` in [0, 1], each channel by its own percentiles."""
+    volume = volume[..., None] if volume.ndim == 3 else volume
+    low, high = np.percentile(volume, (DARKEST, BRIGHTEST), axis=(0, 1, 2)).astype(np.float32)
+    flat = high <= low  # all but single voxels have one value
+    low, high = np.where(flat, volume.min((0, 1, 2)), low), np.where(flat, volume.max((0, 1, 2)), high)
+    if (high <= low).any():
+        raise DataError(f"{file}: has one value everywhere: allowed is an image")
+    scaled: Volume = ((volume - low) / (high - low)).clip(0, 1).astype(np.float32)
+    return scaled
+
+
+def spread(volume: Volume, most: int) -> npt.NDArray[np.int64]:
+    """Which slices of ``(X, Y, Z, C)`` are taken: ascending; 0: all that lie between what shows something.
+
+    >>> volume = np.zeros((2, 2, 10, 1), dtype=np.float32)
+    >>> volume[:, :, 2:8] = 1
+    >>> spread(volume, 3).tolist()
+    [3, 5, 7]
+    """
+    shows = np.flatnonzero(volume.max((0, 1, 3)) > SHOWS)
+    inside = np.arange(shows[0], shows[-1] + 1)
+    if not 0 < most < len(inside):
+        return inside
+    return inside[((np.arange(most) + 0.5) * len(inside) / most).astype(np.int64)]
+
+
+def _pictures(volume: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Slices ``(S, C, H, W)`` of ``(X, Y, Z, C)``: rows from front to back, columns from left to right."""
+    return np.ascontiguousarray(volume[:, ::-1, chosen].transpose(2, 3, 1, 0))
+
+
+def _mask(file: Path, image: Volume, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    mask = _volume(file)
+    if mask.shape != image.shape[:3]:
+        raise DataError(
+            f"{file}: is of shape {mask.shape}, and its image {image.shape[:3]}: allowed are equal ones"
+        )
+    whole = np.rint(mask)
+    if np.abs(mask - whole).max() > 1e-3:
+        raise DataError(f"{file}: has values that are no whole numbers: allowed is the class of each voxel")
+    slices: npt.NDArray[np.int64] = _pictures(whole.astype(np.int64)[..., None], chosen)[:, 0]
+    return slices
+
+
+def _square(slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Filled up evenly with 0 to as many rows as columns."""
+    height, width = slices.shape[-2:]
+    side = max(height, width)
+    around = [((side - length) // 2, (side - length + 1) // 2) for length in (height, width)]
+    return np.pad(slices, [(0, 0)] * (slices.ndim - 2) + around)
+
+
+def _times(images: Volume) -> str:
+    return " x ".join(map(str, images.shape[1:]))

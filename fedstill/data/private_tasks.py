@@ -1,0 +1,220 @@
+"""One owner's data for other tasks than classification, in the form that a server declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedstill.data.assembled import PATIENT, observed, with_channels
+from fedstill.data.config import DataConfig
+from fedstill.data.dataset import TensorData
+from fedstill.data.findings import read_findings
+from fedstill.data.folders import in_one_size
+from fedstill.data.groups import numbered
+from fedstill.data.nifti import read_volumes
+from fedstill.data.own import from_arrays, read_pictures
+from fedstill.data.packs import Raw, arrays_of
+from fedstill.data.private import SOURCES, PrivateConfig, check_range, groups_of, inputs_of, locate
+from fedstill.data.rasters import resized_maps
+from fedstill.data.tables import read_csv
+from fedstill.errors import ArgumentError, DataError
+from fedstill.imports import OWN, find, first_line
+from fedstill.node.form import Form
+
+
+def load_task(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+    """An owner's examples, in the form that a server declares, without those for testing.
+
+    Args:
+        config: where they are.
+        folder: from which paths count.
+        form: what the server declares; its task says what is read.
+        what: the data are, the first words of an error.
+
+    Raises:
+        ArgumentError: an option that cannot be followed.
+        DataError: data that cannot be read or are of another form.
+    """
+    task = form.task
+    if config.vocabulary and task.name != "text":
+        raise ArgumentError("data.vocabulary", config.vocabulary, f"empty for task {task.name}")
+    if task.name == "text":
+        data = _texts(config, folder, form, what)
+    elif task.name == "instances":
+        data = _pictures(config, folder, form, what)
+    else:
+        data = _images(config, folder, form, what)
+    form.make_task().check(data, what)
+    return data
+
+
+def load_tensors(config: PrivateConfig, path: Path, form: Form, what: str) -> TensorData:
+    """Inputs and targets that are in the server's form already, taken as they are.
+
+    Raises:
+        DataError: the file is none, or holds something else.
+    """
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{what}: cannot be read as safetensors ({first_line(error)})") from error
+    wanted = {"inputs", "targets", *([config.group] if config.group else [])}
+    if set(tensors) != wanted:
+        found = ", ".join(sorted(tensors)) or "nothing"
+        raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
+    groups = numbered(tensors[config.group].tolist()) if config.group else None
+    data = TensorData(tensors["inputs"], tensors["targets"], groups)
+    if tuple(data.inputs.shape[1:]) != form.shape:
+        found = str(tuple(data.inputs.shape[1:]))
+        raise DataError(f"{what}: inputs are of shape {found}: allowed is {form.shape}")
+    if groups is not None and groups.shape != data.inputs.shape[:1]:
+        raise DataError(
+            f"{what}: {config.group} is of shape {tuple(groups.shape)}: allowed is one an example"
+        )
+    task = form.make_task()
+    task.check(data, what)
+    if not task.tokens:
+        check_range(task.pictured(data), form, what)
+    return data
+
+
+def _images(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+    raw, named = _read(config, folder, form)
+    labels = _labels(raw, named, form, what)
+    groups = groups_of(raw, config)
+    rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(~raw.test)
+    images = with_channels(raw.images[rows], config.channels, "data.channels")
+    if len(rows) == 0:
+        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+    inputs = inputs_of(images, config, form, what)
+    groups = None if groups is None else groups[torch.from_numpy(rows)]
+    if form.task.name == "reconstruction":
+        return TensorData(observed(inputs, form.task), inputs, groups)
+    targets = torch.from_numpy(labels[rows])
+    if form.task.name == "segmentation":
+        targets = resized_maps(targets, form.shape[1], form.shape[2])
+    return TensorData(inputs, targets, groups)
+
+
+def _read(config: PrivateConfig, folder: Path, form: Form) -> tuple[Raw, bool]:
+    """What a source holds, and whether its classes are named."""
+    path, task = locate(config, folder), form.task.name
+    masks = task == "segmentation"
+    size = form.shape[1] if config.fit and form.shape[1] == form.shape[2] else 0
+    if config.source == "npz":
+        arrays = arrays_of(path)
+        return from_arrays(path, arrays, task, pixels=not config.normalised), "classes" in arrays
+    if config.source not in SOURCES:
+        given = _called(config, path, folder)
+        raw = from_arrays(Path(config.source), given, task, pixels=not config.normalised)
+        return raw, "classes" in given
+    if config.source == "csv" and task == "multi-label":
+        return _findings(config, path, form, size), True
+    if config.source == "csv" or task == "multi-label":
+        allowed = "npz or csv" if task == "multi-label" else "npz, folder or nifti"
+        raise ArgumentError("data.source", config.source, f"{allowed} for task {task}")
+    if config.source == "folder":
+        return in_one_size(path, masks=masks, size=size), False
+    return read_volumes(path, masks=masks, size=size, slices=config.slices), False
+
+
+def _findings(config: PrivateConfig, path: Path, form: Form, size: int) -> Raw:
+    listed = config.label if config.label in read_csv(path) else ""
+    others = (config.group,) if config.group else ()
+    image = config.image or "image"
+    return read_findings(path, image=image, listed=listed, others=others, classes=form.classes, size=size)
+
+
+def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, npt.NDArray[np.generic]]:
+    """What the owner's own function gives: arrays by name."""
+    function = find(config.source, folder, "data.source")
+    try:
+        given = function(path)
+        if not isinstance(given, Mapping):
+            raise TypeError("it gives no mapping of arrays by name")
+        return {str(name): np.asarray(array) for name, array in given.items()}
+    except OWN as error:
+        raise DataError(f"data.source {config.source!r}: the function fails: {first_line(error)}") from error
+
+
+def _labels(raw: Raw, named: bool, form: Form, what: str) -> npt.NDArray[np.int64]:
+    """Masks or findings as the form numbers its classes; findings that the owner does not know are -1."""
+    if form.task.name == "reconstruction" or raw.classes == form.classes:
+        return raw.labels
+    if named:
+        unknown = next((name for name in raw.classes if name not in form.classes), None)
+        if unknown is not None:
+            raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(form.classes)}")
+        places = [form.classes.index(name) for name in raw.classes]
+        if form.task.name == "segmentation":
+            return np.array(places, dtype=np.int64)[raw.labels]
+        labels = np.full((len(raw.labels), len(form.classes)), -1, dtype=np.int64)
+        labels[:, places] = raw.labels
+        return labels
+    found = len(raw.classes)
+    if found > len(form.classes) or (form.task.name == "multi-label" and found < len(form.classes)):
+        allowed = f"{len(form.classes)}: {', '.join(form.classes)}"
+        raise DataError(f"{what}: has {found} classes without names: allowed are {allowed}")
+    return raw.labels
+
+
+def _pictures(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+    """Patches of the form's size that cover an owner's pictures."""
+    from fedstill.data import nuclei
+
+    if config.source not in ("npz", "folder"):
+        raise ArgumentError("data.source", config.source, "npz or folder for task instances")
+    for name in ("channels", "normalised", "fit"):
+        if value := getattr(config, name):
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ArgumentError(f"data.{name}", shown, "not for task instances: leave it out")
+    channels, height, width = form.shape
+    if (channels, height) != (3, width):
+        raise DataError(f"{what}: the server declares {form.shape}: allowed are square patches in colour")
+    pictures = [one for one in read_pictures(locate(config, folder)) if not one.test]
+    if not pictures:
+        raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
+    cases = nuclei.cases_of(pictures, height)
+    data = nuclei.cut(pictures, cases, np.arange(len(cases.of)), height)
+    # Patches of one picture overlap, and so are protected together or not at all.
+    known, _ = nuclei.whose(pictures)
+    if config.group not in ("", nuclei.SLIDE, known):
+        allowed = f"empty ({known!r}) or {nuclei.SLIDE!r} for task instances here"
+        raise ArgumentError("data.group", config.group, allowed)
+    patient = (config.group or known) == PATIENT
+    names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
+    groups = numbered(names[case] for case in cases.of.tolist())
+    return TensorData(data.inputs, data.targets, groups)
+
+
+def _texts(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+    from fedstill.data import text
+    from fedstill.data.words import HASH
+
+    if config.source != "csv":
+        raise ArgumentError("data.source", config.source, "csv for task text: columns text and label")
+    source = text.read_table(locate(config, folder))
+    how = config.vocabulary or HASH
+    words = form.vocabulary - 1 if how == HASH else None
+    coding = DataConfig(name=config.path, length=form.shape[0], words=words, vocabulary=how)
+    ids, vocabulary, _ = text.code(source.texts, coding)
+    if vocabulary != form.vocabulary:
+        told = f"{how!r} gives {vocabulary} ids: allowed are {form.vocabulary}, as the server has"
+        raise DataError(f"{what}: {told}")
+    unknown = next((name for name in source.classes if name not in form.classes), None)
+    labels = source.labels
+    if unknown is None:
+        labels = np.array([form.classes.index(name) for name in source.classes], dtype=np.int64)[labels]
+    elif not unknown.isdecimal() or len(source.classes) > len(form.classes):
+        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(form.classes)}")
+    groups = groups_of(Raw(ids, labels, source.classes, columns=source.columns), config)
+    rows = np.arange(len(labels)) if source.test is None else np.flatnonzero(~source.test)
+    chosen = torch.from_numpy(rows)
+    groups = None if groups is None else groups[chosen]
+    return TensorData(torch.from_numpy(ids)[chosen], torch.from_numpy(labels)[chosen], groups)

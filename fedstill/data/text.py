@@ -1,0 +1,285 @@
+"""Texts and their labels, from a pack or a table of the user's own, as token ids."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.data.dataset import Column, DataSet, TensorData
+from fedstill.data.parts import parted
+from fedstill.data.units import Ints
+from fedstill.data.words import (
+    HASH,
+    MOST_WORDS,
+    Ids,
+    Texts,
+    frequent,
+    hashed,
+    looked_up,
+    read_words,
+    texts_of,
+)
+from fedstill.errors import ArgumentError, DataError
+from fedstill.imports import first_line
+
+if TYPE_CHECKING:
+    from fedstill.data.config import DataConfig
+
+LENGTH = 64  # tokens of a text, unless data.length says otherwise
+WORDS = 16_384  # ids of words, unless data.words says otherwise
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+HF = "hf:"
+
+# By name: the file, and what is to be said of it.
+PACKS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "sst2": ("sst2.csv.gz", "official split, trained on train and dev"),
+        "ag-news": (
+            "ag_news_tokens.npz",
+            "official split; two thirds of the words, all rare, are known by number",
+        ),
+    }
+)
+_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"sst2": ("negative", "positive")})
+_PARTS = {"train": False, "dev": False, "valid": False, "validation": False, "test": True}
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """What a source of texts holds, as it is."""
+
+    texts: Texts
+    labels: npt.NDArray[np.int64]  # (N,)
+    classes: tuple[str, ...]
+    test: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
+    columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
+
+
+def is_text(name: str) -> bool:
+    """Whether data of this name are texts.
+
+    >>> is_text("sst2"), is_text("letters/complaints.tsv"), is_text("digits")
+    (True, True, False)
+    """
+    return name in PACKS or name.endswith(TABLES)
+
+
+def load_text(config: DataConfig) -> DataSet:
+    """Load texts as token ids; :func:`fedstill.data.loaders.load` checks what is common to all data.
+
+    Which id a word has follows from ``config.vocabulary`` and the word, never from which words the texts
+    hold; see :mod:`fedstill.data.words`.
+
+    Args:
+        config: name (``sst2``, ``ag-news``) or the path of a table with columns ``text``, ``label`` and, if
+            there is one, ``split`` (train, dev or test); tokens of a text; how words become ids.
+
+    Returns:
+        Inputs (N, L) int64, 0 for padding, targets (N,) int64 class indices; without mean and std.
+
+    Raises:
+        ArgumentError: an option out of range.
+        DataError: nothing found, or data that cannot be used.
+    """
+    _check(config)
+    path, name, note = _find(config)
+    source = _read(path, config.name)
+    ids, vocabulary, coding = code(source.texts, config)
+
+    parts = parted(source.labels, source.test, source.columns, config, name)
+    inputs, targets = torch.from_numpy(ids), torch.from_numpy(source.labels)
+    return DataSet(
+        name=name,
+        train=replace(_part(inputs, targets, parts.train), groups=parts.groups),
+        test=_part(inputs, targets, parts.test),
+        classes=source.classes,
+        mean=(),
+        std=(),
+        note="; ".join(told for told in (note, *parts.notes, coding) if told),
+        columns={key: column[parts.train] for key, column in source.columns.items()},
+        unit=parts.unit,
+        vocabulary=vocabulary,
+    )
+
+
+def code(texts: Texts, config: DataConfig) -> tuple[Ids, int, str]:
+    """Token ids ``(N, L)`` as ``config.vocabulary`` has them; how many there are; what is to be said of it.
+
+    Raises:
+        ArgumentError: a vocabulary that is not known, or made of the data themselves.
+        DataError: a file of words that cannot be used.
+    """
+    length, how = config.length or LENGTH, config.vocabulary or HASH
+    if how.startswith(HF):
+        from fedstill.models.hub import tokenize  # an extra
+
+        where = how.removeprefix(HF)
+        # A token that the tokenizer does not know is its unknown one, so any rare mark will do.
+        tokens, count = tokenize(where, texts.written("\ufffd"), length)
+        return tokens.numpy(), count, f"{length} tokens of the tokenizer {where}"
+    if how == HASH:
+        buckets = config.words or WORDS
+        ids = hashed(_told(texts), buckets)
+        return texts.padded(ids, length), buckets + 1, f"{length} words, hashed to {buckets} ids"
+    if how in PACKS:
+        most = config.words or WORDS
+        path, _, _ = _find(replace(config, name=how))
+        source = _read(path, how)
+        public = _rows(source.texts, np.flatnonzero(~source.test) if source.test is not None else None)
+        words, whose = frequent(public, most), f"the most frequent of {how}, taken for public"
+    else:
+        words, whose = read_words(Path(how).expanduser()), f"of {Path(how).name}, a public list"
+    ids = looked_up(_told(texts), words)
+    return texts.padded(ids, length), len(words) + 2, f"{length} words; {len(words)} are known, {whose}"
+
+
+def _told(texts: Texts) -> list[str]:
+    """All different words; one that the source knows by number only is that number, apart from real words."""
+    return [word or f"#{number}" for number, word in enumerate(texts.words)]
+
+
+def _rows(texts: Texts, rows: Ints | None) -> Texts:
+    if rows is None:
+        return texts
+    inside = np.zeros(len(texts), dtype=bool)
+    inside[rows] = True
+    return Texts(texts.words, texts.at[np.repeat(inside, texts.lengths)], texts.lengths[rows])
+
+
+def _part(inputs: torch.Tensor, targets: torch.Tensor, rows: Ints) -> TensorData:
+    chosen = torch.from_numpy(rows)
+    return TensorData(inputs[chosen], targets[chosen])
+
+
+def _check(config: DataConfig) -> None:
+    if config.length is not None and not 1 <= config.length <= 100_000:
+        raise ArgumentError("data.length", config.length, f"a whole number from 1 up, or none ({LENGTH})")
+    if config.words is not None and not 2 <= config.words <= MOST_WORDS:
+        raise ArgumentError("data.words", config.words, f"from 2 to {MOST_WORDS}, or none ({WORDS})")
+    how = config.vocabulary or HASH
+    if how == config.name:
+        raise ArgumentError(
+            "data.vocabulary", how, "public words, and not those of the private data themselves"
+        )
+    if config.words is not None and how != HASH and how not in PACKS:
+        raise ArgumentError(
+            "data.words", config.words, f"none, as {how!r} says itself how many words there are"
+        )
+
+
+# --- sources ------------------------------------------------------------------------------------------
+
+
+def _find(config: DataConfig) -> tuple[Path, str, str]:
+    """The file, the name of the data, and what is to be said of them."""
+    from fedstill.data.loaders import folders  # which imports this file
+
+    if config.name in PACKS:
+        file, note = PACKS[config.name]
+        places, name = [root / file for root in folders(config)], config.name
+    else:
+        places = [Path(config.name).expanduser(), *(root / config.name for root in folders(config))]
+        name, note = Path(config.name).name.partition(".")[0], ""
+    for place in places:
+        if place.is_file():
+            return place, name, note
+    listed = " or ".join(map(str, places))
+    raise DataError(f"data {config.name!r}: there is no {listed}: name its folder in data.root")
+
+
+def _read(path: Path, name: str) -> Labelled:
+    if path.suffix == ".npz":
+        return read_tokens(path)
+    source = read_table(path)
+    return replace(source, classes=_NAMES[name]) if name in _NAMES else source
+
+
+def read_tokens(path: Path) -> Labelled:
+    """Texts from an ``.npz`` of word numbers with the words beside, as the AG News pack is.
+
+    Raises:
+        DataError: it cannot be read, or is not of that form.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as pack:
+            numbers = pack["tokens_lo"].astype(np.int64) + (pack["tokens_hi"].astype(np.int64) << 16)
+            lengths, labels = pack["lengths"].astype(np.int64), pack["labels"].astype(np.int64)
+            words = pack["vocab"].tobytes().decode("utf-8").split("\n")
+            classes, test = tuple(str(one) for one in pack["classes"]), pack["split"] == 1
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read as texts of word numbers ({first_line(error)})") from error
+    if len(numbers) != lengths.sum() or not len(lengths) == len(labels) == len(test):
+        raise DataError(f"{path}: lengths, labels and split are not of the same texts")
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(words):
+        raise DataError(f"{path}: has a word number {numbers.max()}: allowed is below {len(words)}")
+    return Labelled(Texts(words, numbers, lengths), labels, classes, test)
+
+
+def read_table(path: Path) -> Labelled:
+    """Texts from a table with a header: columns ``text``, ``label`` and, if there is one, ``split``.
+
+    Labels are whole numbers from 0, or names, which count in alphabetical order. What ``split`` calls train
+    or dev is for training. All other columns are kept: a site, a writer.
+
+    Raises:
+        DataError: it cannot be read, or a column or a cell is missing or says what is not allowed.
+    """
+    cells = _cells(path)
+    header = [name.strip() for name in cells[0]] if cells else []
+    for name in ("text", "label"):
+        if header.count(name) != 1:
+            raise DataError(
+                f"{path}: the header is {', '.join(header) or 'empty'}: allowed is one column {name!r}"
+            )
+    for number, row in enumerate(cells[1:], 2):
+        if len(row) != len(header):
+            raise DataError(f"{path}: row {number} has {len(row)} cells: allowed are {len(header)}")
+    by_name = {name: [row[place] for row in cells[1:]] for place, name in enumerate(header)}
+    if not by_name["text"]:
+        raise DataError(f"{path}: there are no examples: allowed is one row or more below the header")
+    labels, classes = _classes([label.strip() for label in by_name.pop("label")])
+    split = by_name.pop("split", None)
+    test = None if split is None else _is_test(split, path)
+    texts = texts_of(by_name.pop("text"))
+    columns: dict[str, npt.NDArray[Any]] = {name: np.array(column) for name, column in by_name.items()}
+    return Labelled(texts, labels, classes, test, columns)
+
+
+def _cells(path: Path) -> list[list[str]]:
+    """A table's rows, empty lines left out."""
+    try:
+        stored = path.read_bytes()
+        raw = gzip.decompress(stored) if path.suffix == ".gz" else stored
+        stream = io.StringIO(raw.decode("utf-8-sig"), newline="")
+        tabs = ".tsv" in path.suffixes
+        return [row for row in csv.reader(stream, delimiter="\t" if tabs else ",") if row]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
+
+
+def _classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Class indices and the classes' names."""
+    names = sorted(set(labels))
+    if all(name.isdecimal() and str(int(name)) == name and int(name) < len(labels) for name in names):
+        names = [str(number) for number in range(max(map(int, names)) + 1)]
+    place = {name: number for number, name in enumerate(names)}
+    return np.array([place[label] for label in labels], dtype=np.int64), tuple(names)
+
+
+def _is_test(split: Sequence[str], path: Path) -> npt.NDArray[np.bool_]:
+    parts = [part.strip().lower() for part in split]
+    unknown = next((part for part in parts if part not in _PARTS), None)
+    if unknown is not None:
+        raise DataError(f"{path}: split has {unknown!r}: allowed are {', '.join(_PARTS)}")
+    return np.array([_PARTS[part] for part in parts])

@@ -1,0 +1,143 @@
+"""Examples that belong together, all slices of a patient say, and are never parted.
+
+A *unit* is one value of such a column. A label of its own says how units are drawn with shares kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.data.dataset import Column
+from fedstill.errors import ArgumentError
+
+Ints = npt.NDArray[np.int64]
+
+
+def labels_of(targets: torch.Tensor) -> Ints:
+    """One label an example, to draw or divide examples by: ``(N,)``.
+
+    Of class indices ``(N,)`` themselves. Of findings ``(N, C)`` one more than the rarest finding of the
+    example, 0 where it has none (FedKD, multi-label: "the most infrequent one"). Of maps ``(N, H, W)`` the
+    class above 0 with the most pixels, 0 where all is background. Of images, which have no classes, 0.
+
+    >>> labels_of(torch.tensor([[1, 0, 0], [1, 0, 1], [0, -1, 0]])).tolist()
+    [1, 3, 0]
+    >>> labels_of(torch.tensor([[[0, 2], [0, 2]], [[0, 0], [0, 0]]])).tolist()
+    [2, 0]
+    """
+    if targets.is_floating_point():
+        return np.zeros(len(targets), dtype=np.int64)
+    if targets.ndim == 1:
+        plain: Ints = targets.cpu().numpy()
+        return plain
+    if targets.ndim == 2:
+        positive = (targets == 1).cpu().numpy()  # (N, C)
+        rarity = np.argsort(positive.sum(0), kind="stable")  # rarest first
+        found = positive[:, rarity]
+        return np.where(found.any(1), rarity[found.argmax(1)] + 1, 0).astype(np.int64)
+    areas = torch.stack(
+        [(targets == k).flatten(1).sum(1) for k in range(1, int(targets.max()) + 1)]
+        or [torch.zeros(len(targets), dtype=torch.int64)]
+    )  # (classes above 0, N)
+    most, which = areas.max(0)
+    largest: Ints = torch.where(most > 0, which + 1, 0).cpu().numpy()
+    return largest
+
+
+def unit_labels(labels: Ints, of: Ints) -> Ints:
+    """The label of each unit: of those that its examples have, the one that the fewest examples have.
+
+    Args:
+        labels: of each example, ``(N,)``.
+        of: each example's unit, ``(N,)`` in 0..U-1, each of which occurs.
+
+    >>> unit_labels(np.array([0, 0, 0, 1, 0]), np.array([0, 0, 1, 1, 2])).tolist()
+    [0, 1, 0]
+    """
+    kinds, place, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((kinds[place], sizes[place], of))  # by unit, the rarest label first
+    first = np.unique(of[order], return_index=True)[1]
+    chosen: Ints = labels[order[first]]
+    return chosen
+
+
+def strata(labels: Ints, columns: Mapping[str, Column]) -> Ints:
+    """Labels that also tell sites apart, so that what is drawn keeps the sites' shares too: ``(N,)``."""
+    if "site" not in columns:
+        return labels
+    sites = np.unique(columns["site"], return_inverse=True)[1]
+    combined: Ints = np.unique(np.stack([labels, sites]), axis=1, return_inverse=True)[1].reshape(-1)
+    return combined
+
+
+def whole(labels: npt.NDArray[Any], unit: Column, count: int, generator: np.random.Generator) -> Ints:
+    """Random whole units of together at most ``count`` examples, labels' shares kept; one unit at least.
+
+    Units come in an order each beginning of which has the labels in nearly the shares that they have among
+    all units, and are taken while they fit.
+
+    Args:
+        labels: (N,) label of each example.
+        unit: (N,) of which unit each example is.
+        count: 1..N.
+        generator: the only source of randomness.
+
+    Returns:
+        Ascending indices into labels.
+
+    Raises:
+        ArgumentError: count is not in 1..N.
+
+    >>> patients = np.array(["a", "a", "b", "b", "b", "c"])
+    >>> taken = patients[whole(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))].tolist()
+    >>> all(taken.count(name) in (0, list(patients).count(name)) for name in "abc") and 1 <= len(taken) <= 4
+    True
+    """
+    if not 1 <= count <= len(labels):
+        raise ArgumentError("count", count, f"a whole number in 1..{len(labels)}")
+    of, sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]
+    kinds = unit_labels(labels, of)  # (U,)
+    place = np.empty(len(sizes))
+    for kind in np.unique(kinds):
+        members = generator.permutation(np.flatnonzero(kinds == kind))
+        place[members] = (np.arange(len(members)) + generator.random()) / len(members)
+    order = np.argsort(place, kind="stable")
+    fits = max(int(np.searchsorted(np.cumsum(sizes[order]), count, side="right")), 1)
+    return np.flatnonzero(np.isin(of, order[:fits]))
+
+
+def drawn_units(
+    labels: Ints, unit: Column, sites: Column | None, share: float, generator: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """A share of the units of each site, at least one of each and never all: which examples, ``(N,)``.
+
+    Within a site the units' labels keep their shares as far as whole units allow.
+
+    Args:
+        labels: of each example.
+        unit: of which unit each example is.
+        sites: where each example is from; None: all from one place.
+        share: of the units, above 0 and below 1.
+        generator: the only source of randomness.
+
+    Raises:
+        ArgumentError: a site with one unit.
+    """
+    chosen = np.zeros(len(labels), dtype=bool)
+    where = np.zeros(len(labels), dtype=np.int64) if sites is None else sites
+    for site in np.unique(where):
+        rows = np.flatnonzero(where == site)
+        of = np.unique(unit[rows], return_inverse=True)[1]
+        units = int(of.max()) + 1
+        if units < 2:
+            raise ArgumentError("data.sites", str(site), "sites of two or more patients or pictures each")
+        count = min(max(round(units * share), 1), units - 1)
+        kinds = unit_labels(labels[rows], of)
+        taken = whole(kinds, np.arange(units), count, generator)
+        chosen[rows[np.isin(of, taken)]] = True
+    return chosen

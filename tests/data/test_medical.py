@@ -1,0 +1,347 @@
+"""Images of patients: parts that share no patient, targets by task, data of one's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedstill.data.assembled import Source, data_set
+from fedstill.data.loaders import DataConfig, available, load, tasks_of
+from fedstill.data.packs import Raw
+from fedstill.data.public import PublicConfig, load_public
+from fedstill.data.splits import SplitConfig, split
+from fedstill.errors import ArgumentError, DataError
+from fedstill.tasks import TaskConfig, make_task
+
+PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+SEGMENTATION, FINDINGS = TaskConfig("segmentation"), TaskConfig("multi-label")
+RECONSTRUCTION = TaskConfig("reconstruction")
+
+
+def slices(patients: int = 12, each: int = 3, side: int = 8) -> Raw:
+    """Patient p: brightness p, a tumour of p + 1 pixels, site p % 3; patient 0 alone is of site d."""
+    of = np.repeat(np.arange(patients), each)
+    images = np.broadcast_to(of[:, None, None, None], (len(of), 2, side, side)).astype(np.uint8)
+    masks = (np.arange(side * side)[None] <= of[:, None]).astype(np.int64).reshape(-1, side, side)
+    site = np.where(of == 0, "d", np.array(["a", "b", "c"])[of % 3])
+    columns = {"patient": np.array([f"p{p:02d}" for p in of]), "site": site}
+    return Raw(images, masks, ("background", "tumour"), columns=columns)
+
+
+def shown(data: Any) -> set[int]:
+    """The patients of a part, told from its pixels."""
+    return {round(float(x) * 127.5 + 127.5) for x in data.inputs[:, 0, 0, 0]}
+
+
+@given(st.integers(0, 10**6), st.floats(0.1, 0.6))
+def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
+    """Training, testing, public data and nodes, by what the images show and not by what columns say."""
+    config = DataConfig(name="mine", seed=seed, test_fraction=fraction, train_limit=20)
+    data = data_set(Source(slices(), "mine"), config, SEGMENTATION)
+    assert data.unit == "patient"
+    tested = shown(data.test)
+    assert not shown(data.train) & tested
+    assert {p % 3 for p in tested} == {0, 1, 2}  # each site
+    assert len(data.train) <= 20
+    left, public = load_public(PublicConfig("held-out", share=0.4, seed=seed), data, SEGMENTATION)
+    assert public is not None
+    known = shown(public)
+    assert not known & tested
+    assert not known & shown(left)
+    unit = data.columns["patient"]
+    parts = split(
+        data.train.targets,
+        2,
+        SplitConfig(how="iid", nodes=2, minimum=1),
+        np.random.default_rng(seed),
+        {},
+        unit,
+    )
+    first, second = (shown(data.train.subset(part)) for part in parts)
+    assert not first & second
+
+
+def test_a_site_of_one_patient_is_left_out_and_said() -> None:
+    data = data_set(Source(slices(), "mine"), DataConfig(), SEGMENTATION)
+    assert "left out, with one patient each: d" in data.note
+    assert 0 not in shown(data.train) | shown(data.test)
+    assert set(data.columns["site"]) == {"a", "b", "c"}
+    with pytest.raises(ArgumentError, match=r"data\.sites is 'd'"):
+        data_set(Source(slices(), "mine"), DataConfig(sites=("a", "d")), SEGMENTATION)
+    with pytest.raises(ArgumentError, match="some of a, b, c, d"):
+        data_set(Source(slices(), "mine"), DataConfig(sites=("z",)), SEGMENTATION)
+    only = data_set(Source(slices(), "mine"), DataConfig(sites=("b",)), SEGMENTATION)
+    assert {p % 3 for p in shown(only.train) | shown(only.test)} == {1}
+
+
+def test_cases_are_patients_with_their_sites() -> None:
+    data = data_set(Source(slices(), "mine"), DataConfig(), SEGMENTATION)
+    for part in (data.train, data.test):
+        assert part.cases is not None
+        names = [part.cases.names[n] for n in part.cases.of.tolist()]
+        assert names == [f"p{round(float(x) * 127.5 + 127.5):02d}" for x in part.inputs[:, 0, 0, 0]]
+        assert all(
+            part.cases.sites[n] == "abc"[int(part.cases.names[n][1:]) % 3] for n in part.cases.present()
+        )
+
+
+def test_training_slices_are_grouped_by_patient_so_that_patients_can_be_protected() -> None:
+    data = data_set(Source(slices(), "mine"), DataConfig(), SEGMENTATION)
+    assert data.train.groups is not None
+    pairs = set(zip(data.train.groups.tolist(), data.columns["patient"].tolist(), strict=True))
+    assert len(pairs) == len(set(data.columns["patient"])) == len(set(data.train.groups.tolist()))
+
+
+def test_masks_follow_their_images_through_size_and_channels() -> None:
+    config = DataConfig(size=4, channels=(1,))
+    data = data_set(Source(slices(), "mine"), config, SEGMENTATION)
+    assert data.train.inputs.shape[1:] == (1, 4, 4)
+    assert data.train.targets.shape[1:] == (4, 4)
+    patient = round(float(data.test.inputs[0, 0, 0, 0]) * 127.5 + 127.5)
+    whole = torch.from_numpy(slices().labels[3 * patient].reshape(4, 2, 4, 2).mean((1, 3)) >= 0.5)
+    assert torch.equal(data.test.targets[0], whole.long())
+
+
+def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inputs() -> None:
+    rng = np.random.default_rng(0)
+    raw = Raw(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
+    data = data_set(Source(raw, "mine"), DataConfig(channels=(1,)), RECONSTRUCTION)
+    task = make_task(RECONSTRUCTION, 1)
+    assert data.classes == ("image",)
+    assert torch.equal(data.test.inputs, task.observe(data.test.targets))
+    assert not torch.equal(data.test.inputs, data.test.targets)
+    pixels = {round(float(x), 4) for x in (data.test.targets[:, 0, 0, 0] + 1) / 2}
+    assert pixels <= {round(float(x), 4) for x in raw.images[:, 1, 0, 0]}
+    with pytest.raises(ArgumentError, match="rebuilds one image"):
+        data_set(Source(raw, "mine"), DataConfig(channels=(0, 1)), RECONSTRUCTION)
+    with pytest.raises(ArgumentError, match="different numbers from 0 to 1"):
+        data_set(Source(raw, "mine"), DataConfig(channels=(2,)), RECONSTRUCTION)
+
+
+def test_a_source_that_parts_a_patient_is_refused() -> None:
+    raw = slices()
+    test = np.zeros(len(raw.images), dtype=bool)
+    test[0] = True
+    bad = Raw(raw.images, raw.labels, raw.classes, test, raw.columns)
+    with pytest.raises(DataError, match="patient 'p00' is in both parts"):
+        data_set(Source(bad, "mine"), DataConfig(), SEGMENTATION)
+
+
+# Which data serve which tasks
+
+
+@pytest.mark.parametrize("name", available())
+def test_data_of_another_task_are_refused(name: str) -> None:
+    other = "multi-label" if "multi-label" not in tasks_of(name) else "segmentation"
+    with pytest.raises(
+        ArgumentError, match=f"data.name is '{name}': allowed is .* or a path for task {other}"
+    ):
+        load(DataConfig(name=name), TaskConfig(other))
+
+
+@pytest.mark.parametrize(
+    ("option", "task"),
+    [
+        ({"size": 8}, "classification"),
+        ({"channels": (0,)}, "multi-label"),
+        ({"patch": 64}, "segmentation"),
+        ({"scale": 0.5}, "reconstruction"),
+        ({"slices": 3}, "instances"),
+        ({"sites": ("a",)}, "classification"),
+        ({"words": 100}, "segmentation"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(option: dict[str, Any], task: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"data.{next(iter(option))} is .*no such option for task {task}"):
+        load(DataConfig(name="mine.npz", **option), TaskConfig(task))
+
+
+@pytest.mark.parametrize("option", [{"size": 6}, {"size": -4}, {"patch": 3}, {"scale": 0.0}, {"slices": -1}])
+def test_numbers_out_of_range(option: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"data.{next(iter(option))}"):
+        load(DataConfig(name="brain-mri", **option), SEGMENTATION)
+
+
+# One's own
+
+
+def folder(root: Path, count: int = 6, side: int = 8) -> Path:
+    """Image i of brightness 10 i with a mask of i + 1 pixels of 255."""
+    for part in ("images", "masks"):
+        (root / part).mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        Image.fromarray(np.full((side, side), 10 * i, dtype=np.uint8)).save(root / "images" / f"i{i}.png")
+        mask = (np.arange(side * side) <= i).reshape(side, side)
+        Image.fromarray(mask.astype(np.uint8) * 255).save(root / "masks" / f"i{i}.png")
+    return root
+
+
+def test_a_folder_of_images_and_masks(tmp_path: Path) -> None:
+    data = load(DataConfig(name=str(folder(tmp_path / "scans"))), SEGMENTATION)
+    assert (data.name, data.classes, len(data.train), len(data.test)) == (
+        "scans",
+        ("background", "foreground"),
+        5,
+        1,
+    )
+    for part in (data.train, data.test):
+        numbers = ((part.inputs[:, 0, 0, 0] * 127.5 + 127.5) / 10).round().long()
+        assert torch.equal(part.targets.sum((1, 2)), numbers + 1)
+
+
+def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None:
+    root = folder(tmp_path / "scans")
+    lines = [
+        f"i{i},p{i // 2},{'ab'[i // 4]},{'test' if i // 2 == 1 else 'train'}" for i in reversed(range(6))
+    ]
+    (root / "cases.csv").write_text("\n".join(["name,patient,site,split", *lines]))
+    data = load(DataConfig(name=str(root)), SEGMENTATION)
+    assert data.columns["patient"].tolist() == ["p0", "p0", "p2", "p2"]
+    assert data.columns["site"].tolist() == ["a", "a", "b", "b"]
+    assert [round(float(x) * 12.75 + 12.75) for x in data.test.inputs[:, 0, 0, 0]] == [2, 3]
+    (root / "cases.csv").write_text("name,site\ni0,a\n")
+    with pytest.raises(DataError, match="does not name 'i1'"):
+        load(DataConfig(name=str(root)), SEGMENTATION)
+    (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
+    with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe'"):
+        load(DataConfig(name=str(root)), SEGMENTATION)
+
+
+def test_train_and_test_folders(tmp_path: Path) -> None:
+    folder(tmp_path / "scans" / "train", 3)
+    folder(tmp_path / "more", 4)
+    (tmp_path / "scans" / "test").mkdir()
+    for part in ("images", "masks"):
+        (tmp_path / "scans" / "test" / part).mkdir()
+        (tmp_path / "more" / part / "i3.png").rename(tmp_path / "scans" / "test" / part / "i3.png")
+    data = load(DataConfig(name=str(tmp_path / "scans")), SEGMENTATION)
+    assert (len(data.train), data.test.targets.sum().item()) == (3, 4)
+
+
+def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
+    root = folder(tmp_path / "scans")
+    Image.fromarray(np.zeros((4, 8), dtype=np.uint8)).save(root / "masks" / "i1.png")
+    with pytest.raises(DataError, match=r"masks/i1\.png: is 4 x 8, and its image 8 x 8"):
+        load(DataConfig(name=str(root)), SEGMENTATION)
+    (root / "masks" / "i1.png").unlink()
+    with pytest.raises(DataError, match=r"images/i1\.png: has no mask"):
+        load(DataConfig(name=str(root)), SEGMENTATION)
+    Image.fromarray(np.zeros((8, 4), dtype=np.uint8)).save(root / "images" / "i1.png")
+    with pytest.raises(DataError, match=r"images/i1\.png: is 1 x 8 x 4, but .*i0\.png is 1 x 8 x 8"):
+        load(DataConfig(name=str(root)), RECONSTRUCTION)
+    data = load(DataConfig(name=str(root), size=8), RECONSTRUCTION)
+    assert data.train.targets.shape == (5, 1, 8, 8)
+
+
+def test_masks_of_three_classes(tmp_path: Path) -> None:
+    root = folder(tmp_path / "scans")
+    for i in range(6):
+        Image.fromarray(np.full((8, 8), i % 3, dtype=np.uint8)).save(root / "masks" / f"i{i}.png")
+    data = load(DataConfig(name=str(root)), SEGMENTATION)
+    assert data.classes == ("background", "1", "2")
+    numbers = ((data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5) / 10).round().long()
+    assert torch.equal(data.train.targets[:, 0, 0], numbers % 3)
+
+
+def test_an_npz_of_masks(tmp_path: Path) -> None:
+    raw = slices()
+    arrays = {"images": raw.images, "masks": raw.labels, "patient": raw.columns["patient"]}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    data = load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+    assert not shown(data.train) & shown(data.test)
+    assert data.train.inputs.shape[1:] == (2, 8, 8)
+    np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels[:, :4]})
+    with pytest.raises(DataError, match=r"masks are \(36, 4, 8\)"):
+        load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+    np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels * 0.5})
+    with pytest.raises(DataError, match="masks: are float64: allowed are whole numbers"):
+        load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+    np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels - 1})
+    with pytest.raises(DataError, match="values from -1 to 0"):
+        load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+
+
+def test_an_npz_of_findings(tmp_path: Path) -> None:
+    labels = np.random.default_rng(0).integers(-1, 2, (30, 3))
+    images = np.arange(30, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
+    arrays = {
+        "images": images,
+        "labels": labels,
+        "patient": np.arange(30) // 2,
+        "classes": np.array(list("xyz")),
+    }
+    np.savez(tmp_path / "mine.npz", **arrays)
+    data = load(DataConfig(name=str(tmp_path / "mine.npz")), FINDINGS)
+    assert data.classes == ("x", "y", "z")
+    for part in (data.train, data.test):
+        numbers = (part.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
+        assert torch.equal(part.targets, torch.from_numpy(labels)[numbers])
+    assert not {n // 2 for n in shown(data.train)} & {n // 2 for n in shown(data.test)}
+    np.savez(tmp_path / "mine.npz", **arrays | {"labels": labels * 2})
+    with pytest.raises(DataError, match="not all -1"):
+        load(DataConfig(name=str(tmp_path / "mine.npz")), FINDINGS)
+
+
+def table(root: Path, header: str, rows: list[str]) -> Path:
+    for i in range(len(rows)):
+        Image.fromarray(np.full((8, 8), i, dtype=np.uint8)).save(root / f"{i}.png")
+    path = root / "mine.csv"
+    path.write_text("\n".join([header, *(f"{i}.png,{row}" for i, row in enumerate(rows))]))
+    return path
+
+
+def test_a_csv_of_findings(tmp_path: Path) -> None:
+    path = table(tmp_path, "image,patient,Mass,Edema", ["a,1,0", "a,0,", "b,-1,1", "c,1.0,0"])
+    data = load(DataConfig(name=str(path), test_fraction=0.3), FINDINGS)
+    assert data.classes == ("Mass", "Edema")
+    expected = torch.tensor([[1, 0], [0, -1], [-1, 1], [1, 0]])
+    for part in (data.train, data.test):
+        numbers = (part.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
+        assert torch.equal(part.targets, expected[numbers])
+    path = table(tmp_path, "image,Mass", ["1", "maybe"])
+    with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
+        load(DataConfig(name=str(path)), FINDINGS)
+
+
+# The real packs
+
+
+def pack(name: str, file: str, task: TaskConfig, **options: Any) -> Any:
+    if not (PACKS / file).is_file():
+        pytest.skip(f"{file} is not here")
+    return load(DataConfig(name=name, root=str(PACKS), **options), task)
+
+
+def test_brain_mri() -> None:
+    data = pack("brain-mri", "brain_mri_lgg.npz", SEGMENTATION, size=64)
+    assert (len(data.train), len(data.test)) == (696, 176)
+    assert set(data.columns["site"]) == {"CS", "DU", "FG", "HT"}
+    assert data.test.cases is not None
+    sites = [data.test.cases.sites[n] for n in data.test.cases.present()]
+    assert [sites.count(site) for site in ("CS", "DU", "FG", "HT")] == [3, 9, 3, 7]
+    tested = {data.test.cases.names[n] for n in data.test.cases.present()}
+    assert not tested & set(data.columns["patient"])
+    assert "EZ" in data.note
+
+
+def test_brain_mri_reconstruction_is_of_flair() -> None:
+    data = pack("brain-mri", "brain_mri_lgg.npz", RECONSTRUCTION, size=64, sites=("CS",))
+    every = pack("brain-mri", "brain_mri_lgg.npz", SEGMENTATION, size=64, sites=("CS",))
+    assert torch.equal(data.test.targets, every.test.inputs[:, 1:2])
+
+
+def test_chest_xray() -> None:
+    data = pack("chest-xray", "chest_xray_nih1000.npz", FINDINGS)
+    counts = (torch.cat([data.train.targets, data.test.targets]) == 1).sum(0)
+    assert dict(zip(data.classes, counts.tolist(), strict=True))["Effusion"] == 170
+    assert "53 of 264 patients" in data.note
+    assert len(data.train) + len(data.test) == 1000
+    assert len(np.unique(data.columns["patient"])) == 211

@@ -1,0 +1,233 @@
+"""One owner's data for maps, images, findings and texts, in the form that a server declares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedstill.data.groups import limit_groups
+from fedstill.data.loaders import DataConfig
+from fedstill.data.loaders import load as load_data
+from fedstill.data.private import PrivateConfig, load
+from fedstill.errors import ArgumentError, DataError
+from fedstill.node.form import Form
+from fedstill.tasks import TaskConfig, make_task
+
+HALF = (0.5,)
+MAPS = Form(TaskConfig("segmentation"), ("background", "tumour"), (1, 8, 8), HALF, HALF)
+CLASSES = Form(TaskConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
+IMAGES = Form(TaskConfig("reconstruction"), ("image",), (1, 8, 8), HALF, HALF)
+FINDINGS = Form(TaskConfig("multi-label"), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
+NUCLEI = Form(TaskConfig("instances"), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
+MASKS = (PIXELS > 200).astype(np.uint8)
+NORMALISED = torch.tensor(PIXELS / 255 * 2 - 1).float()[:, None]
+
+
+def npz(folder: Path, **arrays: Any) -> PrivateConfig:
+    np.savez(folder / "mine.npz", **arrays)
+    return PrivateConfig(path="mine.npz")
+
+
+def pictures(folder: Path, images: Any, masks: Any) -> PrivateConfig:
+    for part, arrays in (("images", images), ("masks", masks)):
+        (folder / "mine" / part).mkdir(parents=True)
+        for n, array in enumerate(arrays):
+            Image.fromarray(array).save(folder / "mine" / part / f"{n}.png")
+    return PrivateConfig(source="folder", path="mine")
+
+
+def test_an_npz_and_a_folder_of_masks_give_the_same(tmp_path: Path) -> None:
+    for config in (npz(tmp_path, images=PIXELS, masks=MASKS), pictures(tmp_path, PIXELS, MASKS * 255)):
+        data, form = load(config, tmp_path, MAPS)
+        assert torch.allclose(data.inputs, NORMALISED, atol=1e-6)
+        assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
+        assert form == MAPS
+
+
+def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> None:
+    config = npz(tmp_path, images=PIXELS, masks=MASKS, split=[0, 1, 0, 0, 1, 0], patient=list("aabbcc"))
+    data, _ = load(replace(config, group="patient"), tmp_path, MAPS)
+    assert torch.equal(data.targets, torch.from_numpy(MASKS[[0, 2, 3, 5]]).long())
+    assert data.groups is not None
+    groups = data.groups.tolist()
+    assert groups[1] == groups[2]
+    assert len(set(groups)) == 3
+    with pytest.raises(DataError, match="all examples are for testing"):
+        load(npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
+
+
+def test_named_classes_count_by_name(tmp_path: Path) -> None:
+    config = npz(tmp_path, images=PIXELS, masks=1 - MASKS, classes=["tumour", "background"])
+    assert torch.equal(load(config, tmp_path, MAPS)[0].targets, torch.from_numpy(MASKS).long())
+    config = npz(tmp_path, images=PIXELS, masks=MASKS, classes=["background", "bone"])
+    with pytest.raises(DataError, match="has a class 'bone': allowed are background, tumour"):
+        load(config, tmp_path, MAPS)
+    with pytest.raises(DataError, match="has 3 classes without names"):
+        load(npz(tmp_path, images=PIXELS, masks=MASKS * 2), tmp_path, MAPS)
+
+
+def test_other_sizes_are_refused_unless_they_are_to_be_fitted(tmp_path: Path) -> None:
+    big, masks = PIXELS.repeat(2, 1).repeat(2, 2), MASKS.repeat(2, 1).repeat(2, 2)
+    config = npz(tmp_path, images=big, masks=masks)
+    with pytest.raises(DataError, match=r"images are 1 x 16 x 16 .*data\.fit"):
+        load(config, tmp_path, MAPS)
+    data, _ = load(replace(config, fit=True), tmp_path, MAPS)
+    assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
+    config = pictures(tmp_path, big, masks)
+    data, _ = load(replace(config, fit=True), tmp_path, MAPS)
+    assert torch.allclose(data.inputs, NORMALISED, atol=1e-5)
+    assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
+
+
+def test_channels_are_chosen(tmp_path: Path) -> None:
+    both = np.stack([255 - PIXELS, PIXELS], axis=1)
+    config = npz(tmp_path, images=both, masks=MASKS)
+    assert torch.allclose(
+        load(replace(config, channels=(1,)), tmp_path, MAPS)[0].inputs, NORMALISED, atol=1e-6
+    )
+    with pytest.raises(ArgumentError, match=r"data\.channels is \[2\]"):
+        load(replace(config, channels=(2,)), tmp_path, MAPS)
+
+
+def test_images_are_measured_as_the_server_declares(tmp_path: Path) -> None:
+    data, _ = load(npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
+    assert torch.allclose(data.targets, NORMALISED, atol=1e-6)
+    assert torch.equal(data.inputs, make_task(IMAGES.task, 1).observe(data.targets))
+    eight = replace(IMAGES, task=TaskConfig("reconstruction", acceleration=8, centre=0.0))
+    assert not torch.equal(load(npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs)
+
+
+def test_findings_that_an_owner_has_no_column_for_are_unknown(tmp_path: Path) -> None:
+    labels = np.array([[1, 0], [0, 1], [0, 0], [1, 1], [-1, 0], [0, 0]])
+    config = npz(tmp_path, images=PIXELS, labels=labels, classes=["Hernia", "Mass"])
+    data, _ = load(config, tmp_path, FINDINGS)
+    assert data.targets.tolist() == [[mass, -1, hernia] for hernia, mass in labels.tolist()]
+    with pytest.raises(DataError, match="has 2 classes without names: allowed are 3"):
+        load(npz(tmp_path, images=PIXELS, labels=labels), tmp_path, FINDINGS)
+
+
+def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
+    for n in range(3):
+        Image.fromarray(PIXELS[n]).save(tmp_path / f"{n}.png")
+    columns = "file,who,Hernia,Mass\n0.png,a,1,0\n1.png,a,,1\n2.png,b,0,-1\n"
+    (tmp_path / "mine.csv").write_text(columns)
+    config = PrivateConfig(source="csv", path="mine.csv", image="file", group="who")
+    data, _ = load(config, tmp_path, FINDINGS)
+    assert data.targets.tolist() == [[0, -1, 1], [1, -1, -1], [-1, -1, 0]]
+    assert data.groups is not None
+    assert data.groups[0] == data.groups[1] != data.groups[2]
+    (tmp_path / "mine.csv").write_text("file,label\n0.png,Hernia|Mass\n1.png,No Finding\n2.png,Edema\n")
+    data, _ = load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
+    assert data.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    (tmp_path / "mine.csv").write_text("file,label\n0.png,Cough\n")
+    with pytest.raises(DataError, match="has a finding 'Cough': allowed are Mass, Edema, Hernia"):
+        load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
+
+
+def test_pictures_of_nuclei_become_patches_of_the_servers_size(tmp_path: Path) -> None:
+    image = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
+    instances = np.zeros((12, 20), dtype=np.uint8)
+    instances[2:7, 2:7] = 5
+    data, _ = load(pictures(tmp_path, [image], [instances]), tmp_path, NUCLEI)
+    assert data.inputs.shape == (6, 3, 8, 8)
+    assert torch.allclose(
+        data.inputs[0], torch.tensor(image[:8, :8] / 127.5 - 1).permute(2, 0, 1).float(), atol=1e-5
+    )
+    assert data.targets[0, 2:7, 2:7].unique().tolist() == [1, 2]
+    with pytest.raises(ArgumentError, match=r"data\.fit"):
+        load(PrivateConfig(source="folder", path="mine", fit=True), tmp_path, NUCLEI)
+
+
+def test_patches_of_nuclei_belong_to_their_picture_or_its_patient(tmp_path: Path) -> None:
+    image = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
+    instances = np.zeros((12, 20), dtype=np.uint8)
+    config = pictures(tmp_path, [image] * 3, [instances] * 3)
+    data, _ = load(config, tmp_path, NUCLEI)
+    assert data.groups is not None
+    assert [int((data.groups == group).sum()) for group in data.groups.unique()] == [6, 6, 6]
+    assert len(limit_groups(data, 4)) == 12  # as a node with privacy.group_size = 4 has them
+    with pytest.raises(ArgumentError, match=r"data\.group is 'patient': allowed is empty \('slide'\)"):
+        load(replace(config, group="patient"), tmp_path, NUCLEI)
+    (tmp_path / config.path / "cases.csv").write_text("name,patient\n0,a\n1,a\n2,b\n", encoding="utf-8")
+    for group, sizes in (("", [6, 12]), ("patient", [6, 12]), ("slide", [6, 6, 6])):
+        data, _ = load(replace(config, group=group), tmp_path, NUCLEI)
+        assert data.groups is not None
+        assert sorted(int((data.groups == one).sum()) for one in data.groups.unique()) == sizes
+
+
+def test_volumes(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    (tmp_path / "scans").mkdir()
+    for n in range(2):
+        for part, array in (("image", PIXELS), ("mask", MASKS)):
+            volume = np.flip(array, 1).transpose(2, 1, 0)  # so that slice z shows PIXELS[z]
+            nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scans" / f"c{n}_{part}.nii.gz")
+    config = PrivateConfig(source="nifti", path="scans", slices=3, group="patient")
+    data, _ = load(config, tmp_path, MAPS)
+    assert torch.equal(data.targets, torch.from_numpy(np.concatenate([MASKS[1::2]] * 2)).long())
+    assert data.groups is not None
+    assert len(set(data.groups.tolist())) == 2
+    small = replace(MAPS, shape=(1, 4, 4))
+    with pytest.raises(DataError, match=r"data\.fit"):
+        load(config, tmp_path, small)
+    assert load(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
+
+
+def test_an_own_function_gives_arrays_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mine_maps.py").write_text(
+        "import numpy as np\n"
+        "def scans(path):\n"
+        "    return {'images': np.full((2, 8, 8), 255, np.uint8), 'masks': np.ones((2, 8, 8), int)}\n"
+        "def pairs(path):\n"
+        "    return np.zeros((2, 8, 8)), [0, 1]\n"
+    )
+    data, _ = load(PrivateConfig(source="mine_maps:scans"), tmp_path, MAPS)
+    assert (data.inputs == 1).all()
+    assert (data.targets == 1).all()
+    with pytest.raises(DataError, match="gives no mapping of arrays"):
+        load(PrivateConfig(source="mine_maps:pairs"), tmp_path, MAPS)
+
+
+def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
+    server = load_data(DataConfig(name=str(tmp_path / "mine.csv"), length=4, words=50), TaskConfig("text"))
+    form = Form(TaskConfig("text"), ("no", "yes"), (4,), (), (), server.vocabulary)
+    data, _ = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, form)
+    theirs = torch.cat([server.train.inputs, server.test.inputs])
+    assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, theirs.tolist()))
+    assert data.targets.tolist() == [1, 0, 0, 1]
+    other = replace(form, classes=("fine", "poor"))
+    with pytest.raises(DataError, match="has a class 'no'"):
+        load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("config", "form", "line"),
+    [
+        ({"source": "csv"}, MAPS, "data.source is 'csv': allowed is npz, folder or nifti"),
+        ({"source": "folder"}, FINDINGS, "data.source is 'folder': allowed is npz or csv"),
+        ({"source": "nifti"}, NUCLEI, "data.source is 'nifti': allowed is npz or folder"),
+        ({"vocabulary": "hash"}, MAPS, "data.vocabulary is 'hash': allowed is empty"),
+    ],
+)
+def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, form: Form, line: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.csv").write_text("image,label\n")
+    path = "mine.csv" if config.get("source") == "csv" else "mine"
+    with pytest.raises(ArgumentError, match=line):
+        load(PrivateConfig(path=path, **config), tmp_path, form)
+
+
+def test_slices_are_for_volumes_and_classification_has_no_volumes(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"data\.slices is 3"):
+        PrivateConfig(source="npz", slices=3)
+    with pytest.raises(ArgumentError, match="classification needs labels"):
+        load(PrivateConfig(source="nifti", path="x"), tmp_path, CLASSES)

@@ -1,0 +1,331 @@
+"""Texts as token ids: hand-worked ids, what is refused, and that no id depends on another private text."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.data.config import DataConfig
+from fedstill.data.dataset import DataSet
+from fedstill.data.loaders import load
+from fedstill.data.public import PublicConfig, held_out
+from fedstill.data.splits import SplitConfig, split
+from fedstill.data.text import code, is_text, read_table, read_tokens
+from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
+from fedstill.errors import ArgumentError, DataError
+from fedstill.tasks import TaskConfig
+
+ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"
+SENTENCES = st.lists(st.text(alphabet="abc '!", max_size=12), min_size=1, max_size=6)
+
+
+def load_text(config: DataConfig, *, train_needed: bool = True) -> DataSet:
+    return load(config, TaskConfig("text"), train_needed=train_needed)
+
+
+def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> DataConfig:
+    (folder / name).write_text(content, encoding="utf-8")
+    return DataConfig(name=str(folder / name), length=3)
+
+
+def ids_of(sentences: list[str], **options: object) -> list[list[int]]:
+    config = DataConfig(name="mine.csv", length=8, **options)  # type: ignore[arg-type]
+    return code(texts_of(sentences), config)[0].tolist()  # type: ignore[no-any-return]
+
+
+# --- words --------------------------------------------------------------------------------------------
+
+
+def test_words_by_hand() -> None:
+    assert words_of("The U.S. isn't (all) 3rd-rate") == [
+        "the", "u", ".", "s", ".", "isn't", "(", "all", ")", "3rd", "-", "rate",
+    ]  # fmt: skip
+    assert words_of("  \n") == []
+
+
+@given(SENTENCES)
+def test_texts_are_put_together_again(sentences: list[str]) -> None:
+    texts = texts_of(sentences)
+    again = [" ".join(words_of(text)) for text in sentences]
+    assert Texts(texts.words, texts.at, texts.lengths).written("?") == again
+    assert texts.written("?") == sentences
+
+
+@given(SENTENCES, st.integers(1, 6))
+def test_padding_is_that_of_a_loop(sentences: list[str], length: int) -> None:
+    texts = texts_of(sentences)
+    ids = hashed(texts.words, 50)
+    slow = np.zeros((len(sentences), length), dtype=np.int64)
+    for row, text in enumerate(sentences):
+        for column, word in enumerate(words_of(text)[:length]):
+            slow[row, column] = 1 + zlib.crc32(word.encode()) % 50
+    np.testing.assert_array_equal(texts.padded(ids, length), slow)
+
+
+def test_frequent_words_by_hand() -> None:
+    texts = Texts(["b", "", "a", "c", "d"], np.array([0, 0, 1, 1, 1, 3, 2]), np.array([7]))
+    assert frequent(texts, 10) == ["b", "a", "c"]  # without the unknown word, and what does not occur
+    assert frequent(texts, 2) == ["b", "a"]
+
+
+def test_a_list_of_words(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("Film\n\n good \nfilm\n", encoding="utf-8")
+    assert read_words(tmp_path / "words.txt") == ["film", "good"]
+    assert looked_up(["good", "bad", "film"], ["film", "good"]).tolist() == [3, 1, 2]
+    for content, said in (("two words\n", "a line 'two words'"), ("\n", "holds no words")):
+        (tmp_path / "words.txt").write_text(content, encoding="utf-8")
+        with pytest.raises(DataError, match=said):
+            read_words(tmp_path / "words.txt")
+    with pytest.raises(ArgumentError, match=r"data\.vocabulary .*allowed is hash, a data set with a name"):
+        read_words(tmp_path / "none.txt")
+
+
+# --- privacy ------------------------------------------------------------------------------------------
+
+
+@given(SENTENCES, SENTENCES, SENTENCES)
+@settings(max_examples=50)
+def test_ids_of_a_text_never_depend_on_other_texts(
+    some: list[str], others: list[str], more: list[str]
+) -> None:
+    alone = ids_of(some)
+    assert ids_of(some + others)[: len(some)] == alone
+    assert ids_of(more + some)[len(more) :] == alone
+
+
+@given(SENTENCES, SENTENCES)
+@settings(max_examples=20)
+def test_ids_by_a_public_list_never_depend_on_other_texts(
+    tmp_path_factory: pytest.TempPathFactory, some: list[str], others: list[str]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "words.txt"
+    path.write_text("a\nab\n", encoding="utf-8")
+    assert ids_of(some + others, vocabulary=str(path))[: len(some)] == ids_of(some, vocabulary=str(path))
+
+
+def test_a_public_data_set_gives_words_of_its_training_part_only(tmp_path: Path) -> None:
+    rows = "split,label,text\ntrain,0,dull film\ntrain,1,film\ndev,1,film\ntest,1,secret\n"
+    with gzip.open(tmp_path / "sst2.csv.gz", "wt", encoding="utf-8") as stream:
+        stream.write(rows)
+    config = replace(table(tmp_path), root=str(tmp_path), vocabulary="sst2", words=2)
+    data = load_text(config)
+    assert data.vocabulary == 4
+    assert data.test.inputs.tolist() == [[1, 1, 1]]  # good good bad
+    assert data.train.inputs.tolist() == [[1, 1, 2], [1, 0, 0], [0, 0, 0]]  # film is the most frequent
+    assert "sst2, taken for public" in data.note
+    changed = table(tmp_path, ROWS.replace("A good film", "secret dull film"), "changed.csv")
+    data = load_text(replace(changed, root=str(tmp_path), vocabulary="sst2", words=2))
+    assert data.train.inputs[0].tolist() == [1, 3, 2]  # secret dull film: its test part is nobody's word list
+
+
+def test_the_words_of_the_private_data_themselves_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="not those of the private data themselves"):
+        load_text(DataConfig(name="sst2", vocabulary="sst2"))
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def test_a_table_by_hand(tmp_path: Path) -> None:
+    data = load_text(table(tmp_path))
+    good, bad, film, a = (1 + zlib.crc32(word) % 16384 for word in (b"good", b"bad", b"film", b"a"))
+    assert data.train.inputs.tolist() == [[a, good, film], [bad, 0, 0], [0, 0, 0]]
+    assert data.test.inputs.tolist() == [[good, good, bad]]
+    assert data.train.inputs.dtype == data.train.targets.dtype == torch.int64
+    assert (data.train.targets.tolist(), data.test.targets.tolist()) == ([1, 0, 0], [1])
+    assert (data.name, data.classes, data.vocabulary, data.mean, data.std) == (
+        "reviews",
+        ("0", "1"),
+        16385,
+        (),
+        (),
+    )
+    assert data.note == "3 words, hashed to 16384 ids"
+
+
+def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
+    rows = "label\tsite\ttext\nspam\tnorth\tbuy, now\nham\tsouth\thello\nham\tnorth\thi\n"
+    source = read_table(Path(table(tmp_path, rows, "mail.tsv").name))
+    assert source.classes == ("ham", "spam")
+    assert source.labels.tolist() == [1, 0, 0]
+    assert source.columns["site"].tolist() == ["north", "south", "north"]
+    assert source.texts.sentences == ["buy, now", "hello", "hi"]
+    assert source.test is None
+
+
+def test_without_a_split_a_part_is_drawn_and_columns_follow(tmp_path: Path) -> None:
+    rows = "text,label,site\n" + "".join(f"word{n},{n % 2},site{n}\n" for n in range(20))
+    data = load_text(replace(table(tmp_path, rows), test_fraction=0.25, train_limit=6))
+    assert (len(data.train), len(data.test)) == (6, 5)
+    assert data.train.targets.sum() == 3
+    assert "tested on 5 of 20" in data.note
+    assert "trained on 6 of 15" in data.note
+    for ids, site in zip(data.train.inputs.tolist(), data.columns["site"].tolist(), strict=True):
+        assert ids[0] == hashed([site.replace("site", "word")], 16_384)[0]
+
+
+def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
+    """In training and test parts, the limit, public data, and between nodes; word and patient agree."""
+    rows = "text,label,patient\n" + "".join(f"word{n % 9},{n % 2},p{n % 9}\n" for n in range(54))
+    data = load_text(replace(table(tmp_path, rows), test_fraction=0.3, train_limit=30))
+    assert data.unit == "patient"
+    train, test = set(data.train.inputs[:, 0].tolist()), set(data.test.inputs[:, 0].tolist())
+    assert (len(train), len(test)) == (5, 3)  # 5 of the 6 others hold 30 texts
+    assert not train & test
+    assert "tested on 3 of 9 patients" in data.note
+    assert "trained on 30 of 36" in data.note
+    assert data.train.groups is not None
+    assert len(set(zip(data.train.groups.tolist(), data.train.inputs[:, 0].tolist(), strict=True))) == 5
+    kept, public = held_out(PublicConfig("held-out", share=0.4), data)
+    whose = data.columns["patient"]
+    assert not set(whose[kept]) & set(whose[public])
+    parts = split(data.train.targets, 2, SplitConfig(nodes=2, minimum=1), np.random.default_rng(0),
+                  data.columns, whose)  # fmt: skip
+    assert not set(whose[parts[0]]) & set(whose[parts[1]])
+
+
+def test_a_patient_in_both_parts_of_a_table_is_refused(tmp_path: Path) -> None:
+    rows = "text,label,split,patient\na,0,train,p\nb,1,train,q\nc,1,test,q\n"
+    with pytest.raises(DataError, match="patient 'q' is in both parts"):
+        load_text(table(tmp_path, rows))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("text,split\nx,train\n", "the header is text, split: allowed is one column 'label'"),
+        ("", "the header is empty"),
+        ("text,label\n", "there are no examples"),
+        ("text,label\nx\n", "row 2 has 1 cells: allowed are 2"),
+        ("text,label,split\nx,1,later\n", "split has 'later': allowed are train, dev"),
+        ("text,label,split\nx,0,test\nx,1,test\n", "train part of reviews: there are no examples"),
+    ],
+)
+def test_broken_tables_are_refused(tmp_path: Path, content: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        load_text(table(tmp_path, content))
+
+
+def test_a_server_may_have_test_texts_alone(tmp_path: Path) -> None:
+    config = table(tmp_path, "text,label,split\nx,0,test\nx,1,test\n")
+    assert len(load_text(config, train_needed=False).test) == 2
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        load_text(DataConfig(name=str(tmp_path / "broken.csv.gz")))
+    with pytest.raises(DataError, match=r"there is no .*absent\.csv"):
+        load_text(DataConfig(name="absent.csv"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"length": 0}, r"data\.length is 0"),
+        ({"words": 1}, r"data\.words is 1: allowed is from 2"),
+        ({"words": 9, "vocabulary": "list.txt"}, r"data\.words is 9: allowed is none"),
+        ({"train_limit": -1}, r"data\.train_limit is -1"),
+        ({"test_fraction": 1.0}, r"data\.test_fraction is 1\.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        load_text(replace(table(tmp_path), **options))  # type: ignore[arg-type]
+
+
+def test_which_names_are_texts() -> None:
+    assert [is_text(name) for name in ("sst2", "ag-news", "a.csv.gz", "cifar10", "scans.npz", "folder")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+# --- word numbers -------------------------------------------------------------------------------------
+
+
+def pack(path: Path, **changes: object) -> Path:
+    arrays: dict[str, object] = {
+        "tokens_lo": np.array([1, 2, 3, 1], dtype=np.uint16),
+        "tokens_hi": np.zeros(4, dtype=np.uint8),
+        "lengths": np.array([3, 1], dtype=np.uint8),
+        "labels": np.array([1, 0], dtype=np.uint8),
+        "split": np.array([0, 1], dtype=np.uint8),
+        "vocab": np.frombuffer(b"<pad>\nfilm\n\ngood", dtype=np.uint8),
+        "classes": np.array(["x", "y"]),
+    }
+    np.savez(path, **{**arrays, **changes})  # type: ignore[arg-type]
+    return path
+
+
+def test_word_numbers_by_hand(tmp_path: Path) -> None:
+    pack(tmp_path / "ag_news_tokens.npz")
+    data = load_text(DataConfig(name="ag-news", root=str(tmp_path), length=4))
+    film, unknown, good = (1 + zlib.crc32(word) % 16384 for word in (b"film", b"#2", b"good"))
+    assert data.train.inputs.tolist() == [[film, unknown, good, 0]]
+    assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
+    assert data.classes == ("x", "y")
+    assert read_tokens(tmp_path / "ag_news_tokens.npz").texts.written("[UNK]") == ["film [UNK] good", "film"]
+
+
+def test_large_word_numbers_have_two_parts(tmp_path: Path) -> None:
+    words = "\n".join(["w"] * 65_536 + ["last"]).encode()
+    source = read_tokens(
+        pack(
+            tmp_path / "large.npz",
+            tokens_lo=np.array([0], dtype=np.uint16), tokens_hi=np.array([1], dtype=np.uint8),
+            lengths=np.array([1, 0], dtype=np.uint8), vocab=np.frombuffer(words, dtype=np.uint8),
+        )
+    )  # fmt: skip
+    assert source.texts.written("?") == ["last", ""]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lengths": np.array([3, 2], dtype=np.uint8)}, "not of the same texts"),
+        ({"labels": np.array([1], dtype=np.uint8)}, "not of the same texts"),
+        ({"tokens_hi": np.ones(4, dtype=np.uint8)}, "allowed is below 4"),
+        ({"classes": np.array([None, "y"], dtype=object)}, "cannot be read as texts"),
+    ],
+)
+def test_broken_packs_are_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read_tokens(pack(tmp_path / "broken.npz", **changes))
+
+
+# --- the packs themselves, and a tokenizer -------------------------------------------------------------
+
+
+ROOT = Path(os.environ.get("FEDSTILL_DATA", "data"))
+
+
+@pytest.mark.skipif(not (ROOT / "sst2.csv.gz").is_file(), reason="the pack is not here")
+def test_sst2_is_whole() -> None:
+    data = load_text(DataConfig(name="sst2", root=str(ROOT)))
+    assert (len(data.train), len(data.test), data.classes) == (6920 + 872, 1821, ("negative", "positive"))
+
+
+@pytest.mark.skipif(not (ROOT / "ag_news_tokens.npz").is_file(), reason="the pack is not here")
+def test_ag_news_is_whole() -> None:
+    data = load_text(DataConfig(name="ag-news", root=str(ROOT)))
+    assert (len(data.train), len(data.test), len(data.classes)) == (120_000, 7_600, 4)
+    assert torch.bincount(data.test.targets).tolist() == [1900] * 4
+
+
+def test_a_tokenizer_from_a_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ngood\nfilm", encoding="utf-8")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
+    config = replace(table(tmp_path), length=6, vocabulary=f"hf:{tmp_path / 'tokenizer'}")
+    data = load_text(config)
+    assert data.vocabulary == 7
+    assert data.train.inputs.tolist() == [[2, 1, 5, 6, 3, 0], [2, 1, 3, 0, 0, 0], [2, 3, 0, 0, 0, 0]]

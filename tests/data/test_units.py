@@ -1,0 +1,239 @@
+"""Whole patients: drawn, divided and kept together, whatever the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstill.data.concealed import conceal
+from fedstill.data.dataset import DataSet, TensorData
+from fedstill.data.public import PublicConfig, held_out, load_public
+from fedstill.data.splits import How, SplitConfig, split
+from fedstill.data.units import drawn_units, labels_of, unit_labels, whole
+from fedstill.errors import ArgumentError, DataError
+
+
+def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Targets (N, 4) and the patient of each, 1 to 6 images a patient, rows shuffled."""
+    rng = np.random.default_rng(seed)
+    patient = np.repeat(np.arange(patients), rng.integers(1, 7, patients))
+    rng.shuffle(patient)
+    return torch.from_numpy((rng.random((len(patient), 4)) < 0.2).astype(np.int64)), patient
+
+
+def parted(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
+    """Whether some patient is in two of the parts."""
+    sets = [set(patient[part].tolist()) for part in parts]
+    return sum(map(len, sets)) > len(set().union(*sets))
+
+
+# Labels to draw by
+
+
+def test_the_label_of_findings_is_the_rarest_one() -> None:
+    targets = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 0], [-1, 1, -1]])
+    assert labels_of(targets).tolist() == [2, 1, 3, 0, 2]  # 3, 2 and 1 images have finding 0, 1 and 2
+
+
+def test_the_label_of_a_map_is_its_largest_class_above_background() -> None:
+    maps = torch.tensor([[[0, 0, 0, 1]], [[2, 2, 1, 0]], [[0, 0, 0, 0]]])
+    assert labels_of(maps).tolist() == [1, 2, 0]
+    assert labels_of(torch.zeros(2, 3, 3, dtype=torch.int64)).tolist() == [0, 0]
+    assert labels_of(torch.rand(2, 1, 3, 3)).tolist() == [0, 0]
+
+
+def test_the_label_of_a_unit_is_its_rarest() -> None:
+    labels = np.array([0, 0, 0, 2, 2, 1])
+    assert unit_labels(labels, np.array([0, 0, 1, 1, 2, 2])).tolist() == [0, 2, 1]
+
+
+# Draws
+
+
+@given(st.integers(2, 40), st.integers(0, 10**6), st.floats(0.05, 0.95))
+def test_what_is_drawn_is_whole_and_at_most_as_much_as_wanted(patients: int, seed: int, share: float) -> None:
+    targets, patient = findings(patients, seed)
+    count = max(round(share * len(patient)), 1)
+    rows = whole(labels_of(targets), patient, count, np.random.default_rng(seed))
+    rest = np.setdiff1d(np.arange(len(patient)), rows)
+    assert not parted(patient, [rows, rest])
+    assert len(rows) <= count or len(np.unique(patient[rows])) == 1
+    assert len(rows) >= 1
+    assert rows.tolist() == sorted(set(rows.tolist()))
+
+
+def test_whole_units_keep_the_labels_shares() -> None:
+    labels = np.repeat([0, 1], [300, 100])
+    rows = whole(labels, np.arange(400) // 2, 100, np.random.default_rng(0))
+    assert np.bincount(labels[rows]).tolist() == pytest.approx([75, 25], abs=2)
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 0.99))
+def test_each_site_has_patients_on_both_sides(seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 9, 4)  # patients of each site
+    of = np.repeat(np.arange(sizes.sum()), 3)
+    sites = np.repeat(np.repeat(["a", "b", "c", "d"], sizes), 3)
+    test = drawn_units(np.zeros(len(of), dtype=np.int64), of, sites, share, rng)
+    assert not parted(of, [np.flatnonzero(test), np.flatnonzero(~test)])
+    for site, size in zip("abcd", sizes, strict=True):
+        drawn = len(np.unique(of[test & (sites == site)]))
+        assert drawn == min(max(round(size * share), 1), size - 1)
+
+
+def test_a_site_of_one_patient_cannot_be_parted() -> None:
+    with pytest.raises(ArgumentError, match="'b'"):
+        drawn_units(
+            np.zeros(4, int), np.array([0, 1, 2, 2]), np.array(list("aabb")), 0.5, np.random.default_rng(0)
+        )
+
+
+# Nodes
+
+
+@given(
+    st.sampled_from(["iid", "dirichlet", "shards", "sorted", "positives"]),
+    st.integers(1, 5),
+    st.integers(0, 10**6),
+)
+def test_no_patient_is_at_two_nodes(how: How, nodes: int, seed: int) -> None:
+    targets, patient = findings(40, seed)
+    config = SplitConfig(how=how, nodes=nodes, column="age", minimum=2, classes_per_node=1, alpha=0.3)
+    ages = {"age": np.random.default_rng(seed).random(len(patient))}
+    parts = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(patient)))
+    assert not parted(patient, [part.numpy() for part in parts])
+    assert min(map(len, parts)) >= 2
+    again = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_without_units_patients_are_parted() -> None:
+    """The property above is not true by chance."""
+    targets, patient = findings(40, 0)
+    parts = split(targets, 4, SplitConfig(how="iid", nodes=3), np.random.default_rng(0))
+    assert parted(patient, [part.numpy() for part in parts])
+
+
+def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
+    targets, patient = findings(200, 1)
+    for how in ("iid", "positives"):
+        parts = split(targets, 4, SplitConfig(how=how, nodes=5), np.random.default_rng(0), {}, patient)
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 6  # one patient
+
+
+def test_positives_are_skewed_by_alpha_and_sizes_are_not() -> None:
+    rng = np.random.default_rng(0)
+    targets = torch.from_numpy((rng.random((3000, 3)) < 0.1).astype(np.int64))
+    positive = (targets == 1).any(1)
+
+    def shares(alpha: float) -> list[float]:
+        config = SplitConfig(how="positives", nodes=5, alpha=alpha)
+        parts = split(targets, 3, config, np.random.default_rng(0))
+        assert [len(part) for part in parts] == pytest.approx([600] * 5, abs=1)
+        return [positive[part].float().mean().item() for part in parts]
+
+    even, skewed = shares(1e6), shares(0.1)
+    assert max(even) - min(even) < 0.02
+    assert max(skewed) > 0.6 > 0.02 > min(skewed)
+
+
+def test_positives_are_for_findings() -> None:
+    with pytest.raises(ArgumentError, match="only findings"):
+        split(
+            torch.zeros(40, dtype=torch.int64),
+            2,
+            SplitConfig(how="positives", nodes=2),
+            np.random.default_rng(0),
+        )
+
+
+def test_images_have_no_classes_to_divide_by() -> None:
+    with pytest.raises(ArgumentError, match="images have no classes"):
+        split(torch.rand(40, 1, 4, 4), 1, SplitConfig(how="dirichlet", nodes=2), np.random.default_rng(0))
+
+
+def test_a_column_that_parts_a_patient_is_refused() -> None:
+    patient, targets = np.array(["p", "p", "q"]), torch.zeros(3, dtype=torch.int64)
+    config = SplitConfig(how="column", nodes=0, column="slice", minimum=1)
+    columns = {"slice": np.array([1, 2, 1]), "site": np.array(["a", "a", "b"])}
+    with pytest.raises(DataError, match=r"'slice'.* part the examples of 'p'"):
+        split(targets, 1, config, np.random.default_rng(0), columns, patient)
+    by_site = SplitConfig(how="column", nodes=0, column="site", minimum=1)
+    parts = split(targets, 1, by_site, np.random.default_rng(0), columns, patient)
+    assert [part.tolist() for part in parts] == [[0, 1], [2]]
+
+
+def test_more_nodes_than_patients() -> None:
+    patient, targets = np.repeat([0, 1], 50), torch.zeros(100, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match="at most 2"):
+        split(targets, 1, SplitConfig(how="iid", nodes=3), np.random.default_rng(0), {}, patient)
+
+
+def test_a_minimum_that_whole_patients_cannot_give() -> None:
+    patient, targets = np.array([0] * 19 + [1]), torch.zeros(20, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"split\.minimum"):
+        split(targets, 1, SplitConfig(how="iid", nodes=2, minimum=5), np.random.default_rng(0), {}, patient)
+
+
+# Unknown findings
+
+
+@given(st.integers(1, 7), st.integers(2, 14), st.integers(0, 10**6))
+def test_nodes_know_all_findings_together_and_neighbours_overlap(nodes: int, labels: int, seed: int) -> None:
+    least = min(-(-labels // nodes) + 1, labels)
+    part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, labels, dtype=torch.int64))
+    for count in (least, labels):
+        parts = conceal([part] * nodes, SplitConfig(findings=count), np.random.default_rng(seed))
+        known = [set(torch.nonzero(one.targets[0] == 1).flatten().tolist()) for one in parts]
+        assert all(len(one) == count for one in known)
+        assert all(torch.equal(one.targets[0], one.targets[1]) for one in parts)
+        assert set().union(*known) == set(range(labels))
+        assert all(a & b for a, b in zip(known, known[1:] + known[:1], strict=True))
+    assert (part.targets == 1).all()  # the original is untouched
+
+
+def test_findings_that_leave_gaps_are_refused() -> None:
+    part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, 14, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="from 4 to 14"):
+        conceal([part] * 5, SplitConfig(findings=3), np.random.default_rng(0))
+    assert conceal([part], SplitConfig(), np.random.default_rng(0))[0] is part
+    classes = TensorData(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match=r"split\.findings is 4: allowed is 0"):
+        conceal([classes], SplitConfig(findings=4), np.random.default_rng(0))
+
+
+# Public data
+
+
+@given(st.integers(3, 30), st.integers(0, 10**6), st.floats(0.1, 0.8))
+def test_public_patients_are_at_no_node(patients: int, seed: int, share: float) -> None:
+    targets, patient = findings(patients, seed)
+    inputs = torch.arange(len(patient), dtype=torch.float32).view(-1, 1, 1, 1)
+    part = TensorData(inputs, targets)
+    data = DataSet(
+        "mine", part, part, tuple("abcd"), (0.5,), (0.5,), columns={"patient": patient}, unit="patient"
+    )
+    config = PublicConfig("held-out", share=share, seed=seed)
+    kept, taken = held_out(config, data)
+    assert not parted(patient, [kept, taken])
+    assert len(taken) <= round(share * len(patient)) or len(np.unique(patient[taken])) == 1
+    assert len(kept) > 0
+    left, public = load_public(config, data)
+    assert public is not None
+    assert public.labels is not None
+    assert left.inputs.flatten().tolist() == kept.tolist()
+    assert public.inputs.flatten().tolist() == taken.tolist()
+    assert torch.equal(public.labels, targets[taken])
+
+
+def test_one_patient_cannot_be_held_out() -> None:
+    part = TensorData(torch.zeros(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64))
+    columns = {"patient": np.array(["p"] * 4)}
+    data = DataSet("one", part, part, ("a", "b"), (0.5,), (0.5,), columns=columns, unit="patient")
+    with pytest.raises(ArgumentError, match="of one patient"):
+        held_out(PublicConfig("held-out", share=0.5), data)
