@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedstill.errors import FedstillError, ModelError
-from fedstill.models import classifiers
+from fedstill.models import classifiers, example
 from fedstill.seeds import seeded
 
 FEW = 6  # layers that are named
@@ -50,7 +50,7 @@ def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> N
     Args:
         model: the network.
         whose: the first words of the error.
-        shape: ``(C, H, W)`` of an input.
+        shape: ``(C, H, W)`` of an input, or ``(L,)`` of a text.
 
     Raises:
         NotPrivate: naming every layer that stands in the way, and what takes its place.
@@ -107,7 +107,7 @@ def _tried(model: nn.Module, shape: Sequence[int]) -> dict[str, str]:
     twin = copy.deepcopy(model).train()
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
     leaves = {name: own.detach() for name, own in twin.named_parameters()}
-    x = torch.zeros(2, *shape, device=next(iter(leaves.values())).device if leaves else None)
+    x = example(shape).to(next(iter(leaves.values())).device if leaves else "cpu")
 
     def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = functional_call(twin, leaves, (x.unsqueeze(0),))

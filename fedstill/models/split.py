@@ -19,8 +19,8 @@ class Split(nn.Module):
     """``head(extractor(x))``; the parts' parameters are those of the network that was split.
 
     Args:
-        extractor: ``(B, C, H, W)`` to features ``(B, p)``.
-        head: features ``(B, p)`` to outputs.
+        extractor: inputs to features, ``(B, p)`` or, for networks with an output a pixel, ``(B, p, H, W)``.
+        head: features to outputs.
     """
 
     def __init__(self, extractor: nn.Module, head: nn.Module) -> None:
@@ -69,18 +69,17 @@ def split(model: nn.Module, whose: str) -> Split:
     return Split(nn.Sequential(OrderedDict(named[:at])), nn.Sequential(OrderedDict(named[at:])))
 
 
-def features(model: Split, shape: tuple[int, int, int], whose: str) -> int:
-    """Values p that an extractor gives for an input, which the head must take.
+def features(model: Split, example: torch.Tensor, whose: str) -> int:
+    """Values p that an extractor gives for an input (or for a pixel of it), which the head must take.
 
     Raises:
-        ModelError: it gives something else than one vector an input.
+        ModelError: it gives something else than one vector, or one map of vectors, an input.
     """
     training = model.training
-    device = next(parameter.device for parameter in model.parameters())
     with torch.no_grad():
-        found = model.eval().extractor(torch.zeros(2, *shape, device=device))
+        found = model.eval().extractor(example)
     model.train(training)
-    if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != 2:
+    if not isinstance(found, torch.Tensor) or found.ndim not in (2, 4) or len(found) != len(example):
         form = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise ModelError(f"the extractor of {whose} gives {form} for two inputs: allowed is (2, p)")
     return found.shape[1]

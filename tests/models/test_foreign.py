@@ -167,7 +167,7 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
 )
 def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
     with pytest.raises(ModelError, match=line):
-        models.check(Predictor(source, SHAPE, TEN), SHAPE, 10, "model")
+        models.check(Predictor(source, SHAPE, TEN), SHAPE, (10,), "model")
 
 
 def test_an_estimator_of_other_inputs_is_refused(regression: Any) -> None:
@@ -188,7 +188,7 @@ def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
 
 def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     predictor = Predictor(regression, SHAPE, TEN)
-    models.check(predictor, SHAPE, 10, "model")
+    models.check(predictor, SHAPE, (10,), "model")
     assert list(predictor.parameters()) == []
     assert dict(predictor.state_dict()) == {}
     assert copy.deepcopy(predictor)(IMAGES[:2]).equal(predictor(IMAGES[:2]))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstill.errors import ModelError
-from fedstill.models import MODELS, build
+from fedstill.models import MODELS, build, example
 from fedstill.models.split import Split, features, split
 
 SHAPE = (1, 8, 8)
@@ -79,18 +79,18 @@ HEADS = {
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 16)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", HEADS)
 def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tuple[int, int, int]) -> None:
     model = build(f"{name}:6", shape, 7, 0)
     parts = split(model, "model")
     assert kinds(parts.head) == HEADS[name]
     same_function(model, parts, shape)
     first = next(iter(parts.head.parameters()))
-    assert features(parts, shape, "model") == first.shape[1]
+    assert features(parts, example(shape), "model") == first.shape[1]
 
 
 def test_every_network_of_ours_is_covered() -> None:
-    assert set(HEADS) == set(MODELS)
+    assert {*HEADS, "unet", "residual-unet"} == set(MODELS)  # see test_unet.py
 
 
 def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:
@@ -209,12 +209,12 @@ def test_a_part_with_nothing_to_learn_is_refused(model: nn.Module) -> None:
 def test_features_are_one_vector_an_input() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
     with pytest.raises(ModelError, match=re.escape("extractor of student gives (2, 2, 6, 6) for two inputs")):
-        features(split(model, "student"), SHAPE, "student")
+        features(split(model, "student"), example(SHAPE), "student")
 
 
 def test_counting_features_changes_nothing() -> None:
     parts = split(build("resnet8:4", SHAPE, 3, 0), "model").train()
     before = {name: tensor.clone() for name, tensor in parts.state_dict().items()}
-    assert features(parts, SHAPE, "model") == 16
+    assert features(parts, example(SHAPE), "model") == 16
     assert parts.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in parts.state_dict().items())

@@ -1,0 +1,73 @@
+"""Where a network looks: the strength of its last spatial activation, place by place, without gradients.
+
+Zagoruyko, Komodakis: "Paying More Attention to Attention", ICLR 2017, section 3.1: the mean over channels of
+squared activations. It needs no classes and no second pass, so that it serves images as outputs too, and any
+architecture that has activations with places; maps are brought to one size, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.errors import ModelError
+
+
+def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
+    """The name of the layer whose activation is looked at: the last one with places, before the output.
+
+    Args:
+        model: of any architecture.
+        shape: of an input.
+        whose: the first words of an error.
+
+    Raises:
+        ModelError: no layer gives ``(B, C, h, w)`` with more than one place.
+    """
+    given: list[tuple[str, object]] = []
+    handles = [
+        layer.register_forward_hook(lambda _, __, out, name=name: given.append((name, out)))
+        for name, layer in model.named_modules()
+        if name
+    ]
+    device, training = next(parameter.device for parameter in model.parameters()), model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(2, *shape, device=device))
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    named = [
+        name
+        for name, out in given
+        if isinstance(out, torch.Tensor) and out is not output and out.ndim == 4 and out[0, 0].numel() > 1
+    ]
+    if not named:
+        raise ModelError(
+            f"{whose} has no attention: allowed is a network with a layer that gives (B, C, h, w) before its "
+            "output, as convolutions do, or method.attention = 0"
+        )
+    return named[-1]
+
+
+def looked(model: nn.Module, place: str, x: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A network's outputs on inputs ``(B, ...)`` and where it looks: ``(B, side^2)`` of L2 norm 1.
+
+    Gradients reach both. An input on which nothing is active has a map of zeros.
+
+    Args:
+        model: the network.
+        place: of the layer, as :func:`place_of` names it.
+        x: inputs.
+        side: cells of a map, each way: activations are averaged, or repeated, to that.
+    """
+    seen: list[torch.Tensor] = []
+    handle = model.get_submodule(place).register_forward_hook(lambda _, __, out: seen.append(out))
+    try:
+        outputs: torch.Tensor = model(x)
+    finally:
+        handle.remove()
+    strength = seen[-1].float().square().mean(1, keepdim=True)  # (B, 1, h, w)
+    return outputs, F.normalize(F.adaptive_avg_pool2d(strength, side).flatten(1), dim=1)

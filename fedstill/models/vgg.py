@@ -1,0 +1,171 @@
+"""VGG features for the perceptual loss, from a weights file that the user gives.
+
+Johnson, Alahi, Fei-Fei: "Perceptual Losses for Real-Time Style Transfer and Super-Resolution", ECCV 2016, on
+VGG-16 or VGG-19 (Simonyan and Zisserman 2015). The library ships no weights and fetches none; the file is
+safetensors with torchvision's names, ``features.N.weight`` and ``features.N.bias``. What else it holds, as
+the classifier, is left unread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from fedstill.errors import ArgumentError, DataError, ModelError
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what the networks learned with
+# Convolutions of each of the five blocks, with a ReLU behind each and a pooling behind each block.
+BLOCKS = {"VGG-16": (2, 2, 3, 3, 3), "VGG-19": (2, 2, 4, 4, 4)}
+TOLD = (2, 2, 3, 3)  # relu1_2, relu2_2, relu3_3 and relu4_3: which ReLU of each block is an activation
+NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
+
+
+class VGGFeatures(nn.Module):
+    """Frozen convolutions: images to the activations relu1_2, relu2_2, relu3_3 and relu4_3.
+
+    Args:
+        convolutions: weight and bias of each, block by block.
+        mean, std: with which the images that it is given were normalised, per channel; pixels are 0..1.
+    """
+
+    imagenet_mean: torch.Tensor
+    imagenet_std: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(
+        self,
+        convolutions: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+    ) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        layers: list[nn.Module] = []
+        for block, last in zip(convolutions, TOLD, strict=False):
+            for number, (weight, bias) in enumerate(block, 1):
+                layers += [_convolution(weight, bias), nn.ReLU()]
+                if number == last:
+                    parts.append(nn.Sequential(*layers))
+                    layers = []
+            layers.append(nn.MaxPool2d(2))
+        self.parts = nn.ModuleList(parts)
+        for name, values in (
+            ("mean", mean),
+            ("std", std),
+            ("imagenet_mean", IMAGENET_MEAN),
+            ("imagenet_std", IMAGENET_STD),
+        ):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Normalised images ``(B, 1 or 3, H, W)``, 8 pixels a side or more, to four activations."""
+        x = (x * self.std + self.mean).expand(-1, 3, -1, -1)  # grey three times
+        x = (x - self.imagenet_mean) / self.imagenet_std
+        found: list[torch.Tensor] = []
+        for part in self.parts:
+            x = part(x)
+            found.append(x)
+        return tuple(found)
+
+
+def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> VGGFeatures:
+    """VGG-16 or VGG-19, whichever a file holds, frozen and in evaluation mode.
+
+    Args:
+        path: a safetensors file with torchvision's names. Widths may differ from the published ones.
+        mean, std: the declared normalisation of the images that it will be given, per channel, of which there
+            are 1 or 3; without them pixels in 0..1.
+
+    Raises:
+        ArgumentError: images of another number of channels.
+        DataError: there is no such file, or it is no safetensors file.
+        ModelError: what it holds is not the convolutions of a VGG-16 or VGG-19.
+    """
+    if len(mean) not in (1, 3):
+        allowed = "none: a VGG sees images of 1 or 3 channels"
+        raise ArgumentError(f"VGG weights for inputs of {len(mean)} channels", str(path), allowed)
+    try:
+        with safe_open(str(path), "pt") as file:
+            # Only what is wanted: the published classifier has 120 million numbers.
+            tensors = {name: file.get_tensor(name) for name in file.keys() if NAME.fullmatch(name)}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise DataError(f"VGG weights {str(path)!r}: there is no such file") from error
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"VGG weights {str(path)!r}: allowed is a safetensors file ({error})") from error
+    return VGGFeatures(_convolutions(tensors, str(path)), mean, std)
+
+
+def perceptual(
+    features: Callable[[torch.Tensor], Sequence[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """The perceptual loss of each pair of images: squared differences of activations, ``(B,)``.
+
+    Johnson et al., Eq. 2: the mean over an activation's channels and places; here of all activations, and
+    then the mean over these.
+
+    Args:
+        features: as :func:`load_vgg` gives them.
+        x, y: images ``(B, channels, H, W)``; gradients reach both.
+    """
+    each = [
+        (mine - theirs).square().flatten(1).mean(1)
+        for mine, theirs in zip(features(x), features(y), strict=True)
+    ]
+    return torch.stack(each).mean(0)
+
+
+def _convolutions(
+    tensors: Mapping[str, torch.Tensor], path: str
+) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Weight and bias of each convolution, block by block.
+
+    Raises:
+        ModelError: places, shapes or numbers that no VGG has.
+    """
+    whose = f"VGG weights {path!r}"
+    places = sorted({int(name.split(".")[1]) for name in tensors if name.endswith(".weight")})
+    blocks = next((form for form in BLOCKS.values() if _places(form) == places), None)
+    if blocks is None:
+        allowed = " or ".join(f"those of {name}, features.{_places(form)}" for name, form in BLOCKS.items())
+        raise ModelError(f"{whose} have convolutions at {places}: allowed are {allowed}")
+    channels, pairs = 3, []
+    for place in places:
+        weight, bias = tensors[f"features.{place}.weight"], tensors.get(f"features.{place}.bias")
+        if weight.ndim != 4 or tuple(weight.shape[1:]) != (channels, 3, 3) or not len(weight):
+            wanted = f"(out, {channels}, 3, 3)"
+            raise ModelError(f"{whose}: features.{place}.weight is {tuple(weight.shape)}, not {wanted}")
+        channels = len(weight)
+        if bias is None or tuple(bias.shape) != (channels,):
+            found = "missing" if bias is None else str(tuple(bias.shape))
+            raise ModelError(f"{whose}: features.{place}.bias is {found}: allowed is ({channels},)")
+        if not (weight.isfinite().all() and bias.isfinite().all()):
+            raise ModelError(f"{whose}: features.{place} holds NaN or infinity")
+        pairs.append((weight.float(), bias.float()))
+    steps = iter(pairs)
+    return [[next(steps) for _ in range(count)] for count in blocks]
+
+
+def _places(blocks: Sequence[int]) -> list[int]:
+    """Where torchvision has the convolutions among its layers.
+
+    >>> _places((2, 2, 3))
+    [0, 2, 5, 7, 10, 12, 14]
+    """
+    found, place = [], 0
+    for count in blocks:
+        found += [place + 2 * number for number in range(count)]
+        place += 2 * count + 1  # a pooling behind them
+    return found
+
+
+def _convolution(weight: torch.Tensor, bias: torch.Tensor) -> nn.Conv2d:
+    layer = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1, device="meta")  # draws nothing
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+    return layer

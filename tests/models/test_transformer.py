@@ -1,0 +1,166 @@
+"""The text networks: padding says nothing, and stacking and per-example gradients change nothing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedstill import models
+from fedstill.errors import ArgumentError, ModelError
+from fedstill.models import private
+from fedstill.models.split import split
+from fedstill.models.transformer import Attention
+from fedstill.node.group import Bench, signature, stackable
+
+LENGTH, CLASSES, VOCABULARY = 12, 3, 50
+NAMES = ["transformer:16", "bag:16"]
+
+
+def network(name: str, seed: int = 0) -> nn.Module:
+    return models.build(name, (LENGTH,), CLASSES, seed, "model", vocabulary=VOCABULARY).double()
+
+
+def texts(count: int, seed: int = 0) -> torch.Tensor:
+    """Texts of all lengths, an empty one among them."""
+    ids = torch.randint(1, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
+    lengths = torch.arange(count).remainder(LENGTH + 1).view(-1, 1)
+    return torch.where(torch.arange(LENGTH) < lengths, ids, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(count=st.integers(1, LENGTH - 1), seed=st.integers(0, 1000))
+@settings(max_examples=15, deadline=None)
+def test_padding_says_nothing(name: str, count: int, seed: int) -> None:
+    model = network(name)
+    ids = torch.randint(1, VOCABULARY, (2, count), generator=torch.Generator().manual_seed(seed))
+    padded = F.pad(ids, (0, LENGTH - count))
+    torch.testing.assert_close(model(padded), model(ids))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_token_of_a_text_says_something(name: str) -> None:
+    model, ids = network(name), texts(13)[12:]
+    for place in range(LENGTH):
+        other = ids.clone()
+        other[0, place] = ids[0, place] % (VOCABULARY - 1) + 1
+        assert (model(other) - model(ids)).abs().max() > 1e-9
+
+
+def test_the_transformer_reads_order_and_the_bag_does_not() -> None:
+    ids = torch.tensor([[5, 6, 7, 8]])
+    turned = ids.flip(1)
+    assert (network("transformer:16")(ids) - network("transformer:16")(turned)).abs().max() > 1e-6
+    torch.testing.assert_close(network("bag:16")(ids), network("bag:16")(turned))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_of_padding_alone_has_a_finite_answer_and_gradient(name: str) -> None:
+    model = network(name)
+    out = model(torch.zeros(2, LENGTH, dtype=torch.int64))
+    out.square().sum().backward()
+    assert torch.isfinite(out).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_attention_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = Attention(8, 2).double(), nn.MultiheadAttention(8, 2, batch_first=True).double()
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.inside.weight)
+        theirs.in_proj_bias.copy_(ours.inside.bias)
+        theirs.out_proj.weight.copy_(ours.outside.weight)
+        theirs.out_proj.bias.copy_(ours.outside.bias)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    seen = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    expected = theirs(x, x, x, key_padding_mask=seen == 0, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, seen.double()), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stacked_nodes_learn_what_they_learn_alone(name: str) -> None:
+    alone = [network(name, seed) for seed in range(3)]
+    assert all(map(stackable, alone))
+    assert len({signature(model) for model in alone}) == 1
+    together = [copy.deepcopy(model) for model in alone]
+    x = torch.stack([texts(6, seed) for seed in range(3)])
+    bench = Bench(together)
+    bench.train(True)
+    out = bench(x)
+    torch.testing.assert_close(
+        out, torch.stack([model(ids).float() for model, ids in zip(alone, x, strict=True)])
+    )
+    bench.backward(out.square().sum((1, 2)))
+    for mine, model, ids in zip(together, alone, x, strict=True):
+        model(ids).float().square().sum().backward()
+        for one, other in zip(mine.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_example_by_example_are_those_of_a_loop(name: str) -> None:
+    model, x, y = network(name), texts(4)[1:], torch.tensor([0, 2, 1])
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: dict[str, torch.Tensor], ids: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(functional_call(model, parameters, (ids.unsqueeze(0),)), label.unsqueeze(0))
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    for at in range(len(x)):
+        model.zero_grad()
+        F.cross_entropy(model(x[at : at + 1]), y[at : at + 1]).backward()
+        for key, parameter in parameters.items():
+            torch.testing.assert_close(each[key][at], parameter.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dp_sgd_takes_them(name: str) -> None:
+    private.check(network(name).float(), "the model")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_part_in_extractor_and_head(name: str) -> None:
+    model = network(name)
+    parts, ids = split(model, "model"), texts(3)
+    torch.testing.assert_close(parts(ids), model(ids))
+    assert sum(p.numel() for p in parts.head.parameters()) == 16 * CLASSES + CLASSES
+
+
+def test_first_weights_follow_from_the_seed() -> None:
+    one, same, other = (network("transformer:16", seed) for seed in (1, 1, 2))
+    ids = texts(3)
+    assert torch.equal(one(ids), same(ids))
+    assert not torch.equal(one(ids), other(ids))
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "mlp:8", "nothing", "transformer:x", "hf:"])
+def test_networks_for_images_are_refused_for_texts(name: str) -> None:
+    with pytest.raises(ArgumentError, match="transformer, bag"):
+        models.build(name, (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
+
+
+@pytest.mark.parametrize("name", ["transformer", "bag", "hf:anything"])
+def test_networks_for_texts_are_refused_for_images(name: str) -> None:
+    with pytest.raises(ArgumentError, match="as inputs are images"):
+        models.build(name, (1, 8, 8), CLASSES, 0)
+
+
+def own(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Flatten(), nn.Linear(4 * shape[0], classes))
+
+
+def test_ones_own_network_is_told_how_many_tokens_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_import", lambda module, attribute: own)
+    model = models.build("mine.nets:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
+    models.check(model, (LENGTH,), (CLASSES,), "model")
+    monkeypatch.setattr(
+        models, "_import", lambda module, attribute: lambda shape, classes: own(shape, classes, 5)
+    )
+    with pytest.raises(ModelError, match="cannot be made"):
+        models.build("mine.nets:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

@@ -1,0 +1,160 @@
+"""The U-Net: its form, that it parts, and that it can be stacked and learn privately."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedstill.compute import Compute
+from fedstill.errors import ModelError
+from fedstill.models import build, check
+from fedstill.models.private import check as check_private
+from fedstill.models.split import Split, split
+from fedstill.models.unet import UNet, depth_of
+from fedstill.node.group import Bench, signature, stackable
+
+
+def unet(shape: tuple[int, int, int] = (1, 16, 16), classes: int = 3, width: int = 4, seed: int = 0) -> UNet:
+    torch.manual_seed(seed)
+    return UNet(shape, classes, width)
+
+
+@pytest.mark.parametrize("sides", [(4, 4), (8, 8), (12, 20), (16, 8), (64, 32), (28, 28)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int]) -> None:
+    model = build("unet:4", (channels, *sides), 5, 0)
+    assert model(torch.randn(2, channels, *sides)).shape == (2, 5, *sides)
+    check(model, (channels, *sides), (5, *sides), "model")
+
+
+@pytest.mark.parametrize(
+    ("sides", "depth"),
+    [
+        ((64, 64), 4),
+        ((256, 256), 4),
+        ((128, 64), 4),
+        ((32, 32), 4),
+        ((16, 16), 3),
+        ((12, 64), 2),
+        ((6, 6), 1),
+    ],
+)
+def test_levels_follow_from_the_sides(sides: tuple[int, int], depth: int) -> None:
+    assert depth_of(*sides) == depth
+    latent = unet((1, *sides)).features(torch.zeros(1, 1, *sides))
+    assert latent.shape == (1, 4 * 2**depth, sides[0] // 2**depth, sides[1] // 2**depth)
+
+
+def test_the_published_width_has_the_published_channels_and_size() -> None:
+    model = UNet((1, 64, 64), 2, 64)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    widths = [layer.out_channels for layer in convolutions]
+    assert widths[:10] == [64, 64, 128, 128, 256, 256, 512, 512, 1024, 1024]
+    assert widths[10:] == [512, 512, 256, 256, 128, 128, 64, 64, 2]
+    # 31.0 million numbers, as of Ronneberger's network.
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(31.03e6, rel=1e-3)
+
+
+def test_what_is_fine_reaches_the_output_beside_the_bottom() -> None:
+    """With a silent bottom the output still depends on the input, pixel by pixel."""
+    model = unet()
+    with torch.no_grad():
+        for up in model.extractor.decoder.ups:
+            up.weight.zero_()  # type: ignore[operator]
+            up.bias.zero_()  # type: ignore[operator]
+    a, b = torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 16, 16)
+    b[0, 0, 3, 3] = 1
+    assert not torch.equal(model(a), model(b))
+
+
+def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
+    model = unet()
+    parts = split(model, "model")
+    assert isinstance(parts, Split)
+    assert isinstance(parts.head, nn.Conv2d)
+    assert parts.head.kernel_size == (1, 1)
+    x = torch.randn(2, 1, 16, 16)
+    assert parts.extractor(x).shape == (2, 4, 16, 16)
+    assert torch.equal(parts(x), model(x))
+    assert torch.equal(parts.get_submodule("extractor.encoder")(x), model.features(x))
+    assert {id(p) for p in parts.parameters()} == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("part", ["", "extractor", "extractor.encoder"])
+def test_stacked_and_one_by_one_are_equal(part: str) -> None:
+    models = [unet(seed=seed) for seed in range(3)]
+    assert all(stackable(model) for model in models)
+    assert len({signature(model) for model in models}) == 1
+    x = torch.randn(3, 2, 1, 16, 16)
+    alone = torch.stack([model.get_submodule(part)(row) for model, row in zip(models, x, strict=True)])
+    torch.testing.assert_close(Bench(models)(x, part), alone.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_channels_last_gives_the_same() -> None:
+    model, x = unet(), torch.randn(2, 1, 16, 16)
+    before = model(x)
+    torch.testing.assert_close(Compute().place(model)(x), before, rtol=1e-4, atol=1e-5)
+
+
+def test_each_example_has_a_gradient_of_its_own() -> None:
+    """What DP-SGD takes: nothing mixes examples, and torch.func finds each one's gradient."""
+    model = unet()
+    check_private(model, "model", (1, 16, 16))
+    x, y = torch.randn(3, 1, 16, 16), torch.randn(3, 3, 16, 16)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = functional_call(model, parameters, (x.unsqueeze(0),))
+        return (out - y).abs().mean()
+
+    each = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
+    for row in range(3):
+        single = torch.autograd.grad(
+            (model(x[row : row + 1]) - y[row]).abs().mean(), list(model.parameters())
+        )
+        for name, expected in zip(parameters, single, strict=True):
+            torch.testing.assert_close(each[name][row], expected, rtol=1e-3, atol=1e-5)
+
+
+# --- the residual one ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_residual_one_begins_as_the_identity_also_in_parts(channels: int) -> None:
+    model, x = build("residual-unet:4", (channels, 16, 16), channels, 0), torch.randn(2, channels, 16, 16)
+    torch.testing.assert_close(model(x), x)
+    parts = split(model, "model")
+    torch.testing.assert_close(parts.head(parts.extractor(x)), x)
+    assert parts.extractor(x).shape == (2, 4 + channels, 16, 16)
+    check(model, (channels, 16, 16), (channels, 16, 16), "model")
+
+
+def test_a_residual_one_learns_what_to_add() -> None:
+    model, x = build("residual-unet:4", (1, 8, 8), 1, 0), torch.randn(8, 1, 8, 8)
+    y, adam = x + x.roll(1, 3), torch.optim.Adam(model.parameters(), 1e-2)
+    first = (model(x) - y).abs().mean().item()
+    for _ in range(60):
+        loss = (model(x) - y).abs().mean()
+        for parameter, slope in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            parameter.grad = slope
+        adam.step()
+    assert loss.item() < 0.5 * first
+
+
+def test_a_residual_one_of_other_channels_is_refused() -> None:
+    with pytest.raises(ModelError, match="2 output channels: allowed is 1, as many as its input has"):
+        build("residual-unet:4", (1, 8, 8), 2, 0)
+
+
+def test_residual_ones_stack() -> None:
+    models = [build("residual-unet:4", (1, 8, 8), 1, seed) for seed in range(2)]
+    for model in models:
+        with torch.no_grad():
+            model.get_parameter("head.weight").normal_()
+    x = torch.randn(2, 3, 1, 8, 8)
+    alone = torch.stack([model(row) for model, row in zip(models, x, strict=True)])
+    torch.testing.assert_close(Bench(models)(x), alone.detach(), rtol=1e-4, atol=1e-5)

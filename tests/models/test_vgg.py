@@ -1,0 +1,162 @@
+"""VGG features from a file: what they are, what is refused, and the perceptual loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from fedstill.errors import ArgumentError, DataError, ModelError
+from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, _places, load_vgg, perceptual
+
+VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
+VGG19 = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
+
+
+def weights(places: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """A tiny network in the form of a published one: 2 channels, then 3, 4, ..."""
+    generator, channels, tensors = torch.Generator().manual_seed(seed), 3, {}
+    for index, place in enumerate(places):
+        wide = 2 + index % 4
+        tensors[f"features.{place}.weight"] = torch.randn(wide, channels, 3, 3, generator=generator)
+        tensors[f"features.{place}.bias"] = torch.randn(wide, generator=generator)
+        channels = wide
+    return {**tensors, "classifier.0.weight": torch.zeros(4, 4)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_file(weights(VGG16), tmp_path / "vgg.safetensors")
+    return tmp_path / "vgg.safetensors"
+
+
+def plainly(
+    tensors: dict[str, torch.Tensor], places: Sequence[int], x: torch.Tensor
+) -> dict[int, torch.Tensor]:
+    """Layer by layer at torchvision's places: what each layer gives."""
+    given = {}
+    for place in range(places[-1] + 2):
+        if place in places:
+            x = F.conv2d(x, tensors[f"features.{place}.weight"], tensors[f"features.{place}.bias"], padding=1)
+        elif place - 1 in places:
+            x = x.relu()
+        else:
+            x = F.max_pool2d(x, 2)
+        given[place] = x
+    return given
+
+
+@pytest.mark.parametrize(("places", "told"), [(VGG16, (3, 8, 15, 22)), (VGG19, (3, 8, 15, 24))])
+def test_activations_are_those_of_torchvisions_layers(
+    places: Sequence[int], told: Sequence[int], tmp_path: Path
+) -> None:
+    """relu3_3 of VGG-19 is not the last one of its block."""
+    tensors = weights(places)
+    save_file(tensors, tmp_path / "w.safetensors")
+    features = load_vgg(tmp_path / "w.safetensors", (0.5,) * 3, (0.25,) * 3)
+    x = torch.randn(2, 3, 16, 16)
+    pixels = x * 0.25 + 0.5
+    imagenet = (pixels - torch.tensor(IMAGENET_MEAN).view(-1, 1, 1)) / torch.tensor(IMAGENET_STD).view(
+        -1, 1, 1
+    )
+    given = plainly(tensors, places, imagenet)
+    found = features(x)
+    assert len(found) == 4
+    for mine, place in zip(found, told, strict=True):
+        torch.testing.assert_close(mine, given[place], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vgg16", "vgg19"])
+def test_it_is_torchvisions_network(name: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    theirs = getattr(models, name)(weights=None).features.eval()
+    save_file({f"features.{key}": value for key, value in theirs.state_dict().items()}, tmp_path / "w")
+    x = torch.rand(1, 3, 32, 32)
+    scaled = (x - torch.tensor(IMAGENET_MEAN).view(-1, 1, 1)) / torch.tensor(IMAGENET_STD).view(-1, 1, 1)
+    torch.testing.assert_close(load_vgg(tmp_path / "w")(x)[1], theirs[:9](scaled), rtol=1e-4, atol=1e-5)
+
+
+def test_places_are_torchvisions() -> None:
+    assert tuple(_places((2, 2, 3, 3, 3))) == VGG16
+    assert tuple(_places((2, 2, 4, 4, 4))) == VGG19
+
+
+def test_grey_images_are_taken_three_times(path: Path) -> None:
+    features, grey = load_vgg(path), torch.rand(2, 1, 16, 16)
+    for mine, theirs in zip(features(grey), features(grey.expand(-1, 3, -1, -1)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_it_is_frozen_and_draws_nothing(path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.randn(2)
+    torch.manual_seed(3)
+    features = load_vgg(path)
+    assert torch.equal(torch.randn(2), expected)
+    assert not features.training
+    assert not any(p.requires_grad for p in features.parameters())
+
+
+def test_half_precision_is_read_as_single(tmp_path: Path) -> None:
+    save_file({name: tensor.half() for name, tensor in weights(VGG16).items()}, tmp_path / "w")
+    assert all(p.dtype == torch.float32 for p in load_vgg(tmp_path / "w").parameters())
+
+
+def test_the_loss_of_each_pair_by_hand(path: Path) -> None:
+    features = load_vgg(path)
+    x, y = torch.rand(3, 1, 16, 16, requires_grad=True), torch.rand(3, 1, 16, 16)
+    losses = perceptual(features, x, y)
+    expected = [
+        sum(
+            (a[row] - b[row]).square().sum() / a[row].numel()
+            for a, b in zip(features(x), features(y), strict=True)
+        )
+        / 4
+        for row in range(3)
+    ]
+    torch.testing.assert_close(losses, torch.stack(expected))
+    assert torch.autograd.grad(losses.sum(), x)[0].abs().sum() > 0
+    assert perceptual(features, y, y).tolist() == [0, 0, 0]
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+def test_no_such_file_and_no_safetensors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file"):
+        load_vgg(tmp_path / "none")
+    (tmp_path / "text").write_text("weights")
+    with pytest.raises(DataError, match="allowed is a safetensors file"):
+        load_vgg(tmp_path / "text")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("features.28.weight", None, "have convolutions at"),
+        ("features.30.weight", torch.zeros(1, 1, 3, 3), "have convolutions at"),
+        ("features.5.weight", torch.zeros(4, 9, 3, 3), r"features.5.weight is \(4, 9, 3, 3\)"),
+        ("features.0.weight", torch.zeros(2, 3, 5, 5), r"features.0.weight is \(2, 3, 5, 5\)"),
+        ("features.7.bias", torch.zeros(1), r"features.7.bias is \(1,\)"),
+        ("features.7.bias", None, "features.7.bias is missing"),
+        ("features.7.bias", torch.full((5,), torch.nan), "features.7 holds NaN"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    name: str, value: torch.Tensor | None, line: str, tmp_path: Path
+) -> None:
+    tensors = {key: tensor for key, tensor in weights(VGG16).items() if key != name}
+    save_file(tensors if value is None else {**tensors, name: value}, tmp_path / "w")
+    with pytest.raises(ModelError, match=line):
+        load_vgg(tmp_path / "w")
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4])
+def test_images_that_it_cannot_see_are_refused_when_it_is_loaded(path: Path, channels: int) -> None:
+    with pytest.raises(ArgumentError, match=f"inputs of {channels} channels .* allowed is none: .* 1 or 3"):
+        load_vgg(path, (0.5,) * channels, (0.5,) * channels)
