@@ -6,15 +6,17 @@ import importlib
 from collections.abc import Mapping
 
 from fedstill.errors import ArgumentError
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Method, Needs, Server, ServerSetting, refusal
 
-__all__ = ["METHODS", "Method", "Needs", "Server", "ServerSetting", "method_of"]
+__all__ = ["METHODS", "Method", "Needs", "Server", "ServerSetting", "method_of", "refusal"]
 
 _FILES = (
     "standalone",
     "centralised",
+    "public_only",
     "ensemble",
     "fediod",
+    "asyndgan",
     "fedkd",
     "fedmd_cg",
     "fedavg",
@@ -26,6 +28,8 @@ _FILES = (
     "fedper",
     "lg_fedavg",
     "fedcg",
+    "fl_mrcm",
+    "fedad",
 )
 
 

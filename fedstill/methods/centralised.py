@@ -1,6 +1,7 @@
 """Centralised training: every node hands over its data. What all the other methods exist to avoid.
 
-The ceiling of a comparison, with the local training's own optimiser and as many passes over the data.
+The ceiling of a comparison, with the local training's own optimiser and as many passes over the data. With
+``public`` it has the labelled public data too: "Centralized" of FedKD's Table 4.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.data.dataset import TensorData
+from fedstill.methods.public import labelled
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
 from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
@@ -26,9 +28,12 @@ TURNS = 20  # between two of which a run can be stopped and looked at
 
 @dataclass(frozen=True)
 class CentralisedConfig:
-    """Centralised training has no options beside those of local training, which it shares."""
+    """Centralised training shares the options of local training."""
 
     name: ClassVar[str] = "centralised"
+
+    public: bool = False
+    """Learn from labelled public data too, as methods do that read its labels."""
 
 
 def node_side(config: CentralisedConfig, setting: NodeSetting) -> NodeSide:
@@ -48,8 +53,9 @@ def node_side(config: CentralisedConfig, setting: NodeSetting) -> NodeSide:
 class CentralisedServer(Server):
     """Trains the student on what the nodes handed over."""
 
-    def __init__(self, config: CentralisedConfig, setting: ServerSetting) -> None:
+    def __init__(self, config: Any, setting: ServerSetting) -> None:
         super().__init__(setting)
+        self.config, self.public = config, setting.public
         self.total, self.local = TURNS, setting.local
         self.trainee: Node | None = None
 
@@ -83,16 +89,21 @@ class CentralisedServer(Server):
 
     def _gather(self) -> Node:
         """One node at the server, which has everything."""
-        # One after the other, as answers of different length do not stack.
-        parts = [self.federation.ask("hand_over", of=[name]) for name in self.federation.nodes]
-        data = TensorData(
-            torch.cat([part["inputs"][0] for part in parts]),
-            torch.cat([part["targets"][0] for part in parts]),
-        )
-        gate = Gate("centralised", PolicyConfig(), Ledger())
-        self.trainee = Node("centralised", data, self.student, gate, self.seed)
+        gate = Gate(self.config.name, PolicyConfig(), Ledger())
+        self.trainee = Node(self.config.name, self._data(), self.student, gate, self.seed)
         training.prepare([self.trainee], self.local)
         return self.trainee
+
+    def _data(self) -> TensorData:
+        """What it trains on: everybody's data."""
+        # One after the other, as answers of different length do not stack.
+        asked = [self.federation.ask("hand_over", of=[name]) for name in self.federation.nodes]
+        parts = [(answer["inputs"][0], answer["targets"][0]) for answer in asked]
+        if self.config.public:
+            public = labelled(self.public)
+            parts.append((public.inputs, public.targets))
+        inputs, targets = zip(*parts, strict=True)
+        return TensorData(torch.cat(inputs), torch.cat(targets))
 
 
 METHOD = Method(
@@ -102,5 +113,5 @@ METHOD = Method(
     config=CentralisedConfig,
     node_side=node_side,
     server=CentralisedServer,
-    needs=lambda config: Needs(),
+    needs=lambda config: Needs(public=config.public, public_labels=config.public),
 )

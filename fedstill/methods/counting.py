@@ -22,10 +22,17 @@ def sizes(group: Group) -> torch.Tensor:
 
 
 def count_labels(task: Task) -> Question:
-    """The question how many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
+    """The question how many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all.
 
-    def handler(group: Group, number: int) -> Mapping[str, torch.Tensor]:
+    Where an example may be counted in several classes, or in none, sizes do not follow from counts: they are
+    told beside them, and under a budget paid for by themselves.
+    """
+
+    def count(group: Group, number: int) -> Mapping[str, torch.Tensor]:
         return {"counts": torch.stack([task.counts(node.data) for node in group.nodes])}
+
+    def count_both(group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        return {**count(group, number), "sizes": sizes(group)}
 
     def in_all(
         told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]
@@ -33,8 +40,11 @@ def count_labels(task: Task) -> Question:
         """Each example is counted in one class: the sum of what leaves costs nothing more."""
         return {"counts": told["counts"], "sizes": told["counts"].sum()}
 
+    if task.counted > 1:
+        apart = {"counts": LABEL_COUNTS, "sizes": DATA_SIZES}
+        return Question("count_labels", count_both, releases=apart, times=1, reads=("counts", "sizes"))
     told = {"counts": LABEL_COUNTS, "sizes": LABEL_COUNTS}
-    return Question("count_labels", handler, releases=told, times=1, reads=("counts",), finish=in_all)
+    return Question("count_labels", count, releases=told, times=1, reads=("counts",), finish=in_all)
 
 
 def tell_size() -> Question:

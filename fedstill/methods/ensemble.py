@@ -38,7 +38,7 @@ class EnsembleConfig:
 
 
 def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """The nodes' logits on inputs ``(B, ...)``: ``(K, B, classes)``."""
+    """The nodes' logits on inputs ``(B, ...)``: ``(K, B, C, ...)``."""
     return {"logits": torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])}
 
 
@@ -70,7 +70,7 @@ class EnsembleServer(Server):
         return {}
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
-        """Weighed by class counts, ``(B, classes)``."""
+        """Weighed by class counts, ``(B, C, ...)``."""
         if self.census is None:
             return None
         weights = self.task.importance(self.census.of(answers.nodes).counts)

@@ -82,8 +82,7 @@ def node_side(config: FedCGConfig, setting: NodeSetting) -> NodeSide:
         generators.give_generators(nodes, config, setting, beta=0.5)
         for node in nodes:
             parts = split(node.model, node.name)
-            channels, height, width = node.data.inputs.shape[1:]
-            p = features(parts, (channels, height, width), node.name)
+            p = features(parts, node.data.inputs[:2], node.name)
             with seeded(node.seed, node.name, "critic"):
                 critic = FeatureCritic(p, task.classes, hidden_widths(parts.head))
             node.add("critic", critic, make_adam(config, 0.5))
@@ -173,6 +172,6 @@ METHOD = Method(
     config=FedCGConfig,
     node_side=node_side,
     server=server,
-    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True, one_label=True),
     central="virtual",
 )

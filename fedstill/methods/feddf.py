@@ -157,7 +157,7 @@ class FedDFServer(Server):
         # Each public input that some step uses goes once through each teacher.
         used, place = torch.unique(d, return_inverse=True)
         x = inputs[used.to(inputs.device)]
-        target = self._taught(received, teachers, x)  # (U, C)
+        target = self._taught(received, teachers, x)  # (U, C, ...)
         losses = []
         for student in self.students:
             optimiser = optimiser_of(student, config.lr)
@@ -168,7 +168,7 @@ class FedDFServer(Server):
         return next(loss for loss, one in zip(losses, self.students, strict=True) if one is self.student)
 
     def _taught(self, received: list[torch.Tensor], teachers: list[str], x: torch.Tensor) -> torch.Tensor:
-        """The mean of all received models' logits, or what else is taken for their ensemble: ``(U, C)``."""
+        """The mean of all received models' logits, or what else their ensemble is: ``(U, C, ...)``."""
         answers = []
         for student, vectors in zip(self.students, received, strict=True):
             teacher = copy.deepcopy(student).eval()

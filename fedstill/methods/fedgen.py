@@ -229,6 +229,6 @@ METHOD = Method(
     config=FedGENConfig,
     node_side=node_side,
     server=FedGENServer,
-    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True, one_label=True),
     central="virtual",
 )

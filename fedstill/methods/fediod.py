@@ -8,47 +8,51 @@ The nodes' models are trained to completion first and then only answer. In each 
 inputs x = G(w) and asks the nodes about them; losses on the answers are pulled back through the nodes
 to teach G which inputs to make, and the answers, ensembled, teach S.
 
+Where a task has conditions (segmentation, say), G makes x from label maps, D_k judges pairs of map and
+image, and L_gan is helped by the distance to the real image of the same map, told by the node that owns it.
+
 Beyond the paper (each an option, the paper's form beside it): answers are remembered, so that S takes
 many steps on one question; the ensemble seeks a consensus (:func:`fedstill.tasks.functional.consensus`);
-milder adversaries.
+milder adversaries; S learns from the maps, too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from fedstill.choices import check_choices
 from fedstill.compute import lay_out
 from fedstill.errors import ArgumentError
 from fedstill.federation.contract import Answers
+from fedstill.methods.conditions import MapsConfig, Wish, make_generator, make_source, notes, tell_maps
 from fedstill.methods.counting import Census, count_labels
-from fedstill.methods.memory import AnswerMemory
+from fedstill.methods.critics import Critics, Tensors, doubts
+from fedstill.methods.parameters import finite
+from fedstill.methods.recall import Augment, Known, Recall
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
-from fedstill.models import Generator, PatchCritic
-from fedstill.node import dpsgd
+from fedstill.node.gate import LABEL_MAPS
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
-from fedstill.node.training import cosine, set_lr, shifted
-from fedstill.seeds import seeded, torch_generator
+from fedstill.node.training import cosine, set_lr
+from fedstill.seeds import seeded
 from fedstill.tasks import Ensemble
 
 
 @dataclass(frozen=True)
-class FedIODConfig:
+class FedIODConfig(MapsConfig):
     """FedIOD's options. The preset ``paper`` holds the published ones."""
 
     name: ClassVar[str] = "fediod"
 
     steps: int = 400
     """Distillation steps, each with one question to all nodes."""
+    pretrain: int = 0
+    """Steps of generator and critics alone that come before."""
     batch: int = 64
     """Inputs x in a question."""
     noise: int = 100
@@ -94,9 +98,16 @@ class FedIODConfig:
     student_batch: int = 64
     """Remembered inputs in a student step."""
 
-    student_augment: Literal["none", "shift", "mixup"] = "none"
-    """What is done to remembered inputs: nothing, random shifts by up to an eighth of the image, or convex
-    mixtures of two inputs with the same mixture of their answers."""
+    student_augment: Augment = "none"
+    """What is done to remembered inputs, and to answers that are maps: nothing, random shifts by up to an
+    eighth of the image, quarter turns and mirror images, or convex mixtures of two with the same mixture of
+    their answers."""
+    obey: float = 0.0
+    """With maps: weight in the generator's loss of the task's own loss of the nodes' ensembled answers on the
+    labels of x's map, so that x shows them what its map says; beyond the paper."""
+    paired: float = 0.0
+    """With maps: weight of the task's own loss on x and the labels that its map gives, beside L_mimic; beyond
+    the paper."""
 
     generator_lr: float = 1e-3
     """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
@@ -114,8 +125,9 @@ class FedIODConfig:
     """L2 penalty on S."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "method")
-        whole = (
+        super().__post_init__()
+        least = {"generator_width": 2}
+        for name in (
             "steps",
             "batch",
             "noise",
@@ -123,25 +135,22 @@ class FedIODConfig:
             "critic_width",
             "student_steps",
             "student_batch",
-        )
-        for name in whole:
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
-        for name in ("gan", "conf", "unique", "mimic", "balance", "student_weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
-        if self.generator_width < 2:
-            raise ArgumentError("method.generator_width", self.generator_width, "2 or more")
-        rates = ("generator_lr", "generator_lr_end", "critic_lr", "student_lr", "student_lr_end")
-        for name in rates:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
+        ):
+            if getattr(self, name) < least.get(name, 1):
+                raise ArgumentError(f"method.{name}", getattr(self, name), f"{least.get(name, 1)} or more")
+        finite(self, "gan", "conf", "unique", "mimic", "balance", "obey", "paired", "student_weight_decay")
+        finite(self, "generator_lr", "generator_lr_end", "critic_lr", "student_lr", "student_lr_end")
         if not self.tau > 0:
             raise ArgumentError("method.tau", self.tau, "above 0, or inf")
         if not self.through and self.mimic == 0:
             raise ArgumentError(
                 "method.mimic", self.mimic, "above 0, where nothing else teaches the generator"
             )
+        if self.pretrain < 0 or (self.pretrain and not (self.through and self.gan)):
+            allowed = "0 or more, and 0 where critics do not teach the generator (gan = 0, through = false)"
+            raise ArgumentError("method.pretrain", self.pretrain, allowed)
+        if self.paired and self.student_augment == "mixup":
+            raise ArgumentError("method.paired", self.paired, "0 with mixup, as maps do not mix")
         if self.memory < self.batch:
             raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
@@ -161,136 +170,79 @@ class FedIODConfig:
 
 def node_side(config: FedIODConfig, setting: NodeSetting) -> NodeSide:
     """What FedIOD prepares at the nodes and the questions that they answer there."""
-    task = setting.task
+    task, critics = setting.task, Critics(config, config, setting, config.critical)
 
-    def prepare(nodes: Sequence[Node]) -> None:
-        """A critic D_k for each node, with its own first weights; none where nothing needs it."""
-        for node in nodes if config.critical else ():
-            norm: Literal["batch", "group"] = "group" if "critic" in node.private else "batch"
-            with seeded(node.seed, node.name, "critic"):
-                critic = PatchCritic(node.data.inputs.shape[1], config.critic_width, norm)
-            node.add("critic", critic, _critic_adam(config))
-
-    def examine(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def examine(group: Group, number: int, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
-        if not config.critical:
-            return {"logits": group.bench("model")(x)}
-        if "critic" in group.nodes[0].private:
-            learn_privately(group.nodes[0], number, x[0].detach())
-        else:
-            learn(group, own(group, number, x), x.detach())
-        answer = {"logits": group.bench("model")(x), "critic": group.bench("critic")(x)}
-        return {**answer, **rating(group, number, x)}
-
-    def own(group: Group, number: int, x: torch.Tensor) -> torch.Tensor:
-        """x'_k: as many of each node's own inputs, ``(G, B, C, H, W)``."""
-        return group.sample(x.shape[1], "critic", number)[0]
-
-    def learn(group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
-        """A step of each D_k (Eq. 2)."""
-        critic = group.bench("critic")
-        with torch.enable_grad():
-            critic.train(True)
-            losses = critic_loss(critic(real), critic(fake), config)
-            group.step("critic", losses)
-
-    def learn_privately(node: Node, number: int, fake: torch.Tensor) -> None:
-        """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
-        n, batch = len(node.data), config.batch
-        dpsgd.step(
-            node,
-            "critic",
-            node.private["critic"],
-            dpsgd.rate(n, batch),
-            number,
-            private_loss=lambda D, real, _: on_real(D(real), config).flatten(1).mean(1),
-            public_loss=lambda D: on_fake(D(fake), config).mean(),
-            batch=min(n, batch),
-        )
+        answer = critics.judge(group, number, x, **about)
+        return {"logits": group.bench("model")(task.observe(x)), **answer, **rating(group, number, x)}
 
     def rating(group: Group, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not config.rated:
             return {}
-        real = group.bench("critic")(own(group, number, x))
+        real = group.bench("critic")(critics.own(group, number, x.shape[1]))
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
-    def predict(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def predict(group: Group, number: int, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained."""
-        answer = {"logits": group.bench("model")(x)}
+        answer = {"logits": group.bench("model")(task.observe(x))}
         if config.rated:
-            answer.update({"critic": group.bench("critic")(x), **rating(group, number, x)})
+            answer.update({"critic": critics.look(group, x, maps), **rating(group, number, x)})
         return answer
 
-    def look(nodes: Sequence[Node], x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """What :func:`predict` would answer."""
-        answers = [predict(Group([node]), 0, x.unsqueeze(0)) for node in nodes]
+    def look(nodes: Sequence[Node], x: torch.Tensor) -> Tensors:
+        """What :func:`predict` would answer about inputs as models get them, and of which no map is known."""
+        plain = task.conditions or not config.rated
+        groups = [Group([node]) for node in nodes]
+        answers = [
+            {"logits": group.bench("model")(x.unsqueeze(0))} if plain else predict(group, 0, x.unsqueeze(0))
+            for group in groups
+        ]
         return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
 
     def rehearse(group: Group) -> None:
         """One question and its way back, for the engine to time."""
-        shape = group.nodes[0].data.inputs.shape[1:]
-        x = torch.zeros(len(group), config.batch, *shape, device=group.device, requires_grad=True)
-        answer = examine(group, 0, x)
+        x, about = critics.blank(group)
+        answer = examine(group, 0, x, **about)
         torch.autograd.grad(torch.stack([told.sum() for told in answer.values()]).sum(), x)
 
     rated = {"critic": "critic", "critic_real": "critic"} if config.rated else {}
-    critic = {"critic": "critic"} if config.critical else {}
     reads = ("critic_real",) if config.rated else ()
     questions = [
         count_labels(task),
         Question(
             "examine",
             examine,
-            {"x": "inputs"},
-            {"logits": "logits", **critic, **rated},
+            {"x": "inputs", **critics.sends},
+            {"logits": "logits", **critics.releases, **rated},
             ("x",) if config.through else (),
             times=config.steps,
             rows=config.batch,
-            reads=reads,
-            trains=tuple(critic),
+            reads=(*reads, *critics.reads),
+            trains=("critic",) if config.critical else (),
         ),
     ]
+    if task.conditions and config.conditions == "nodes":
+        questions.append(tell_maps(config, critics.gallery))
+    if config.pretrain:
+        questions.append(critics.judging(config.pretrain))
     if config.student_inputs == "fresh":
+        seen = {"maps": LABEL_MAPS} if config.rated and critics.pairs else {}
         predicted, fresh = {"logits": "logits", **rated}, config.student_steps * config.batch
         questions.append(
             Question(
-                "predict", predict, {"x": "inputs"}, predicted, times=config.steps, rows=fresh, reads=reads
+                "predict",
+                predict,
+                {"x": "inputs", **seen},
+                predicted,
+                times=config.steps,
+                rows=fresh,
+                reads=reads,
             )
         )
-    return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
-
-
-def critic_loss(real: torch.Tensor, fake: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
-    """What each D_k descends: it learns to be low on its own data and high on generated inputs (Eq. 2).
-
-    The weight pi_k of Eq. 2 is left to the generator's side: at the node it would need the other
-    nodes' sizes, and scales only one of the two terms.
-
-    Args:
-        real, fake: the critics' values before the sigmoid, ``(G, B, h, w)``.
-        config: which form.
-
-    Returns:
-        ``(G,)``, a mean over batch and patches.
-    """
-    return (on_real(real, config) + on_fake(fake, config)).flatten(1).mean(1)
-
-
-def on_real(d: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
-    """What D_k loses where it looks at real data, value by value."""
-    return d.sigmoid() if config.gan_form == "eq2" else F.softplus(d)
-
-
-def on_fake(d: torch.Tensor, config: FedIODConfig) -> torch.Tensor:
-    """What D_k loses where it looks at what was generated, value by value."""
-    return 1 - d.sigmoid() if config.gan_form == "eq2" else F.softplus(-d)
-
-
-def _critic_adam(config: FedIODConfig) -> Any:
-    return lambda module: torch.optim.Adam(
-        module.parameters(), config.critic_lr, betas=(0.5, 0.999), fused=True
-    )
+    by_name = {question.name: question for question in questions}
+    return NodeSide(by_name, critics.prepare, rehearse, look, notes=notes(config, setting))
 
 
 # --- at the server ----------------------------------------------------------------------------------
@@ -303,12 +255,16 @@ class FedIODServer(Server):
 
     def __init__(self, config: FedIODConfig, setting: ServerSetting) -> None:
         super().__init__(setting)
-        self.config, self.total = config, config.steps
+        self.config, self.total = config, config.pretrain + config.steps
         compute, seed, student = setting.compute, setting.seed, setting.student
+        for name in ("obey", "paired"):
+            if getattr(config, name) and not self.task.conditions:
+                raise ArgumentError(f"method.{name}", getattr(config, name), "0, as this task has no maps")
+        self.source = make_source(config, setting, config.noise)  # of what x is made: noise w, or maps
         with seeded(seed, "generator"):
-            G = Generator(setting.shape, config.noise, config.generator_width, setting.mean, setting.std)
+            G = make_generator(config, setting, config.noise, config.generator_width)
         self.generator = compute.place(G)
-        self.memory = AnswerMemory(config.memory)
+        self.memory = Recall(self.task, config.memory, config.student_augment, setting.shape, seed)
         self.g_adam = torch.optim.Adam(G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True)
         # What its owner froze stays as it is.
         self.learning = [parameter for parameter in student.parameters() if parameter.requires_grad]
@@ -324,19 +280,21 @@ class FedIODServer(Server):
         config, task, t = self.config, self.task, self.done
         self._set_rates(t)
         self.census = self.census or Census.take(self.federation)
+        self.source.gather(self.federation)
+        if t < config.pretrain:
+            return self._pretrain(self.census, t)
 
         # Input distillation
-        w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
+        w = self.source.draw(config.batch, "w", t)
         with self.compute.step(self.seed, "server", t):
-            x = self.generator(w.to(self.compute.device)).float()  # (B, C, H, W)
-            asked = x if config.through else x.detach()
-            answers = self.federation.ask("examine", of=self.census.names, x=asked)
+            x, answers = self._ask("examine", w)
             sizes = self.census.of(answers.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
             z = answers["logits"]  # (K, B, classes, ...)
             weights = self.importance(answers)
             z_bar = task.ensemble(z, weights, config.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self._fooled(answers, pi, z_bar, weights)  # Eq. 2
+            L_map = self._of_maps(answers, w, x, z_bar)
             L_conf = task.confidence(z, pi)  # Eq. 3
             L_unique = task.uniqueness(z, pi)  # Eq. 5
             L_balance = task.balance(z_bar)
@@ -348,25 +306,27 @@ class FedIODServer(Server):
                 - config.mimic * L_mimic
                 + config.balance * L_balance
             )  # Eq. 11
+            L_G = L_G + L_map.get("difference", 0.0) + config.obey * L_map.get("obey", 0.0)
         self.g_adam.zero_grad()
         L_G.backward()  # type: ignore[no-untyped-call]
         self.g_adam.step()
 
         # Output distillation
         if config.student_inputs == "remembered":
-            self.memory.add(x.detach(), z_bar.detach())
+            self.memory.add(Known(x.detach(), z_bar.detach(), w.maps))
         fresh = self._ask_afresh(t) if config.student_inputs == "fresh" else []
         L_S = torch.zeros((), device=self.compute.device)
         for turn in range(config.student_steps):
-            x_then, z_then = fresh[turn] if fresh else self._remember(t, turn)
+            known = fresh[turn] if fresh else self.memory.sample(config.student_batch, t, turn)
             with self.compute.step(self.seed, "student", t, turn):
-                L_S = task.distance(self.student(x_then).float(), z_then, config.tau).mean()  # Eq. 10
+                L_S = self._student_loss(known)
             self.s_optimiser.zero_grad()
             L_S.backward()  # type: ignore[no-untyped-call]
             self.s_optimiser.step()
         self.done += 1
-        losses = torch.stack([L_gan, L_conf, L_unique, L_mimic, L_balance, L_S]).tolist()
-        return dict(zip(("gan", "conf", "unique", "mimic", "balance", "student"), losses, strict=True))
+        losses = {"gan": L_gan, "conf": L_conf, "unique": L_unique, "mimic": L_mimic, "balance": L_balance}
+        losses |= {"student": L_S, **L_map}
+        return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
     def importance(self, answers: Answers) -> torch.Tensor:
         """pi_k(x), Eq. 8: ``(K, B or 1, classes)``, summing to 1 over the nodes."""
@@ -376,7 +336,7 @@ class FedIODServer(Server):
         counts = told.counts  # (K, classes)
         if self.config.importance == "size":
             return self.task.importance(told.sizes.unsqueeze(1).expand_as(counts))
-        if not self.config.rated:
+        if not self.config.rated or "critic" not in answers.tensors:  # no map is known of what was asked
             return self.task.importance(counts)
         fake = answers["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
         real = answers["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
@@ -388,20 +348,26 @@ class FedIODServer(Server):
         """A(z_1..z_K, x), Eq. 9, of any answers: ``(B, classes, ...)``."""
         return self.task.ensemble(answers["logits"], self.importance(answers), self.config.ensemble)
 
-    def imagine(self, count: int) -> torch.Tensor:
-        """Inputs as G makes them now, from the same noise each time: ``(count, C, H, W)``."""
-        w = torch.randn(count, self.config.noise, generator=torch_generator(self.seed, "imagine"))
+    def imagine(self, count: int) -> torch.Tensor | None:
+        """Inputs as G makes them now, of the same noise or maps each time: ``(count, C, H, W)``."""
+        if not self.source.ready:
+            return None
         self.generator.eval()
         with torch.no_grad():
-            images: torch.Tensor = self.generator(w.to(self.compute.device))
+            images: torch.Tensor = self.generator(*self.source.draw(count, "imagine").told)
         self.generator.train()
         return images
+
+    def imagined_from(self, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 of :meth:`imagine`, where there are any."""
+        return self.source.draw(count, "imagine").maps if self.source.ready else None
 
     def state(self) -> dict[str, Any]:
         """What the server must remember to go on."""
         return {
             **super().state(),
             "census": None if self.census is None else self.census.state(),
+            "source": self.source.state(),
             "generator": dict(self.generator.state_dict()),
             "g_adam": self.g_adam.state_dict(),
             "s_optimiser": self.s_optimiser.state_dict(),
@@ -412,6 +378,7 @@ class FedIODServer(Server):
         """Go on from a remembered state."""
         super().load(state)
         self.census = Census.load(state["census"], self.compute.device)
+        self.source.load(state["source"])
         self.generator.load_state_dict(state["generator"])
         self.g_adam.load_state_dict(state["g_adam"])
         self.s_optimiser.load_state_dict(state["s_optimiser"])
@@ -419,56 +386,85 @@ class FedIODServer(Server):
         lay_out(self.s_optimiser)
         self.memory.load(state["memory"], self.compute.device)
 
+    def _ask(self, question: str, w: Wish) -> tuple[torch.Tensor, Answers]:
+        """x = G(w) and the nodes' answers about it."""
+        x = self.generator(*w.told).float()  # (B, C, H, W)
+        asked = x if self.config.through else x.detach()
+        of = None if self.census is None else self.census.names
+        sent = w.sent(self.federation.questions[question])
+        return x, self.federation.ask(question, of=of, x=asked, **sent)
+
+    def _pretrain(self, census: Census, t: int) -> Mapping[str, float]:
+        """One step of G and the critics alone."""
+        with self.compute.step(self.seed, "server", t):
+            w = self.source.draw(self.config.batch, "w", t)
+            x, answers = self._ask("judge", w)
+            sizes = census.of(answers.nodes).sizes
+            losses = {"gan": sizes / sizes.sum() @ doubts(answers["critic"], self.config).mean(1)}
+            losses |= self._of_maps(answers, w, x)
+            L_G = self.config.gan * losses["gan"] + losses.get("difference", 0.0)
+        self.g_adam.zero_grad()
+        L_G.backward()  # type: ignore[no-untyped-call]
+        self.g_adam.step()
+        self.done += 1
+        return {name: loss.item() for name, loss in losses.items()}
+
     def _fooled(
         self, answers: Answers, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """L_gan as G descends it: each critic's doubts, summed over patches, weighed over nodes."""
         if not self.config.critical:
             return torch.zeros((), device=z_bar.device)
-        d = answers["critic"]  # (K, B, h, w)
-        if self.config.gan_form == "eq2":
-            doubts = d.sigmoid().flatten(2).sum(2)  # (K, B); descending D ascends 1 - D
-        else:
-            doubts = F.softplus(d).flatten(2).sum(2)
+        each = doubts(answers["critic"], self.config)  # (K, B)
         if self.config.gan_weights == "expertise":
-            return (self.task.expertise(z_bar.detach(), weights) * doubts).sum(0).mean()
+            return (self.task.expertise(z_bar.detach(), weights) * each).sum(0).mean()
         if self.config.gan_weights == "average":
-            return doubts.mean()
-        return pi @ doubts.mean(1)
+            return each.mean()
+        return pi @ each.mean(1)
 
-    def _remember(self, t: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Remembered inputs and answers, augmented as configured."""
-        draw = torch_generator(self.seed, "memory", t, turn)
-        x, z = self.memory.sample(self.config.student_batch, draw)
-        if self.config.student_augment == "shift":
-            x = shifted(x, draw, flip=False)
-        elif self.config.student_augment == "mixup":
-            x_other, z_other = self.memory.sample(self.config.student_batch, draw)
-            share = torch.rand(len(x), generator=draw).to(x.device)
-            x = torch.lerp(x_other, x, share.view(-1, *(1,) * (x.ndim - 1)))
-            z = self.task.mix(z_other, z, share)
-        return x, z
+    def _of_maps(
+        self, answers: Answers, w: Wish, x: torch.Tensor, z_bar: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """What x loses that is not what its maps say: beside real images, and in the nodes' eyes."""
+        found: dict[str, torch.Tensor] = {}
+        if "difference" in answers.tensors:  # told by the one node that owns each map
+            found["difference"] = answers["difference"].sum(0).mean()
+        if self.config.obey and w.maps is not None and z_bar is not None:
+            labels = self.task.labels(w.maps, x)
+            found["obey"] = self.task.loss(z_bar.unsqueeze(0), labels.unsqueeze(0))[0]
+        return found
 
-    def _ask_afresh(self, t: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _student_loss(self, known: Known) -> torch.Tensor:
+        """L_mimic as S descends it (Eq. 10), and perhaps the task's own loss on the maps."""
+        z_hat = self.student(self.task.observe(known.x)).float()
+        loss = self.task.distance(z_hat, known.z, self.config.tau).mean()
+        if self.config.paired and known.maps is not None:
+            labels = self.task.labels(known.maps, known.x)
+            loss = loss + self.config.paired * self.task.loss(z_hat.unsqueeze(0), labels.unsqueeze(0))[0]
+        return loss
+
+    def _ask_afresh(self, t: int) -> list[Known]:
         """New inputs and their ensembled answers for all of this step's turns of S: one more question.
 
         G does not learn between the turns, so that one question serves them all.
         """
-        batches = []
+        wishes, batches = [], []
         for turn in range(self.config.student_steps):
-            draw = torch_generator(self.seed, "fresh w", t, turn)
-            w = torch.randn(self.config.batch, self.config.noise, generator=draw)
+            wishes.append(self.source.draw(self.config.batch, "fresh w", t, turn))
             with torch.no_grad(), self.compute.step(self.seed, "fresh", t, turn):
-                batches.append(self.generator(w.to(self.compute.device)).float())  # (B, C, H, W)
+                batches.append(self.generator(*wishes[-1].told).float())  # (B, C, H, W)
+        x, every = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
+        maps = torch.cat(every) if every else None
         of = None if self.census is None else self.census.names
+        sent = Wish((), maps).sent(self.federation.questions["predict"])
         with torch.no_grad():
-            z = self.ensemble(self.federation.ask("predict", of=of, x=torch.cat(batches)))
-        return list(zip(batches, torch.split(z, self.config.batch), strict=True))
+            z = self.ensemble(self.federation.ask("predict", of=of, x=x, **sent))
+        return Known(x, z, maps).parts(self.config.batch)
 
     def _watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
         self._learn(False)
-        z_hat: torch.Tensor = self.student(x).float()
+        z_hat: torch.Tensor = self.student(self.task.observe(x)).float()
         self._learn(True)
         return z_hat
 
@@ -479,8 +475,9 @@ class FedIODServer(Server):
 
     def _set_rates(self, t: int) -> None:
         config = self.config
-        set_lr(self.g_adam, cosine(t, config.steps, config.generator_lr, config.generator_lr_end))
-        set_lr(self.s_optimiser, cosine(t, config.steps, config.student_lr, config.student_lr_end))
+        set_lr(self.g_adam, cosine(t, self.total, config.generator_lr, config.generator_lr_end))
+        since = max(t - config.pretrain, 0)
+        set_lr(self.s_optimiser, cosine(since, config.steps, config.student_lr, config.student_lr_end))
 
 
 def _student_optimiser(learning: list[nn.Parameter], config: FedIODConfig) -> torch.optim.Optimizer:
@@ -497,5 +494,5 @@ METHOD = Method(
     config=FedIODConfig,
     node_side=node_side,
     server=FedIODServer,
-    needs=lambda config: Needs(),
+    needs=lambda config: Needs(images=True),
 )

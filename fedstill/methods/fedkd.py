@@ -22,6 +22,7 @@ import torch
 
 from fedstill.choices import check_choices
 from fedstill.compute import lay_out
+from fedstill.data.augment import shifted
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
@@ -45,12 +46,13 @@ from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
-from fedstill.node.training import cosine, set_lr, shifted
+from fedstill.node.training import cosine, set_lr
 from fedstill.privacy.noise import dequantise, laplace, quantise
 from fedstill.seeds import derive, torch_generator
 from fedstill.tasks import Ensemble
 
-CHUNK = 2000  # public examples a question
+CHUNK = 2000  # public examples a question,
+MOST = 2**24  # and numbers in them, as answers about large pictures are pictures
 LOGIT_RANGE = "logit range"
 
 
@@ -117,11 +119,27 @@ class FedKDConfig:
         return self.levels > 0 and self.z_max == 0
 
 
+def chunk(public: Public) -> int:
+    """How many public examples a question is about."""
+    return max(1, min(CHUNK, MOST // public.inputs[0].numel()))
+
+
 # --- at the nodes -----------------------------------------------------------------------------------
 
 
 def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
-    """What FedKD prepares at the nodes and the questions that they answer there."""
+    """What FedKD prepares at the nodes and the questions that they answer there.
+
+    Raises:
+        ArgumentError: an option by which texts, or images whose targets are pictures, would be shifted.
+    """
+    task = setting.task
+    if config.predictions > 1 and (task.tokens or task.kind == "image"):
+        why = "texts are never shifted" if task.tokens else "a shifted image was never measured"
+        raise ArgumentError("method.predictions", config.predictions, f"1 for task {task.name}: {why}")
+    if config.student_augment != "none" and (task.tokens or task.kind in ("map", "image")):
+        allowed = f"none: task {task.name} has targets that move with the image, or no images"
+        raise ArgumentError("method.student_augment", config.student_augment, allowed)
     views = Views(setting.public, flip=config.views == "shift-flip")
     # Models learn no more once the first question is asked: the last pass of each group is kept, since the
     # range and each chunk come from the same one.
@@ -138,7 +156,7 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
                 node.data = TensorData(inputs, torch.cat([node.data.targets, public.labels]))
 
     def predicted(group: Group, view: int) -> torch.Tensor:
-        """z^k of all public examples under one view, ``(G, N, C)``."""
+        """z^k of all public examples under one view, ``(G, N, C, ...)``."""
         names = tuple(node.name for node in group.nodes)
         if names not in kept or kept[names][0] != view:
             kept[names] = view, logits(group, views(view))
@@ -146,7 +164,7 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
 
     def tell_range(group: Group, number: int, view: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """max over examples and classes of abs(z^k), ``(G,)``."""
-        return {"largest": predicted(group, int(view[0])).abs().amax((1, 2))}
+        return {"largest": predicted(group, int(view[0])).abs().flatten(1).amax(1)}
 
     def predict(
         group: Group,
@@ -155,14 +173,14 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
         view: torch.Tensor,
         z_max: torch.Tensor | None = None,  # for the quantiser
     ) -> Mapping[str, torch.Tensor]:
-        """z^k of the public examples from one row up to another, ``(G, B, C)``."""
+        """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
         first, last = rows[0].tolist()
         return {"logits": predicted(group, int(view[0]))[:, first:last]}
 
     def quantised(
         told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """Q(z^k; S) of what the gate lets out, ``(B, C)``."""
+        """Q(z^k; S) of what the gate lets out, ``(B, C, ...)``."""
         bound = float(sent["z_max"]) if "z_max" in sent else config.z_max
         return {"logits": quantise(told["logits"], config.levels, bound)}  # Eq. 4
 
@@ -171,6 +189,7 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
         logits(group, views(0)[:AT_ONCE])
 
     known_rows = 0 if setting.public is None else len(setting.public)
+    at_once = CHUNK if setting.public is None else chunk(setting.public)
     sends = {"rows": INDICES, "view": SCHEDULE, **({"z_max": LOGIT_RANGE} if config.agreed else {})}
     questions = [
         Question(
@@ -178,14 +197,14 @@ def node_side(config: FedKDConfig, setting: NodeSetting) -> NodeSide:
             predict,
             sends,
             {"logits": LOGITS},
-            times=config.predictions * math.ceil(known_rows / CHUNK),
-            rows=min(known_rows, CHUNK),
+            times=config.predictions * math.ceil(known_rows / at_once),
+            rows=min(known_rows, at_once),
             reads=(),
             finish=quantised if config.levels else None,
         ),
     ]
     if config.weights == "counts":
-        questions.append(count_labels(setting.task))
+        questions.append(count_labels(task))
     if config.agreed:
         told = {"largest": LOGIT_RANGE}
         questions.append(
@@ -211,10 +230,10 @@ def asks(
     if config.weights == "counts":
         yield Ask("count_labels")
     bound = {"z_max": agree()} if config.agreed else {}
-    total = len(known(public))
+    total, at_once = len(known(public)), chunk(known(public))
     for p in range(config.predictions):
-        for first in range(0, total, CHUNK):
-            rows = torch.tensor([first, min(first + CHUNK, total)])
+        for first in range(0, total, at_once):
+            rows = torch.tensor([first, min(first + at_once, total)])
             yield Ask("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p)), **bound})
 
 
@@ -257,7 +276,7 @@ class FedKDServer(Server):
         self.views = Views(setting.public, flip=config.views == "shift-flip")
         self.optimiser = optimiser_of(self.student, config.lr, config.optimiser, config.weight_decay)
         self.census: Census | None = None
-        self.targets: torch.Tensor | None = None  # z_hat of each prediction of each example (P, N, C)
+        self.targets: torch.Tensor | None = None  # z_hat of each prediction of each example (P, N, C, ...)
 
     def step(self) -> Mapping[str, float]:
         """One pass over D^0, and before the first one all that is asked."""
@@ -280,7 +299,7 @@ class FedKDServer(Server):
         return {"student": loss}
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
-        """z_hat without quantiser and noise, ``(B, C)``."""
+        """z_hat without quantiser and noise, ``(B, C, ...)``."""
         if self.census is None:
             return None
         return self.task.ensemble(answers["logits"], self.omega(answers), self.config.ensemble)
@@ -310,7 +329,7 @@ class FedKDServer(Server):
         self.targets = None if state["targets"] is None else state["targets"].to(device)
 
     def _ask(self) -> torch.Tensor:
-        """Everything that the nodes are ever asked; z_hat, ``(P, N, C)``."""
+        """Everything that the nodes are ever asked; z_hat, ``(P, N, C, ...)``."""
         config, parts = self.config, []
         self.census = Census.even(self.federation.nodes, self.task.classes, self.compute.device)
         for ask in asks(config, self.views.public, self.seed, self._agree):
@@ -318,11 +337,11 @@ class FedKDServer(Server):
             if ask.question == "count_labels":
                 self.census = Census.of_answers(answers)  # N_k^c
                 continue
-            z = answers["logits"]  # (K, B, C), or of fewer nodes, whose weights then make up for the others'
+            z = answers["logits"]  # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             if config.levels:
                 z = dequantise(z, config.levels, float(ask.tensors.get("z_max", config.z_max)))
             parts.append(self.task.ensemble(z, self.omega(answers), config.ensemble))  # Eq. 2
-        z_hat = torch.cat(parts).view(config.predictions, -1, self.task.classes)
+        z_hat = torch.stack(torch.cat(parts).chunk(config.predictions))
         if not math.isinf(config.gamma):
             z_hat = z_hat + torch.stack([self._noise(p, z_hat[p]) for p in range(config.predictions)])
         return z_hat
@@ -334,7 +353,7 @@ class FedKDServer(Server):
         return torch.stack(told).max().clamp_min(1e-6)
 
     def _noise(self, p: int, like: torch.Tensor) -> torch.Tensor:
-        """Lap(1 / gamma) for the p-th prediction, ``(N, C)``."""
+        """Lap(1 / gamma) for the p-th prediction, ``(N, C, ...)``."""
         generator = torch_generator(self.seed, "laplace", p)
         return laplace(tuple(like.shape), 1 / self.config.gamma, generator).to(like.device)
 

@@ -109,7 +109,7 @@ class FedMDConfig:
 
 
 def distance(config: FedMDConfig, task: Task) -> Distance:
-    """What digesting descends: class scores and consensus ``(B, C)`` to ``(B,)``."""
+    """What digesting descends: class scores and consensus ``(B, C, ...)`` to ``(B,)``."""
     if config.distance == "l1":
         return lambda z, consensus: (z - consensus).abs().flatten(1).mean(1)
     tau = config.tau if config.distance == "kl" else math.inf
@@ -138,7 +138,7 @@ def node_side(config: FedMDConfig, setting: NodeSetting) -> NodeSide:
         return {}
 
     def communicate(group: Group, number: int, rows: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """f_k(x) for x in d_j, ``(G, B, C)``."""
+        """f_k(x) for x in d_j, ``(G, B, C, ...)``."""
         group.bench("model").train(False)
         return {"logits": logits(group, known(setting.public).inputs[rows[0].long()])}
 
@@ -199,7 +199,8 @@ def node_side(config: FedMDConfig, setting: NodeSetting) -> NodeSide:
         """A pass over some public examples, for the engine to time."""
         public = known(setting.public)
         inputs = public.inputs[:AT_ONCE]
-        target = torch.zeros(len(inputs), task.classes, device=inputs.device)
+        shape = task.outputs(tuple(inputs.shape[1:]))
+        target = torch.zeros(len(inputs), *shape, device=inputs.device)
         if learns(group):
             learn(group, inputs, target, matched, 1, "rehearse")
 
@@ -255,7 +256,7 @@ class FedMDServer(Server):
         self.public = known(setting.public)
         self.optimiser = optimiser_of(self.student, config.student_lr)
         self.census: Census | None = None
-        self.scores: Answers | None = None  # f_k on this round's d_j (K, B, C)
+        self.scores: Answers | None = None  # f_k on this round's d_j (K, B, C, ...)
 
     def step(self) -> Mapping[str, float]:
         """One round: aggregate, distribute, and have it digested everywhere."""
@@ -264,7 +265,7 @@ class FedMDServer(Server):
         if self.scores is None or self.census is None:
             self.census = self._begin()
             self.scores = federation.ask("communicate", of=self.census.names, rows=rows)
-        consensus = self._consensus(self.scores)  # f~ = sum_k w_k f_k (B, C)
+        consensus = self._consensus(self.scores)  # f~ = sum_k w_k f_k (B, C, ...)
         spread = (self.scores["logits"] - consensus).abs().mean().item()
         question, sent = "digest", {"rows": rows, "consensus": consensus, "round": torch.tensor(t)}
         if t + 1 < self.total:
@@ -280,7 +281,7 @@ class FedMDServer(Server):
         return {"disagreement": spread, "student": loss}
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
-        """The consensus on any inputs, ``(B, C)``."""
+        """The consensus on any inputs, ``(B, C, ...)``."""
         return None if self.census is None else self._consensus(answers)
 
     def state(self) -> dict[str, Any]:
@@ -304,7 +305,7 @@ class FedMDServer(Server):
             self.scores = Answers(-1, tuple(nodes), {"logits": told.to(device)})
 
     def _consensus(self, scores: Answers) -> torch.Tensor:
-        """The nodes' logits as one, ``(B, C)``."""
+        """The nodes' logits as one, ``(B, C, ...)``."""
         if self.census is None:
             raise ArgumentError("census", None, "known once the nodes have been asked")
         weights = self.task.importance(self.census.of(scores.nodes).counts)  # (K, 1, C)

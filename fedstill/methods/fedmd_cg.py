@@ -184,6 +184,6 @@ METHOD = Method(
     config=FedMDCGConfig,
     node_side=node_side,
     server=server,
-    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True),
+    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True, one_label=True),
     central="virtual",
 )

@@ -25,6 +25,7 @@ from fedstill.methods import parameters
 from fedstill.methods.counting import LABEL_COUNTS, Census
 from fedstill.methods.parameters import RoundsConfig, drawn
 from fedstill.methods.server import Server, ServerSetting
+from fedstill.models import example
 from fedstill.models.features import FeatureGenerator, condition
 from fedstill.models.split import features, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -95,8 +96,8 @@ def make_generator(
 ) -> FeatureGenerator:
     """A generator of the features that ``model``'s extractor gives for inputs of ``shape`` (C, H, W)."""
     parts = split(model, "the model")
-    channels, height, width = shape
-    p = features(parts, (channels, height, width), "the model")
+    device = next(model.parameters()).device
+    p = features(parts, example(shape).to(device), "the model")
     return FeatureGenerator(config.noise, classes, p, config.generator_width)
 
 

@@ -14,17 +14,19 @@ import torch
 from torch import nn
 
 from fedstill.compute import Compute
+from fedstill.data.augment import shifted
+from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
 from fedstill.node.group import Group
-from fedstill.node.training import LocalConfig, make_optimiser, shifted
+from fedstill.node.training import LocalConfig, at_once, make_optimiser
 from fedstill.seeds import torch_generator
 
 LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor
-AT_ONCE = 250  # public inputs that each node of a group computes at once
+AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
 
-Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C) to (B,)
-Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C)
+Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)
+Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, ...)
 
 
 def known(public: Public | None) -> Public:
@@ -36,6 +38,18 @@ def known(public: Public | None) -> Public:
     if public is None:
         raise ArgumentError("public", None, "public data")
     return public
+
+
+def labelled(public: Public | None) -> TensorData:
+    """The public data, to learn from.
+
+    Raises:
+        ArgumentError: there are none, or they have no labels.
+    """
+    public = known(public)
+    if public.labels is None:
+        raise ArgumentError("public.labels", None, "labels, to learn from")
+    return TensorData(public.inputs, public.labels)
 
 
 class Views:
@@ -63,9 +77,10 @@ class Views:
 
 
 def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
-    """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, classes)``."""
+    """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
     bench = group.bench("model")
-    parts = [bench(part.expand(len(group), *part.shape)) for part in torch.split(x, AT_ONCE)]
+    pieces = torch.split(x, min(AT_ONCE, at_once(x)))
+    parts = [bench(part.expand(len(group), *part.shape)) for part in pieces]
     return torch.cat(parts, 1)
 
 

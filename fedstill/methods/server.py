@@ -26,7 +26,7 @@ class ServerSetting:
         federation: the nodes.
         student: the central network, on the device. Under ``Needs.split`` a ``Split``.
         task: losses, ensemble, metrics.
-        shape: ``(C, H, W)`` of an input.
+        shape: ``(C, H, W)`` of an input, or ``(L,)`` of a text.
         mean, std: the data's declared normalisation, per channel.
         compute: device and precision.
         seed: of everything drawn at the server.
@@ -39,7 +39,7 @@ class ServerSetting:
     federation: Federation
     student: nn.Module
     task: Task
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     compute: Compute
@@ -82,6 +82,10 @@ class Server(ABC):
         """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
         return None
 
+    def imagined_from(self, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
+        return None
+
     def state(self) -> dict[str, Any]:
         """What the server must remember to go on; methods add their own."""
         return {
@@ -108,6 +112,10 @@ class Needs:
         split: networks that part into extractor and head.
         student_kind: a student of one of the nodes' architectures.
         trainable: nodes' networks that are not frozen as a whole, since rounds train them.
+        images: inputs that a server can make: images, and not texts.
+        one_label: tasks in which each input has one class.
+        maps: tasks whose inputs can be made from label maps.
+        vectors: tasks whose outputs are one vector an input, and not maps or images.
     """
 
     same_architecture: bool = False
@@ -116,6 +124,23 @@ class Needs:
     split: bool = False
     student_kind: bool = False
     trainable: bool = False
+    images: bool = False
+    one_label: bool = False
+    maps: bool = False
+    vectors: bool = False
+
+
+def refusal(needs: Needs, task: Task) -> str | None:
+    """Why a method with such needs cannot learn a task, or None."""
+    if needs.images and task.tokens:
+        return "it works on images, and the inputs of this task are texts"
+    if needs.one_label and task.kind != "class":
+        return "it needs one class for each input, and this task has none"
+    if needs.maps and not task.conditions:
+        return "it makes images from label maps, and this task has none"
+    if needs.vectors and task.kind in ("map", "image"):
+        return "it needs one vector of outputs for each input, and this task has one for each pixel"
+    return None
 
 
 @dataclass(frozen=True)

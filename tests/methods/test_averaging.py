@@ -35,7 +35,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 4, 4), 3, 4
 TASK = Classification(CLASSES)

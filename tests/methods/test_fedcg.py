@@ -25,7 +25,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 3
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)

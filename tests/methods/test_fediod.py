@@ -21,7 +21,8 @@ from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.federation import Answers, InProcess, partition
 from fedstill.methods import ServerSetting
 from fedstill.methods.counting import Census
-from fedstill.methods.fediod import FedIODConfig, FedIODServer, critic_loss, node_side
+from fedstill.methods.critics import critic_loss
+from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.dpsgd import DPSGD
@@ -34,7 +35,7 @@ from fedstill.node.training import LocalConfig
 from fedstill.privacy import randomness
 from fedstill.seeds import torch_generator
 from fedstill.state import load_state, save_state
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 TASK = Classification(CLASSES)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.compute import Compute
+from fedstill.data.augment import shifted
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, QuestionRefused
@@ -29,12 +30,12 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import protect
 from fedstill.node.questions import NodeSetting
-from fedstill.node.training import LocalConfig, shifted
+from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import OutputsConfig, PrivacyConfig
 from fedstill.privacy.noise import dequantise
 from fedstill.seeds import derive, torch_generator
 from fedstill.state import load_state, save_state
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL = Classification(CLASSES), LocalConfig()

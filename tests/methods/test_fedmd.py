@@ -29,7 +29,7 @@ from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig, Span
 from fedstill.seeds import torch_generator
 from fedstill.state import load_state, save_state
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL = Classification(CLASSES), LocalConfig(epochs=4, batch=4, lr=1e-2)

@@ -33,7 +33,7 @@ from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.state import load_state, save_state
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4)

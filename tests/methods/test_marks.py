@@ -26,7 +26,8 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
 from fedstill.setting import Setting
-from fedstill.tasks import Classification, Ensemble
+from fedstill.tasks import Ensemble
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SIZES = (1, 8, 8), 3, (14, 30, 22)
 ENGINES = ["stacked", "one-by-one"]

@@ -35,7 +35,7 @@ from fedstill.privacy.config import (
 )
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.setting import Setting
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SIZES = (1, 8, 8), 10, (40, 24, 33)
 LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)

@@ -1,0 +1,311 @@
+"""What a server's generator is told to make: noise, or label maps, and where those come from.
+
+For tasks with conditions (:class:`fedstill.tasks.Task`) an image is made from a map of one number a pixel.
+The nodes' own maps serve best, as published, but are data of theirs: they leave as a release of kind ``label
+maps``, and go to all nodes with what the server then asks. Maps drawn from random shapes, or those of public
+data, are nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from fedstill.choices import check_choices
+from fedstill.data.augment import posed
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, NodeFault
+from fedstill.federation.contract import Federation
+from fedstill.methods.asking import ask_those
+from fedstill.methods.parameters import finite
+from fedstill.methods.server import ServerSetting
+from fedstill.models.conditional import ConditionalGenerator
+from fedstill.models.generator import Generator
+from fedstill.node.gate import LABEL_MAPS
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, Question
+from fedstill.seeds import derive, torch_generator
+from fedstill.tasks import Task
+
+NOBODY = -1  # owner of a map that is of no node
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapsConfig:
+    """How images are made from maps. Without a meaning for tasks that have none."""
+
+    conditions: Literal["nodes", "drawn", "public"] = "nodes"
+    """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
+    "label maps" (policy label_maps); drawn: random shapes, for which nothing leaves; public: those of the
+    public data's labels."""
+    most_maps: int = 0
+    """conditions = nodes: a node tells so many maps at most, drawn at random; 0 is all."""
+    map_augment: Literal["none", "mirror", "turn"] = "none"
+    """What is done to a map before an image is made from it: nothing, mirrored half the time, or mirrored and
+    turned by quarters."""
+    map_noise: int = 0
+    """Channels of noise beside a map, so that one map gives many images; 0: as published."""
+    critic_sees: Literal["pair", "image"] = "pair"
+    """What critics judge: map and image together, as published, or the image alone."""
+    perceptual: float = 1.0
+    """Weight of the distance in VGG features between an image and the real one of the same map, computed at
+    the node that owns it. It needs conditions = nodes and the features (nodes.perceptual): else it is off."""
+    pixel: float = 1.0
+    """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "method")
+        finite(self, "perceptual", "pixel")
+        for name in ("most_maps", "map_noise"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
+
+    def compares(self, task: Task) -> bool:
+        """Whether nodes compare images with their own."""
+        return bool(task.conditions) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
+
+
+# --- at the nodes -----------------------------------------------------------------------------------
+
+
+def whose(name: str) -> int:
+    """A node as questions name it to all nodes: each knows its own number, and no list of names travels."""
+    return derive(0, "owner of maps", name)
+
+
+class Gallery:
+    """Each node's pictures with their maps, worked out once.
+
+    Args:
+        task: knows what a generator should imitate, and what it is told.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._of: WeakKeyDictionary[TensorData, TensorData] = WeakKeyDictionary()
+
+    def of(self, data: TensorData) -> TensorData:
+        """Pictures ``(N, channels, H, W)`` as inputs, maps ``(N, H, W)`` uint8 as targets."""
+        found = self._of.get(data)
+        if found is None:
+            maps = self.task.maps(data).to(data.inputs.device)
+            found = self._of[data] = TensorData(self.task.pictured(data), maps, data.groups)
+        return found
+
+
+def told(node: Node, config: MapsConfig) -> torch.Tensor:
+    """Which of its maps a node tells, in this order: indices ``(n,)``, the same whenever it is asked."""
+    order = torch.randperm(len(node.data), generator=node.draw("maps told"))
+    return order[: config.most_maps or len(order)].to(node.data.inputs.device)
+
+
+def tell_maps(config: MapsConfig, gallery: Gallery) -> Question:
+    """The question for a node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
+
+    def handler(group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        node = group.nodes[0]
+        return {"maps": gallery.of(node.data).targets[told(node, config)].unsqueeze(0)}
+
+    given = {"maps": LABEL_MAPS}
+    return Question("tell_maps", handler, releases=given, times=1, constant=True, reads=("maps",))
+
+
+def notes(config: MapsConfig, setting: NodeSetting) -> tuple[str, ...]:
+    """What is switched off here for want of something, so that it is said."""
+    if not setting.task.conditions or config.perceptual == 0 or setting.perceptual is not None:
+        return ()
+    why = "nodes have no VGG features: nodes.perceptual names a file of them"
+    return (f"perceptual loss is off ({why})",) if config.conditions == "nodes" else ()
+
+
+# --- at the server ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a generator is told to make of B images.
+
+    Args:
+        told: the generator's arguments, ``(B, ...)`` each.
+        maps: the maps ``(B, H, W)`` uint8, where there are any.
+        source: of each map its owner (:func:`whose`), its place among what that node told, and its pose:
+            ``(B, 3)`` int64.
+    """
+
+    told: tuple[torch.Tensor, ...]
+    maps: torch.Tensor | None = None
+    source: torch.Tensor | None = None
+
+    def sent(self, question: Question) -> dict[str, Any]:
+        """What goes down with a question beside the images themselves, as it declares."""
+        parts = {"maps": self.maps, "source": self.source}
+        return {name: part for name, part in parts.items() if part is not None and name in question.sends}
+
+
+@dataclass
+class Noise:
+    """Nothing but noise w: for tasks without conditions.
+
+    Args:
+        size: values in w.
+        seed: of the draws.
+        device: where w is to be.
+    """
+
+    size: int
+    seed: int
+    device: torch.device
+    ready = True
+
+    def gather(self, federation: Federation) -> None:
+        """Noise needs nobody's answer."""
+
+    def has(self, node: str) -> bool:
+        """Noise is there for everyone."""
+        return True
+
+    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
+        """w ``(count, size)``, the same for the same purpose."""
+        w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
+        return Wish((w.to(self.device),))
+
+    def state(self) -> dict[str, Any] | None:
+        """Nothing."""
+        return None
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Maps:
+    """Maps of the nodes', of random shapes or of public data.
+
+    Args:
+        config: which, and what is done to them.
+        setting: of the server; its task knows what maps mean.
+
+    Raises:
+        ArgumentError: there are no public labels to take maps from; images that are not square cannot be
+            turned.
+    """
+
+    config: MapsConfig
+    setting: ServerSetting
+    pool: torch.Tensor | None = None  # (M, H, W) uint8
+    owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
+    row: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
+
+    def __post_init__(self) -> None:
+        height, width = self.setting.shape[-2:]
+        if self.config.map_augment == "turn" and height != width:
+            allowed = f"none or mirror, as images are {height} x {width}"
+            raise ArgumentError("method.map_augment", "turn", allowed)
+        public = self.setting.public
+        if self.config.conditions == "public":
+            if public is None or public.labels is None:
+                allowed = "nodes or drawn, as there are no public data with labels"
+                raise ArgumentError("method.conditions", "public", allowed)
+            maps = self.setting.task.maps(TensorData(public.inputs, public.labels))
+            self._take([(NOBODY, maps)])
+
+    @property
+    def ready(self) -> bool:
+        """Whether maps can be drawn yet: the nodes may still have to be asked."""
+        return self.config.conditions == "drawn" or self.pool is not None
+
+    def gather(self, federation: Federation) -> None:
+        """Ask the nodes for their maps, unless that is done or not needed.
+
+        A node that does not tell them is left out, as for any other question.
+        """
+        if self.ready:
+            return
+        given: list[tuple[int, torch.Tensor]] = []
+        for name in federation.present:  # one after the other, as answers of different length do not stack
+            answer = ask_those(federation, "tell_maps", [name])
+            if answer is None:
+                continue
+            maps = answer["maps"][0]
+            shape = self.setting.shape[-2:]
+            if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != shape or not len(maps):
+                wrong = f"maps are {maps.dtype} {tuple(maps.shape)}"
+                federation.leave_out(name, "tell_maps", wrong, back=False)
+                continue
+            if int(maps.max()) >= self.setting.task.conditions:
+                wrong = f"maps hold {int(maps.max())}: allowed is 0..{self.setting.task.conditions - 1}"
+                federation.leave_out(name, "tell_maps", wrong, back=False)
+                continue
+            given.append((whose(name), maps))
+        if not given:
+            raise NodeFault(", ".join(federation.nodes), "tell_maps", "no node has told any map")
+        self._take(given)
+
+    def has(self, node: str) -> bool:
+        """Whether a draw of this node's maps can be had: a node that was away as they were told has none."""
+        return self.config.conditions != "nodes" or bool((self.owner == whose(node)).any())
+
+    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
+        """Maps and what a generator gets of them, the same for the same purpose.
+
+        Args:
+            count: B.
+            purpose: names the draw.
+            of: only maps of this node, where they are the nodes'.
+        """
+        draw, task = torch_generator(self.setting.seed, "maps", *purpose), self.setting.task
+        device, (height, width) = self.setting.compute.device, self.setting.shape[-2:]
+        poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
+        owner, row = torch.full((count,), NOBODY), torch.zeros(count, dtype=torch.int64)
+        if self.pool is None:
+            maps = task.draw_maps(count, height, width, draw)
+        else:
+            wanted = torch.ones_like(self.owner) if of is None else self.owner == whose(of)
+            mine = torch.nonzero(wanted).flatten()
+            chosen = mine[torch.randint(len(mine), (count,), generator=draw)]
+            maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
+        pose = torch.randint(poses, (count,), generator=draw)
+        maps = posed(maps.cpu(), pose).to(device)
+        told: tuple[torch.Tensor, ...] = (task.condition(maps),)  # (B, conditions, H, W)
+        if self.config.map_noise:
+            w = torch.randn(count, self.config.map_noise, height, width, generator=draw)
+            told = (*told, w.to(device))
+        return Wish(told, maps, torch.stack([owner, row, pose], 1).to(device))
+
+    def state(self) -> dict[str, Any] | None:
+        """The maps that nodes told."""
+        return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Take up a remembered state."""
+        if state is not None:
+            self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
+
+    def _take(self, given: list[tuple[int, torch.Tensor]]) -> None:
+        self.pool = torch.cat([maps.cpu() for _, maps in given])
+        self.owner = torch.cat([torch.full((len(maps),), owner) for owner, maps in given])
+        self.row = torch.cat([torch.arange(len(maps)) for _, maps in given])
+
+
+def make_source(config: MapsConfig, setting: ServerSetting, noise: int) -> Noise | Maps:
+    """What the generator of a task is told: maps where it has conditions, else noise of so many values."""
+    if setting.task.conditions:
+        return Maps(config, setting)
+    return Noise(noise, setting.seed, setting.compute.device)
+
+
+def make_generator(config: MapsConfig, setting: ServerSetting, noise: int, width: int) -> nn.Module:
+    """G, on the CPU with first weights from torch's generator: of maps the 9-block ResNet, else of noise."""
+    channels, height, side = setting.shape
+    if setting.task.conditions:
+        conditions = setting.task.conditions
+        return ConditionalGenerator(
+            conditions, channels, width, setting.mean, setting.std, noise=config.map_noise
+        )
+    return Generator((channels, height, side), noise, width, setting.mean, setting.std)

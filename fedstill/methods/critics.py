@@ -1,0 +1,288 @@
+"""Critics at the nodes: what FedIOD and AsynDGAN ask them, and what is learned for an answer.
+
+Each node trains a patch critic D_k on its own data and on what the server's generator made, and answers how
+generated that looks to it. Where images are made from maps, a critic judges the pair of map and image, its
+real pairs being the node's own; and the node that owns a map tells how far the image is from the real one.
+
+FedIOD Eq. 2; Chang et al., "Synthetic Learning", CVPR 2020, Eq. 2 and 3 (AsynDGAN).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.data.augment import posed
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.methods.conditions import Gallery, MapsConfig, told, whose
+from fedstill.models import PatchCritic
+from fedstill.models.vgg import perceptual
+from fedstill.node import dpsgd
+from fedstill.node.gate import DIFFERENCE, LABEL_MAPS
+from fedstill.node.group import Group, stack
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, Question
+from fedstill.seeds import seeded
+
+Tensors = Mapping[str, torch.Tensor]
+GANForm = Literal["eq2", "bce"]
+
+
+class HasForm(Protocol):
+    """A config that says which form L_gan has."""
+
+    @property
+    def gan_form(self) -> GANForm:
+        """As printed in FedIOD Eq. 2, or binary cross-entropy."""
+        ...
+
+
+class CriticConfig(HasForm, Protocol):
+    """What a method says of its critics."""
+
+    @property
+    def batch(self) -> int:
+        """Inputs in a question."""
+        ...
+
+    @property
+    def critic_width(self) -> int:
+        """Channels of D_k's first convolution."""
+        ...
+
+    @property
+    def critic_lr(self) -> float:
+        """Adam's learning rate."""
+        ...
+
+
+class Critics:
+    """The critics of a method's nodes.
+
+    Args:
+        config: of the critics.
+        maps: where maps come from and what is compared.
+        setting: what the method finds at every node.
+        critical: whether there are critics at all.
+    """
+
+    def __init__(
+        self, config: CriticConfig, maps: MapsConfig, setting: NodeSetting, critical: bool = True
+    ) -> None:
+        self.config, self.maps, self.setting, self.critical = config, maps, setting, critical
+        self.task, self.gallery = setting.task, Gallery(setting.task)
+        self.pairs = critical and bool(self.task.conditions) and maps.critic_sees == "pair"
+        self.compares = maps.compares(self.task)
+
+    @property
+    def sends(self) -> Mapping[str, str]:
+        """What goes down with x, by kind."""
+        maps = {"maps": LABEL_MAPS} if self.pairs else {}
+        return {**maps, **({"source": "sources"} if self.compares else {})}
+
+    @property
+    def releases(self) -> Mapping[str, str]:
+        """What an answer holds, by kind."""
+        critic = {"critic": "critic"} if self.critical else {}
+        return {**critic, **({"difference": DIFFERENCE} if self.compares else {})}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What of an answer is computed from the records themselves."""
+        return ("difference",) if self.compares else ()
+
+    def judging(self, times: int) -> Question:
+        """The question that critics alone answer: ``judge``, about x, asked so often in a run."""
+
+        def judge(group: Group, number: int, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+            return self.judge(group, number, x, **about)
+
+        return Question(
+            "judge",
+            judge,
+            {"x": "inputs", **self.sends},
+            self.releases,
+            ("x",),
+            times=times,
+            rows=self.config.batch,
+            reads=self.reads,
+            trains=("critic",) if self.critical else (),
+        )
+
+    def prepare(self, nodes: Sequence[Node]) -> None:
+        """A critic D_k for each node, with its own first weights; none where nothing needs it."""
+        conditions = self.task.conditions if self.pairs else 0
+        for node in nodes if self.critical else ():
+            norm: Literal["batch", "group"] = "group" if "critic" in node.private else "batch"
+            channels = self.task.pictured(node.data).shape[1] + conditions
+            with seeded(node.seed, node.name, "critic"):
+                critic = PatchCritic(channels, self.config.critic_width, norm)
+            node.add("critic", critic, self._adam)
+
+    def judge(
+        self,
+        group: Group,
+        number: int,
+        x: torch.Tensor,
+        maps: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """D_k(x) after one step of D_k on x and as many of the node's own; how far x is from its own.
+
+        Args:
+            group: the nodes.
+            number: of the question, which names what is drawn.
+            x: ``(G, B, channels, H, W)``.
+            maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.
+            source: whose maps those are ``(G, B, 3)`` int64, where nodes compare.
+
+        Returns:
+            ``critic`` (G, B, h, w) and ``difference`` (G, B), as far as there are such.
+
+        Raises:
+            ArgumentError: not one map, or source, for each input.
+        """
+        form, answer = tuple(x.shape[:2]), {}
+        for name, about, wanted in (("maps", maps, form), ("source", source, (*form, 3))):
+            if about is not None and tuple(about.shape[: len(wanted)]) != wanted:
+                raise ArgumentError(
+                    f"shape of {name}", tuple(about.shape[1:]), f"one for each of {form[1]} inputs"
+                )
+        if self.critical:
+            seen = self.seen(x, maps)
+            if "critic" in group.nodes[0].private:
+                self._learn_privately(group.nodes[0], number, seen[0].detach())
+            else:
+                self._learn(group, self.own(group, number, x.shape[1]), seen.detach())
+            answer["critic"] = group.bench("critic")(seen)
+        if self.compares and source is not None:
+            answer["difference"] = stack(
+                [self._difference(node, *each) for node, *each in zip(group.nodes, x, source, strict=True)]
+            )
+        return answer
+
+    def blank(self, group: Group) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """A question about nothing, to be timed: x ``(G, B, ...)``, and what else is sent."""
+        lead, device = (len(group), self.config.batch), group.device
+        shape = self.task.pictured(group.nodes[0].data).shape[1:]
+        about = {
+            "maps": torch.zeros(*lead, *shape[1:], dtype=torch.uint8, device=device),
+            "source": torch.zeros(*lead, 3, dtype=torch.int64, device=device),
+        }
+        x = torch.zeros(*lead, *shape, device=device, requires_grad=True)
+        return x, {name: about[name] for name in self.sends}
+
+    def look(self, group: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
+        """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""
+        return group.bench("critic")(self.seen(x, maps))
+
+    def seen(self, x: torch.Tensor, maps: torch.Tensor | None) -> torch.Tensor:
+        """What critics see: the image, or map and image, ``(..., conditions + channels, H, W)``."""
+        if not self.pairs or maps is None:
+            return x
+        return torch.cat([self.task.condition(maps), x], -3)
+
+    def own(self, group: Group, number: int, size: int) -> torch.Tensor:
+        """x'_k as critics see them: some of each node's own, ``(G, size, ...)``."""
+        if not self.task.conditions:
+            return group.sample(size, "critic", number)[0]
+        views = [seeing(node, self.gallery.of(node.data)) for node in group.nodes]
+        parts = [view.sample(size, "critic", number) for view in views]
+        return self.seen(stack([part.inputs for part in parts]), stack([part.targets for part in parts]))
+
+    def _adam(self, module: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(module.parameters(), self.config.critic_lr, betas=(0.5, 0.999), fused=True)
+
+    def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
+        """A step of each D_k (Eq. 2)."""
+        critic = group.bench("critic")
+        with torch.enable_grad():
+            critic.train(True)
+            losses = critic_loss(critic(real), critic(fake), self.config)
+            group.step("critic", losses)
+
+    def _learn_privately(self, node: Node, number: int, fake: torch.Tensor) -> None:
+        """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
+        n, batch, config = len(node.data), self.config.batch, self.config
+        dpsgd.step(
+            self._paired(node),
+            "critic",
+            node.private["critic"],
+            dpsgd.rate(n, batch),
+            number,
+            private_loss=lambda D, real, _: on_real(D(real), config).flatten(1).mean(1),
+            public_loss=lambda D: on_fake(D(fake), config).mean(),
+            batch=min(n, batch),
+        )
+
+    def _paired(self, node: Node) -> Node:
+        """The node with what its critic sees for inputs, made beforehand: a step takes records one by one."""
+        if not self.task.conditions:
+            return node
+        found = self.gallery.of(node.data)
+        return seeing(node, TensorData(self.seen(found.inputs, found.targets), found.targets, found.groups))
+
+    def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's.
+
+        The mean absolute difference and the distance in VGG features, weighed as configured.
+        """
+        mine = told(node, self.maps)
+        owner, row, pose = source.long().unbind(1)
+        # A row that was never told is nobody's.
+        rows = torch.nonzero((owner == whose(node.name)) & (row >= 0) & (row < len(mine))).flatten()
+        difference = x.new_zeros(len(x))
+        if not len(rows):
+            return difference
+        real = posed(self.gallery.of(node.data).inputs[mine[row[rows]]], pose[rows])
+        made = x[rows]
+        found = self.maps.pixel * (made - real).abs().flatten(1).mean(1)
+        if self.maps.perceptual and self.setting.perceptual is not None:
+            found = found + self.maps.perceptual * perceptual(self.setting.perceptual, made, real)
+        return difference.index_put((rows,), found)
+
+
+def seeing(node: Node, data: TensorData) -> Node:
+    """The node with other data in the place of its own, record by record; all else is the same."""
+    view = copy.copy(node)
+    view.data = data
+    return view
+
+
+def critic_loss(real: torch.Tensor, fake: torch.Tensor, config: HasForm) -> torch.Tensor:
+    """What each D_k descends: it learns to be low on its own data and high on generated inputs (Eq. 2).
+
+    The weight pi_k of Eq. 2 is left to the generator's side: at the node it would need the other
+    nodes' sizes, and scales only one of the two terms.
+
+    Args:
+        real, fake: the critics' values before the sigmoid, ``(G, B, h, w)``.
+        config: which form.
+
+    Returns:
+        ``(G,)``, a mean over batch and patches.
+    """
+    return (on_real(real, config) + on_fake(fake, config)).flatten(1).mean(1)
+
+
+def on_real(d: torch.Tensor, config: HasForm) -> torch.Tensor:
+    """What D_k loses where it looks at real data, value by value."""
+    return d.sigmoid() if config.gan_form == "eq2" else F.softplus(d)
+
+
+def on_fake(d: torch.Tensor, config: HasForm) -> torch.Tensor:
+    """What D_k loses where it looks at what was generated, value by value."""
+    return 1 - d.sigmoid() if config.gan_form == "eq2" else F.softplus(-d)
+
+
+def doubts(d: torch.Tensor, config: HasForm) -> torch.Tensor:
+    """What G loses for each image at each critic: ``(K, B, h, w)`` to ``(K, B)``, summed over patches.
+
+    Descending D, as ascending 1 - D in Eq. 2; of binary cross-entropy the form that does not saturate.
+    """
+    return (d.sigmoid() if config.gan_form == "eq2" else F.softplus(d)).flatten(2).sum(2)

@@ -1,0 +1,266 @@
+"""FedAD: one-way distillation of what nodes answer about public, unlabelled images, and of where they look.
+
+Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: "Ensemble Attention Distillation for Privacy-Preserving
+Federated Learning", ICCV 2021; for reconstruction Gong et al., "Federated Learning with Privacy-Preserving
+Ensemble Attention Distillation", arXiv:2210.08464. The nodes' outputs about public images are z_k here, where
+they look is A_k; the student's are z and A.
+
+The nodes' models are trained to completion first. Each is asked once about every public image, and the
+student learns from what was answered: nobody is asked again, and nothing goes back to a node. The student's
+attention should lie between the nodes' intersection, min_k A_k, on which they agree, and their union,
+max_k A_k, which keeps what only some of them see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fedstill.choices import check_choices
+from fedstill.compute import lay_out
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError
+from fedstill.federation.contract import Answers
+from fedstill.methods.counting import Census, count_labels
+from fedstill.methods.ensemble import look
+from fedstill.methods.parameters import finite
+from fedstill.methods.public import AT_ONCE, LOGITS, known, logits, optimiser_of, passes
+from fedstill.methods.server import Ask, Method, Needs, Server, ServerSetting
+from fedstill.models.attention import looked, place_of
+from fedstill.node.gate import INDICES
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide, Question
+from fedstill.node.training import cosine, set_lr
+from fedstill.seeds import torch_generator
+from fedstill.tasks import Ensemble
+
+CHUNK = 2000  # public images a question
+ATTENTION = "attention maps"  # a kind of tensor: what a model's layers say of public images, pooled
+
+
+@dataclass(frozen=True)
+class FedADConfig:
+    """FedAD's options."""
+
+    name: ClassVar[str] = "fedad"
+
+    attention: float = 1.0
+    """Weight of the attention loss; 0: no maps are told, and networks need no activations with places."""
+    attend: Literal["between", "mean"] = "between"
+    """Where the student should look: anywhere between the nodes' intersection and their union, or as their
+    mean does, in which those count more who know what an image shows."""
+    side: int = 8
+    """Cells of an attention map, each way."""
+    weights: Literal["counts", "equal"] = "counts"
+    """How nodes are weighed in the ensemble: by their share of the examples of each class, or equally."""
+    ensemble: Ensemble = "logits"
+    """How answers are ensembled: logits, log_probs, probs, or consensus."""
+    tau: float = 1.0
+    """Temperature of the distillation; inf is its l2 limit."""
+
+    epochs: int = 100
+    """Passes of the student over the public images."""
+    batch: int = 32
+    """Public images a step of the student."""
+    lr: float = 1e-3
+    """Adam's learning rate, falling on a cosine to lr_end."""
+    lr_end: float = 1e-5
+    """Learning rate of the last pass."""
+    weight_decay: float = 0.0
+    """L2 penalty on the student."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "method")
+        for name in ("side", "epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
+        finite(self, "attention", "lr", "lr_end", "weight_decay")
+        if not self.tau > 0:
+            raise ArgumentError("method.tau", self.tau, "above 0, or inf")
+
+
+# --- at the nodes -----------------------------------------------------------------------------------
+
+
+def node_side(config: FedADConfig, setting: NodeSetting) -> NodeSide:
+    """What nodes answer: outputs about public images, and where they look there."""
+    places: dict[str, str] = {}  # of each node's model
+
+    def prepare(nodes: Sequence[Node]) -> None:
+        """Find where each model looks, before anything is trained."""
+        for node in nodes if config.attention else ():
+            shape = tuple(node.data.inputs.shape[1:])
+            places[node.name] = place_of(node.model, shape, f"the model of {node.name}")
+
+    def predict(group: Group, number: int, rows: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """z_k ``(G, B, C, ...)`` and A_k ``(G, B, side^2)`` of public images from one row up to another."""
+        first, last = rows[0].tolist()
+        x = known(setting.public).inputs[first:last]
+        bench = group.bench("model")
+        bench.train(False)
+        if not config.attention:
+            return {"logits": logits(group, x)}
+        told = [attended(node, x) for node in group.nodes]
+        return {"logits": torch.stack([z for z, _ in told]), "attention": torch.stack([A for _, A in told])}
+
+    def attended(node: Node, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """z_k and A_k of one node: an activation inside is seen only where a model is computed by itself."""
+        parts = [looked(node.model, places[node.name], part, config.side) for part in torch.split(x, AT_ONCE)]
+        return torch.cat([z.float() for z, _ in parts]), torch.cat([A for _, A in parts])
+
+    def rehearse(group: Group) -> None:
+        """A part of a pass, for the engine to time."""
+        predict(group, 0, torch.tensor([[0, min(AT_ONCE, len(known(setting.public)))]]))
+
+    total = 0 if setting.public is None else len(setting.public)
+    told = {"logits": LOGITS, **({"attention": ATTENTION} if config.attention else {})}
+    times, rows = math.ceil(total / CHUNK), min(total, CHUNK)
+    questions = [Question("predict", predict, {"rows": INDICES}, told, times=times, rows=rows, reads=())]
+    if config.weights == "counts":
+        questions.append(count_labels(setting.task))
+    return NodeSide({question.name: question for question in questions}, prepare, rehearse, look)
+
+
+# --- at the server ----------------------------------------------------------------------------------
+
+
+def one_round(config: FedADConfig, public: Public | None, seed: int) -> Sequence[Ask]:
+    """All that the nodes are asked, in order."""
+    total = len(known(public))
+    told = [Ask("count_labels")] if config.weights == "counts" else []
+    firsts = range(0, total, CHUNK)
+    return told + [Ask("predict", {"rows": torch.tensor([a, min(a + CHUNK, total)])}) for a in firsts]
+
+
+class FedADServer(Server):
+    """The first turn asks all questions; each turn is one pass of the student over the public images.
+
+    Args:
+        config: FedAD's options.
+        setting: what the server is made of.
+
+    Raises:
+        ModelError: the student has no attention.
+    """
+
+    turn = "epoch"
+
+    def __init__(self, config: FedADConfig, setting: ServerSetting) -> None:
+        super().__init__(setting)
+        self.config, self.total = config, config.epochs
+        self.public = known(setting.public)
+        self.place = place_of(self.student, setting.shape, "the student") if config.attention else ""
+        self.optimiser = optimiser_of(self.student, config.lr, weight_decay=config.weight_decay)
+        self.census: Census | None = None
+        self.targets: dict[str, torch.Tensor] = {}  # outputs (N, C, ...); least and most (N, side^2)
+
+    def step(self) -> Mapping[str, float]:
+        """One pass over the public images, and before the first one all that is asked."""
+        config, e = self.config, self.done
+        if not self.targets:
+            self.targets = self._ask()
+        set_lr(self.optimiser, cosine(e, self.total, config.lr, config.lr_end))
+        self.student.train()
+        losses = [self._learn(e, step, rows) for step, rows in enumerate(self._batches(e))]
+        self.done += 1
+        mean = torch.stack(losses).mean(0).tolist()
+        return {"student": mean[0], **({"attention": mean[1]} if config.attention else {})}
+
+    def ensemble(self, answers: Answers) -> torch.Tensor | None:
+        """The nodes' outputs as one, ``(B, C, ...)``."""
+        if self.census is None:
+            return None
+        weights = self.task.importance(self.census.of(answers.nodes).counts)
+        return self.task.ensemble(answers["logits"], weights, self.config.ensemble)
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`Server`; with the targets, so that nobody is asked again."""
+        return {
+            **super().state(),
+            "optimiser": self.optimiser.state_dict(),
+            "census": None if self.census is None else self.census.state(),
+            "targets": self.targets,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See :class:`Server`."""
+        super().load(state)
+        self.optimiser.load_state_dict(state["optimiser"])
+        lay_out(self.optimiser)
+        device = self.compute.device
+        self.census = Census.load(state["census"], device)
+        self.targets = {name: tensor.to(device) for name, tensor in state["targets"].items()}
+
+    def _ask(self) -> dict[str, torch.Tensor]:
+        """Everything that the nodes are ever asked, as what the student learns from."""
+        parts: list[dict[str, torch.Tensor]] = []
+        census = Census.even(self.federation.nodes, self.task.classes, self.compute.device)
+        for ask in one_round(self.config, self.public, self.seed):
+            answers = self.federation.ask(ask.question, of=census.names, number=None, **ask.tensors)
+            if ask.question == "count_labels":
+                census = Census.of_answers(answers)
+                continue
+            weights = self.task.importance(census.of(answers.nodes).counts)  # (K, 1, C)
+            z = self.task.ensemble(answers["logits"], weights, self.config.ensemble)  # (B, C, ...)
+            bounds: dict[str, torch.Tensor] = {}
+            if self.config.attention:
+                knowing = self.task.expertise(z, weights)  # (K, B)
+                bounds = self._bounds(answers["attention"], knowing)
+            parts.append({"outputs": z, **bounds})
+        self.census = census
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _bounds(self, A: torch.Tensor, knowing: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Between which maps ``(B, P)`` A should lie, of the nodes' ``(K, B, P)`` and shares ``(K, B)``."""
+        if self.config.attend == "mean":
+            mean = (knowing.unsqueeze(2) * A).sum(0)
+            return {"least": mean, "most": mean}
+        return {"least": A.amin(0), "most": A.amax(0)}
+
+    def _learn(self, e: int, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """A step of the student on some public images: its two losses, unweighted."""
+        config, rows = self.config, rows.to(self.compute.device)
+        x, target = self.public.inputs[rows], self.targets["outputs"][rows]
+        L_A = target.new_zeros(())
+        with self.compute.step(self.seed, "student", e, step):
+            if config.attention:
+                z, A = looked(self.student, self.place, x, config.side)
+                L_A = outside(A, self.targets["least"][rows], self.targets["most"][rows]).mean()
+            else:
+                z = self.student(x)
+            L_z = self.task.distance(z.float(), target, config.tau).mean()
+        self.optimiser.zero_grad()
+        (L_z + config.attention * L_A).backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        return torch.stack([L_z.detach(), L_A.detach()])
+
+    def _batches(self, e: int) -> Iterator[torch.Tensor]:
+        """Shuffled rows of the public images."""
+        yield from passes(len(self.public), self.config.batch, torch_generator(self.seed, "order", e))
+
+
+def outside(A: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """How far maps are outside their bounds: squared distances ``(B,)`` of ``(B, P)`` thrice, 0 within.
+
+    >>> A, least, most = torch.tensor([[0.1, 0.5, 0.9]]), torch.full((1, 3), 0.3), torch.full((1, 3), 0.6)
+    >>> outside(A, least, most)  # 0.2 below and 0.3 above
+    tensor([0.1300])
+    """
+    return ((least - A).clamp_min(0) + (A - most).clamp_min(0)).square().sum(1)
+
+
+METHOD = Method(
+    name="fedad",
+    title="FedAD",
+    paper="Gong et al., ICCV 2021",
+    config=FedADConfig,
+    node_side=node_side,
+    server=FedADServer,
+    needs=lambda config: Needs(public=True, images=True),
+    one_round=one_round,
+)

@@ -1,0 +1,134 @@
+"""Three nodes with images and label maps, and a server over them, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.federation import InProcess, partition
+from fedstill.methods import ServerSetting
+from fedstill.methods.asyndgan import METHOD as ASYNDGAN
+from fedstill.methods.asyndgan import AsynDGANConfig
+from fedstill.methods.fediod import METHOD as FEDIOD
+from fedstill.methods.fediod import FedIODConfig
+from fedstill.models import build
+from fedstill.models.vgg import VGGFeatures
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Task
+from fedstill.tasks.reconstruction import Reconstruction
+from fedstill.tasks.segmentation import Segmentation
+
+SHAPE, SEED = (1, 16, 16), 4
+TASK = Segmentation(2)
+OPEN = PolicyConfig(label_maps=True)
+FIOD = FedIODConfig(
+    steps=3,
+    batch=4,
+    generator_width=2,
+    critic_width=4,
+    memory=12,
+    student_steps=2,
+    student_batch=6,
+    ensemble="log_probs",
+)
+ASYN = AsynDGANConfig(
+    steps=2, batch=2, generator_width=2, critic_width=4, student_steps=2, student_batch=4, pixel=3.0
+)
+
+
+@dataclass
+class World:
+    nodes: list[Node]
+    side: NodeSide
+    federation: InProcess
+    server: Any
+    ledger: Ledger
+    task: Task
+
+
+def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:
+    """Dark images with a bright disc and, in most, a brighter square in it, which is what is looked for."""
+    draw = torch.Generator().manual_seed(seed)
+    y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    middle = 6 + 4 * torch.rand(count, 2, 1, 1, generator=draw)
+    body = (y - middle[:, 0]).square() + (x - middle[:, 1]).square() < 30
+    square = ((y - middle[:, 0]).abs() < 2) & ((x - middle[:, 1]).abs() < 3) & (torch.rand(count, 1, 1) < 2)
+    square[::4] = False
+    images = -1 + 1.0 * body + 0.7 * square + 0.05 * torch.rand(count, 16, 16, generator=draw)
+    images = images.unsqueeze(1).clamp(-1, 1)  # (N, 1, 16, 16)
+    if task.kind == "image":
+        return TensorData(task.observe(images), images)
+    return TensorData(images, square.long())
+
+
+def vgg(width: int = 3) -> VGGFeatures:
+    """Features of the form of VGG-16's, narrow and random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        channels, blocks = 3, []
+        for count in (2, 2, 3, 3, 3):
+            block = []
+            for _ in range(count):
+                block.append((0.5 * torch.randn(width, channels, 3, 3), 0.1 * torch.randn(width)))
+                channels = width
+            blocks.append(block)
+    return VGGFeatures(blocks, (0.5,), (0.5,))
+
+
+def world(
+    config: FedIODConfig | AsynDGANConfig = FIOD,
+    *,
+    task: Task = TASK,
+    policy: PolicyConfig = OPEN,
+    features: nn.Module | None = None,
+    specs: tuple[str, ...] = ("unet:2", "unet:2", "unet:3"),
+    stacked: bool = True,
+    **options: Any,
+) -> World:
+    """Nodes with 5, 8 and 11 images each, none of them trained."""
+    config = replace(config, **options)
+    ledger, nodes = Ledger(), []
+    for index, spec in enumerate(specs):
+        model = build(spec, SHAPE, task.classes, 0, index).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)  # so that the nodes disagree
+        gate = Gate(f"n{index}", policy, ledger)
+        nodes.append(Node(f"n{index}", blobs(5 + 3 * index, index, task), model, gate, SEED))
+    method = FEDIOD if isinstance(config, FedIODConfig) else ASYNDGAN
+    side = method.node_side(config, NodeSetting(task, LocalConfig(), Compute(), None, features))
+    side.prepare(nodes)
+    federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
+    student = build("unet:2", SHAPE, task.classes, 0, "student")
+    setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, LocalConfig())
+    return World(nodes, side, federation, method.server(config, setting), ledger, task)
+
+
+def weights(*modules: nn.Module) -> torch.Tensor:
+    """All numbers of some networks in one vector."""
+    parts = [value.detach().flatten().float() for m in modules for value in m.state_dict().values()]
+    return torch.cat(parts).clone()
+
+
+def everything(world: World) -> torch.Tensor:
+    """All numbers that a run can change."""
+    critics = [node.modules["critic"] for node in world.nodes if "critic" in node.modules]
+    return weights(world.server.student, world.server.generator, *critics)
+
+
+def up(world: World) -> Mapping[str, int]:
+    """Bytes that left the nodes, by kind."""
+    return {kind: sizes["up"] for kind, sizes in world.ledger.summary()["by_kind"].items() if sizes["up"]}
+
+
+RECONSTRUCTION = Reconstruction(acceleration=2, centre=0.25)

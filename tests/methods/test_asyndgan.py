@@ -1,0 +1,205 @@
+"""AsynDGAN: what it asks, whom, and what its task network learns on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedstill.errors import ArgumentError, NodeFault
+from fedstill.federation import LinkConfig
+from fedstill.methods import METHODS, refusal
+from fedstill.methods.asyndgan import AsynDGANConfig
+from fedstill.methods.conditions import told, whose
+from fedstill.node.gate import PolicyConfig
+from fedstill.state import load_state, save_state
+from fedstill.tasks.classification import Classification
+from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
+
+
+def test_each_node_is_asked_about_images_of_its_own_maps() -> None:
+    one = world(ASYN)
+    asked: dict[str, torch.Tensor] = {}
+    answer = one.federation._answer
+
+    def heard(names: Any, question: str, number: int, tensors: Any, *more: Any) -> Any:
+        if question == "judge":
+            (name,) = names
+            asked[name] = tensors["source"]
+        return answer(names, question, number, tensors, *more)
+
+    one.federation._answer = heard  # type: ignore[method-assign]
+    one.server.step()
+    assert set(asked) == {"n0", "n1", "n2"}
+    for name, source in asked.items():
+        assert source[:, 0].tolist() == [whose(name)] * ASYN.batch
+
+
+def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
+    one, plain = world(ASYN), world(ASYN)
+    losses = one.server.step()
+    plain.server.source.load(one.server.source.state())
+    sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
+    for k, node in enumerate(plain.nodes):
+        number = 1 + 3 + k  # after the sizes and three nodes' maps
+        wish = plain.server.source.draw(ASYN.batch, "w", 0, node.name, of=node.name)
+        x = plain.server.generator(TASK.condition(wish.maps))
+        D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
+        real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
+        fake = torch.cat([TASK.condition(wish.maps), x], 1)
+        optimiser = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
+        (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
+        optimiser.step()
+        gan = gan + sizes[k] / 24 * F.softplus(D(fake)).mean()
+        own = node.data.inputs[told(node, ASYN)][wish.source[:, 1]]
+        unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()
+    assert losses == pytest.approx({"gan": gan.item(), "difference": unlike.item()}, rel=1e-4)
+    (gan + unlike).backward()
+    pairs = zip(one.server.generator.parameters(), plain.server.generator.parameters(), strict=True)
+    for mine, other in pairs:
+        assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm()
+
+
+def test_first_the_generator_learns_and_then_the_student() -> None:
+    one = world(ASYN)
+    assert one.server.total == 4
+    student, G = weights(one.server.student), weights(one.server.generator)
+    for _ in range(2):
+        assert set(one.server.step()) == {"gan", "difference"}
+    assert torch.equal(weights(one.server.student), student)
+    made, bytes_up = weights(one.server.generator), up(one)
+    assert not torch.equal(made, G)
+    for _ in range(2):
+        assert set(one.server.step()) == {"student"}
+    assert not torch.equal(weights(one.server.student), student)
+    assert torch.equal(weights(one.server.generator), made)
+    assert up(one) == bytes_up, "what the student learns on is made at the server"
+    assert set(bytes_up) == {"label maps", "data sizes", "critic", "difference", "gradients"}
+
+
+def test_the_student_learns_on_generated_images_and_their_maps() -> None:
+    one = world(ASYN)
+    one.server.step()
+    wish = one.server.source.draw(6, "student", 0)
+    x, targets = one.server._pairs(wish, 0)
+    torch.testing.assert_close(x, one.server.generator(TASK.condition(wish.maps)))
+    assert torch.equal(targets, TASK.labels(wish.maps, x))
+    one.server.config = replace(ASYN, student_augment="turn")
+    turned, labels = one.server._pairs(wish, 0)
+    assert not torch.equal(turned, x)
+    assert labels.sum() > 0
+
+
+def test_its_nodes_train_no_task_networks() -> None:
+    one = world(ASYN)
+    assert one.side.first is None
+    assert not one.side.learns
+    assert "logits" not in one.side.leaves()
+    before = weights(*[node.model for node in one.nodes])
+    for _ in range(4):
+        one.server.step()
+    assert torch.equal(weights(*[node.model for node in one.nodes]), before)
+
+
+@pytest.mark.parametrize(
+    "options", [{"conditions": "drawn"}, {"conditions": "drawn", "critic_sees": "image"}]
+)
+def test_of_drawn_maps_all_nodes_judge_the_same_images(options: dict[str, Any]) -> None:
+    one = world(ASYN, policy=PolicyConfig(), **options)
+    for _ in range(4):
+        one.server.step()
+    assert set(up(one)) == {"data sizes", "critic", "gradients"}
+    assert one.ledger.summary()["questions_by_name"] == {"tell_size": 1, "judge": 2}
+
+
+def test_it_reconstructs_from_outlines() -> None:
+    one = world(ASYN, task=RECONSTRUCTION, student_augment="turn")
+    assert [set(one.server.step()) for _ in range(4)][-1] == {"student"}
+    x, targets = one.server._pairs(one.server.source.draw(4, "student", 0), 0)
+    torch.testing.assert_close(x, RECONSTRUCTION.observe(targets))
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_going_on_from_a_state_gives_the_figures_of_one_go(stop: int, tmp_path: Path) -> None:
+    whole, first, second = (world(ASYN) for _ in range(3))
+    expected = [whole.server.step() for _ in range(4)]
+    assert [first.server.step() for _ in range(stop)] == expected[:stop]
+    kept = {"server": first.server.state(), "nodes": [node.state() for node in first.nodes]}
+    save_state(tmp_path / "state", kept)
+    back = load_state(tmp_path / "state")
+    for node, state in zip(second.nodes, back["nodes"], strict=True):
+        node.load(state)
+    second.server.load(back["server"])
+    assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]
+    assert torch.equal(everything(second), everything(whole))
+
+
+def test_stacked_and_one_by_one_give_equal_figures() -> None:
+    for options in ({}, {"conditions": "drawn"}):
+        stacked, alone = world(ASYN, **options), world(ASYN, **options, stacked=False)
+        for _ in range(4):
+            assert stacked.server.step() == pytest.approx(alone.server.step(), rel=1e-3, abs=1e-5)
+        assert stacked.ledger.summary() == alone.ledger.summary()
+
+
+def away(one: World, *names: str) -> None:
+    """Let nodes be away as maps are told, and only then."""
+    one.federation.link = LinkConfig(quorum=0.3)
+    answer = one.federation._answer
+
+    def heard(asked: Any, question: str, number: int, *more: Any) -> Any:
+        if question == "tell_maps" and asked[0] in names:
+            one.federation.leave_out(asked[0], question, "no answer", back=True, since=number)
+            return {}
+        return answer(asked, question, number, *more)
+
+    one.federation._answer = heard  # type: ignore[method-assign]
+
+
+def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_own() -> None:
+    one = world(ASYN)
+    away(one, "n1")
+    one.server.step()
+    del one.federation.out["n1"]  # it is back
+    for _ in range(3):
+        one.server.step()
+    assert one.federation.present == ("n0", "n1", "n2")
+    assert one.ledger.summary()["questions_by_name"]["judge"] == 2 * 2, "of two nodes in two steps"
+
+
+def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
+    one = world(ASYN)
+    away(one, "n1")
+    one.server.step()
+    del one.federation.out["n1"]
+    for name in ("n0", "n2"):
+        one.federation.leave_out(name, "judge", "gone", back=False)
+    with pytest.raises(NodeFault, match="none of them has told size and maps"):
+        one.server.step()
+
+
+def test_it_runs_only_where_images_are_made_from_maps() -> None:
+    needs = METHODS["asyndgan"].needs(AsynDGANConfig())
+    assert refusal(needs, TASK) is None
+    assert refusal(needs, RECONSTRUCTION) is None
+    assert "label maps" in str(refusal(needs, Classification(3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("batch", 0),
+        ("student_steps", 0),
+        ("student_batch", 0),
+        ("gan", 0.0),
+        ("critic_lr", -1.0),
+    ],
+)
+def test_impossible_options_are_named(name: str, value: float) -> None:
+    with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
+        AsynDGANConfig(**{name: value})  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""Where maps come from, and what of that leaves a node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.compute import Compute
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.federation import LinkConfig
+from fedstill.methods import ServerSetting
+from fedstill.methods.conditions import Gallery, Maps, MapsConfig, told, whose
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.training import LocalConfig
+from tests.methods.map_world import FIOD, SEED, TASK, World, blobs, up, world
+
+
+def setting(one: World, public: Public | None = None, shape: tuple[int, ...] = (1, 16, 16)) -> ServerSetting:
+    server = one.server
+    return ServerSetting(
+        one.federation, server.student, TASK, shape, (0.5,), (0.5,), Compute(), SEED, LocalConfig(), public
+    )
+
+
+def gathered(one: World, **options: Any) -> Maps:
+    maps = Maps(MapsConfig(**options), setting(one))
+    maps.gather(one.federation)
+    return maps
+
+
+def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
+    one = world()
+    maps = gathered(one)
+    for node in one.nodes:
+        mine = maps.owner == whose(node.name)
+        expected = TASK.maps(node.data)[told(node, FIOD)]
+        assert torch.equal(maps.pool[mine], expected)
+        assert maps.row[mine].tolist() == list(range(len(node.data)))
+    assert told(one.nodes[2], FIOD).tolist() != list(range(11))
+    assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
+
+
+def test_a_node_tells_no_more_than_asked_for() -> None:
+    one = world(most_maps=3)
+    maps = gathered(one, most_maps=3)
+    assert len(maps.pool) == 3 * 3
+    assert up(one) == {"label maps": 3 * 3 * 16 * 16}
+
+
+def test_maps_are_asked_for_once() -> None:
+    one = world()
+    maps = gathered(one)
+    maps.gather(one.federation)
+    assert one.ledger.summary()["questions_by_name"] == {"tell_maps": 3}, "one a node"
+
+
+@pytest.mark.parametrize("augment", ["none", "mirror", "turn"])
+def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> None:
+    one = world()
+    maps = gathered(one, map_augment=augment)
+    wish = maps.draw(60, "w", 3)
+    by_name = {whose(node.name): node for node in one.nodes}
+    for drawn, (owner, row, pose) in zip(wish.maps, wish.source.tolist(), strict=True):
+        node = by_name[owner]
+        real = TASK.maps(node.data)[told(node, FIOD)][row]
+        real = real.flip(-1) if pose % 2 else real
+        assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
+    assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
+    assert torch.equal(wish.told[0], TASK.condition(wish.maps))
+    again, other = maps.draw(60, "w", 3), maps.draw(60, "w", 4)
+    assert torch.equal(again.maps, wish.maps)
+    assert not torch.equal(other.maps, wish.maps)
+    mine = maps.draw(20, "w", of="n1")
+    assert set(mine.source[:, 0].tolist()) == {whose("n1")}
+
+
+def test_drawn_maps_ask_nobody_and_noise_comes_beside_them() -> None:
+    one = world(conditions="drawn")
+    maps = gathered(one, conditions="drawn", map_noise=2)
+    condition, w = maps.draw(3, "w").told
+    assert w.shape == (3, 2, 16, 16)
+    assert condition.shape == (3, 3, 16, 16)
+    assert up(one) == {}
+    assert maps.draw(3, "w").source[:, 0].tolist() == [-1] * 3
+
+
+def test_public_maps_are_those_of_public_labels() -> None:
+    one, data = world(conditions="drawn"), blobs(6, 9)
+    public = Public("held-out", data.inputs, data.targets)
+    maps = Maps(MapsConfig(conditions="public"), setting(one, public))
+    assert torch.equal(maps.pool, TASK.maps(data))
+    for lacking in (None, Public("noise", data.inputs)):
+        with pytest.raises(ArgumentError, match=r"method\.conditions is 'public': allowed is nodes or drawn"):
+            Maps(MapsConfig(conditions="public"), setting(one, lacking))
+
+
+def test_images_that_are_not_square_are_not_turned() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.map_augment is 'turn': allowed is none or mirror"):
+        Maps(MapsConfig(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"most_maps": -1}, {"map_noise": -1}, {"pixel": -0.1}, {"perceptual": -1.0}]
+)
+def test_impossible_options_are_named(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
+        MapsConfig(**options)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
+    with pytest.raises(QuestionRefused, match=r"label_maps: no .* method\.conditions = .drawn"):
+        world(policy=PolicyConfig())
+    for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
+        world(policy=policy).server.step()
+    world(policy=PolicyConfig(), conditions="drawn").server.step()
+
+
+def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
+    """Asked often enough that tells the image, though no map has left."""
+    one = world()
+    examine, gate = one.side.questions["examine"], Gate("n0", PolicyConfig(), Ledger())
+    assert str(gate.objection(examine)).startswith("label_maps: no difference, unless its owner")
+    apart = world(pixel=0.0, perceptual=0.0).side.questions["examine"]
+    assert gate.objection(apart) is None
+
+
+def test_letting_label_maps_out_lets_nothing_else_out() -> None:
+    one = world()
+    gate, question = one.nodes[0].gate, one.side.questions["tell_maps"]
+    assert gate.objection(question) is None
+    more = replace(question, releases={**question.releases, "weights": "parameters"})
+    assert gate.objection(more) == "outputs_only: no parameters"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (torch.zeros(4, 8, 8, dtype=torch.uint8), r"maps are torch\.uint8"),
+        (torch.full((4, 16, 16), 200, dtype=torch.uint8), r"maps hold 200: allowed is 0\.\.2"),
+        (torch.full((4, 16, 16), 3, dtype=torch.uint8), r"maps hold 3: allowed is 0\.\.2"),
+    ],
+)
+def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
+    wrong: torch.Tensor, said: str
+) -> None:
+    def broken(link: LinkConfig) -> World:
+        one = world()
+        one.federation.link = link
+        answer = one.federation._answer
+
+        def lying(asked: Any, question: str, *args: Any) -> Any:
+            given = answer(asked, question, *args)
+            return {name: {"maps": wrong} if name == "n1" else each for name, each in given.items()}
+
+        one.federation._answer = lying  # type: ignore[method-assign]
+        return one
+
+    one = broken(LinkConfig(quorum=0.5))
+    maps = gathered(one)
+    assert one.federation.present == ("n0", "n2")
+    assert set(maps.owner.tolist()) == {whose("n0"), whose("n2")}
+    with pytest.raises(NodeFault, match=said):
+        gathered(broken(LinkConfig(quorum=1.0)))
+
+
+def test_a_gallery_is_worked_out_once() -> None:
+    data, gallery = blobs(4, 0), Gallery(TASK)
+    assert gallery.of(data) is gallery.of(data)
+    assert torch.equal(gallery.of(data).targets, TASK.maps(data))
+
+
+def test_what_was_gathered_is_remembered() -> None:
+    one = world()
+    maps = gathered(one)
+    other = Maps(MapsConfig(), setting(one))
+    assert not other.ready
+    other.load(maps.state())
+    assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

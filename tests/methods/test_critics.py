@@ -1,0 +1,144 @@
+"""What critics see, learn and answer where images are made from maps."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedstill.compute import Compute
+from fedstill.errors import ArgumentError
+from fedstill.methods.conditions import told, whose
+from fedstill.methods.critics import Critics, critic_loss, doubts
+from fedstill.models.vector import to_vector
+from fedstill.node.dpsgd import DPSGD
+from fedstill.node.group import Group
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.privacy import randomness
+from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
+
+X = torch.rand(1, 4, *SHAPE, generator=torch.Generator().manual_seed(1)) * 2 - 1
+MAPS = torch.randint(3, (1, 4, 16, 16), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+
+
+def critics_of(config: Any = FIOD, task: Any = TASK, features: Any = None) -> Critics:
+    return Critics(config, config, NodeSetting(task, LocalConfig(), Compute(), None, features))
+
+
+def test_a_critic_sees_the_map_as_channels_before_the_image() -> None:
+    seen = critics_of().seen(X, MAPS)
+    assert seen.shape == (1, 4, 3 + 1, 16, 16)
+    assert torch.equal(seen[:, :, 3:], X)
+    assert torch.equal(seen[0, :, :3].argmax(1), MAPS[0].long())
+    alone = critics_of(replace(FIOD, critic_sees="image"))
+    assert alone.seen(X, MAPS) is X
+    assert "maps" not in alone.sends
+
+
+def test_real_pairs_are_the_nodes_own_maps_and_images() -> None:
+    one = world()
+    critics, group = critics_of(), Group(one.nodes[:2])
+    real = critics.own(group, 7, 5)  # (2, 5, 4, 16, 16)
+    for row, node in enumerate(group.nodes):
+        drawn = node.sample(5, "critic", 7)
+        assert torch.equal(real[row, :, 3:], drawn.inputs)
+        assert torch.equal(real[row, :, :3].argmax(1), TASK.maps(drawn).long())
+
+
+def test_a_step_of_a_critic_is_plain_autograd_on_real_and_generated_pairs() -> None:
+    one = world(specs=("unet:2",))
+    node, critics = one.nodes[0], critics_of()
+    D = copy.deepcopy(node.modules["critic"]).train()
+    real = critics.own(Group([node]), 3, 4)[0]
+    fake = torch.cat([TASK.condition(MAPS[0]), X[0]], 1)
+    loss = F.softplus(D(real)).mean() + F.softplus(-D(fake)).mean()
+    optimiser = torch.optim.Adam(D.parameters(), FIOD.critic_lr, betas=(0.5, 0.999))
+    loss.backward()
+    optimiser.step()
+    answer = critics.judge(Group([node]), 3, X, MAPS)
+    torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(D), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(answer["critic"][0], D(fake), rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() -> None:
+    features = vgg()
+    config = replace(FIOD, pixel=2.0, perceptual=3.0)
+    one = world(config, features=features)
+    critics = critics_of(config, features=features)
+    a, b = one.nodes[:2]
+    # Two maps of a (the second turned by pose 3), one of b, one that nobody told.
+    source = torch.tensor(
+        [[whose("n0"), 1, 0], [whose("n0"), 4, 3], [whose("n1"), 0, 0], [whose("n0"), 99, 0]]
+    )
+    x = X.expand(2, *X.shape[1:]).clone().requires_grad_()
+    answer = critics.judge(Group([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
+    difference = answer["difference"]  # (2, 4)
+    own = a.data.inputs[told(a, config)]
+    turned = torch.rot90(own[4].flip(-1), 1, (-2, -1))
+    expected = torch.zeros(2, 4)
+    for row, node, real in ((0, 0, own[1]), (1, 0, turned), (2, 1, b.data.inputs[told(b, config)][0])):
+        expected[node, row] = 2.0 * (X[0, row] - real).abs().mean()
+        theirs, mine = features(real.unsqueeze(0)), features(X[0, row].unsqueeze(0))
+        far = [(i - j).square().mean() for i, j in zip(mine, theirs, strict=True)]
+        expected[node, row] += 3.0 * sum(far) / len(far)
+    torch.testing.assert_close(difference, expected, rtol=1e-4, atol=1e-6)
+    assert (expected[0, :2] > 0.01).all()
+    assert expected[1, 2] > 0.01
+    (slope,) = torch.autograd.grad(difference.sum(), x)
+    assert slope[0, 0].abs().sum() > 0
+    assert slope[0, 3].abs().sum() == 0 == slope[1, 0].abs().sum()
+
+
+def test_a_question_with_too_few_maps_is_refused() -> None:
+    node, critics = world().nodes[0], critics_of()
+    with pytest.raises(ArgumentError, match=r"shape of maps is \(3, 16, 16\): allowed is one for each of 4"):
+        critics.judge(Group([node]), 0, X, MAPS[:, :3])
+    with pytest.raises(ArgumentError, match="shape of source is"):
+        critics.judge(Group([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
+
+
+def test_without_features_only_pixels_are_compared() -> None:
+    one = world(perceptual=3.0, pixel=2.0)
+    critics, node = critics_of(replace(FIOD, perceptual=3.0, pixel=2.0)), one.nodes[0]
+    source = torch.tensor([[[whose("n0"), 0, 0]] * 4])
+    difference = critics.judge(Group([node]), 0, X, MAPS, source)["difference"][0]
+    real = node.data.inputs[told(node, FIOD)][0]
+    torch.testing.assert_close(difference, 2.0 * (X[0] - real).abs().flatten(1).mean(1))
+
+
+def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() -> None:
+    one = world(task=RECONSTRUCTION)
+    critics = critics_of(task=RECONSTRUCTION)
+    real = critics.own(Group(one.nodes[:1]), 0, 5)[0]
+    drawn = one.nodes[0].sample(5, "critic", 0)
+    assert torch.equal(real[:, 2:], drawn.targets)
+    assert not torch.equal(real[:, 2:], drawn.inputs)
+
+
+def test_a_critic_of_pairs_learns_privately() -> None:
+    one = world(specs=("unet:2",))
+    node = one.nodes[0]
+    node.private = {"critic": DPSGD(1.0, 1.0, partial(randomness.seeded, 0))}
+    critics = critics_of()
+    critics.prepare([node])
+    assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
+    before, data = to_vector(node.modules["critic"]), node.data
+    answer = critics.judge(Group([node]), 0, X, MAPS)
+    assert answer["critic"].shape == (1, 4, 4, 4)
+    assert not torch.equal(to_vector(node.modules["critic"]), before)
+    assert node.data is data
+
+
+@pytest.mark.parametrize(("form", "expected"), [("eq2", 4 * 0.5), ("bce", 4 * math.log(2))])
+def test_doubts_are_summed_over_patches_by_hand(form: Any, expected: float) -> None:
+    config = replace(FIOD, gan_form=form)
+    torch.testing.assert_close(doubts(torch.zeros(2, 3, 2, 2), config), torch.full((2, 3), expected))
+    falling = critic_loss(torch.full((1, 1, 1, 1), -9.0), torch.full((1, 1, 1, 1), 9.0), config)
+    assert falling < 1e-3

@@ -1,0 +1,275 @@
+"""FedAD: where networks look, what is asked once, and what a student makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, ModelError
+from fedstill.federation import InProcess, partition
+from fedstill.methods import ServerSetting, fedad
+from fedstill.methods.fedad import ATTENTION, METHOD, FedADConfig, FedADServer, node_side, outside
+from fedstill.models import build
+from fedstill.models.attention import looked, place_of
+from fedstill.models.vector import to_vector
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.guard import Guard, unpriced
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.rules import Derived, Exact
+from fedstill.state import load_state, save_state
+from fedstill.tasks import Task
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.reconstruction import Reconstruction
+
+SHAPE, SEED, N = (1, 8, 8), 4, 13
+IMAGES, LABELS = Reconstruction(), Classification(3)
+LOCAL = LocalConfig(epochs=1, batch=4)
+CONFIG = FedADConfig(epochs=3, batch=5, side=4)
+ALIKE, MIXED = ("unet:4",) * 3, ("unet:4", "unet:2", "unet:6")
+
+
+@dataclass
+class World:
+    nodes: list[Node]
+    side: NodeSide
+    public: Public
+    federation: InProcess
+    server: FedADServer
+    ledger: Ledger
+
+
+def world(
+    config: FedADConfig = CONFIG,
+    *,
+    specs: Sequence[str] = MIXED,
+    student: str = "unet:4",
+    task: Task = IMAGES,
+    stacked: bool = True,
+) -> World:
+    ledger, nodes, compute = Ledger(), [], Compute()
+    public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
+    for index, spec in enumerate(specs):
+        generator = torch.Generator().manual_seed(index)
+        x = torch.rand(4 + 3 * index, *SHAPE, generator=generator) * 2 - 1
+        y = x if task is IMAGES else torch.randint(3, (len(x),), generator=generator)
+        gate = Gate(f"n{index}", PolicyConfig(), ledger)
+        model = build(spec, SHAPE, task.classes, 0, index).eval()
+        nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
+    side = node_side(config, NodeSetting(task, LOCAL, compute, public))
+    side.prepare(nodes)
+    federation = InProcess(nodes, partition(nodes, stacked), side, compute)
+    learner = build(student, SHAPE, task.classes, 0, "student")
+    setting = ServerSetting(federation, learner, task, SHAPE, (0.5,), (0.5,), compute, SEED, LOCAL, public)
+    return World(nodes, side, public, federation, FedADServer(config, setting), ledger)
+
+
+def run(made: World, turns: int | None = None) -> World:
+    for _ in range(made.server.total if turns is None else turns):
+        made.server.step()
+    return made
+
+
+def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
+    """z_k and A_k of all nodes on all public images, plainly."""
+    with torch.no_grad():
+        pairs = [
+            looked(
+                node.model.eval(),
+                place_of(node.model, SHAPE, "it"),
+                made.public.inputs,
+                made.server.config.side,
+            )
+            for node in made.nodes
+        ]
+    return torch.stack([z for z, _ in pairs]), torch.stack([A for _, A in pairs])
+
+
+# --- where networks look ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "place"), [("unet:4", "extractor"), ("small-cnn:4", "10"), ("lenet5", "5"), ("resnet8:4", "5")]
+)
+def test_the_last_layer_with_places_is_looked_at(spec: str, place: str) -> None:
+    model = build(spec, SHAPE, 3, 0).train()
+    assert place_of(model, SHAPE, "model") == place
+    assert model.training
+    assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_a_network_without_places_has_no_attention() -> None:
+    with pytest.raises(ModelError, match=r"the model of n0 has no attention.*method.attention = 0"):
+        world(specs=("mlp:4",) * 3, student="mlp:4", task=LABELS)
+    with pytest.raises(ModelError, match="the student has no attention"):
+        world(specs=("small-cnn:4",) * 3, student="mlp:4", task=LABELS)
+    run(world(replace(CONFIG, attention=0.0), specs=("mlp:4",) * 3, student="mlp:4", task=LABELS), 1)
+
+
+def test_attention_is_the_strength_of_activations_place_by_place_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Flatten(), nn.Linear(32, 3))
+    with torch.no_grad():
+        model.get_parameter("0.weight").copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1))
+    x = torch.zeros(1, 1, 4, 4)
+    x[0, 0, 0, 0], x[0, 0, 3, 3] = 2.0, 1.0
+    z, A = looked(model, "0", x, 2)
+    assert torch.equal(z, model(x))
+    # (x^2 + 4 x^2) / 2 = 10 and 2.5 in one of four cells each: 4 to 1.
+    torch.testing.assert_close(A, F.normalize(torch.tensor([[4.0, 0.0, 0.0, 1.0]])))
+    assert looked(model, "0", torch.zeros(1, 1, 4, 4), 2)[1].tolist() == [[0.0] * 4]
+
+
+def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
+    model = build("small-cnn:4", (1, 16, 16), 3, 0)
+    A = looked(model, "10", torch.randn(2, 1, 16, 16), 8)[1]  # the layer gives 4 x 4
+    assert A.shape == (2, 64)
+    torch.testing.assert_close(A.norm(dim=1), torch.ones(2))
+    cells = A.view(2, 4, 2, 4, 2)
+    torch.testing.assert_close(cells.amax((2, 4)), cells.amin((2, 4)))
+
+
+def test_what_is_outside_the_bounds_costs_and_nothing_else() -> None:
+    least, most = torch.tensor([[0.2, 0.2]]), torch.tensor([[0.4, 0.2]])
+    A = torch.tensor([[0.3, 0.2], [0.1, 0.2], [0.7, 0.5]])
+    torch.testing.assert_close(
+        outside(A, least.expand(3, 2), most.expand(3, 2)), torch.tensor([0.0, 0.01, 0.09 + 0.09])
+    )
+
+
+# --- what is asked, what comes of it ---------------------------------------------------------------
+
+
+def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() -> None:
+    made = run(world(), 1)
+    z, A = told(made)
+    shares = torch.tensor([4.0, 7.0, 10.0]) / 21  # of all images
+    expected = (shares.view(-1, 1, 1, 1, 1) * z).sum(0)
+    torch.testing.assert_close(made.server.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.server.targets["least"], A.amin(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.server.targets["most"], A.amax(0), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_of_maps_counts_those_more_who_know_more() -> None:
+    made = run(world(replace(CONFIG, attend="mean")), 1)
+    mean = (torch.tensor([4.0, 7.0, 10.0]).view(-1, 1, 1) / 21 * told(made)[1]).sum(0)
+    for bound in ("least", "most"):
+        torch.testing.assert_close(made.server.targets[bound], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_weights_need_no_counts() -> None:
+    made = run(world(replace(CONFIG, weights="equal")), 1)
+    torch.testing.assert_close(made.server.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5)
+    assert made.ledger.summary()["questions_by_name"] == {"predict": 1}
+
+
+def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(world(), 1)
+    monkeypatch.setattr(fedad, "CHUNK", 5)
+    made = run(world())
+    summary = made.ledger.summary()
+    assert summary["questions_by_name"] == {"count_labels": 1, "predict": 3}
+    assert made.side.questions["predict"].times == 3
+    assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
+    assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 16 * 4, "down": 0}
+    for name, value in whole.server.targets.items():
+        torch.testing.assert_close(made.server.targets[name], value, rtol=1e-4, atol=1e-5)
+    assert METHOD.one_round is not None
+    asks = METHOD.one_round(CONFIG, made.public, SEED)
+    assert [ask.question for ask in asks] == ["count_labels"] + ["predict"] * 3
+    assert [ask.tensors["rows"].tolist() for ask in asks[1:]] == [[0, 5], [5, 10], [10, 13]]
+
+
+@pytest.mark.parametrize("attend", ["between", "mean"])
+def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do(attend: Any) -> None:
+    made = world(replace(CONFIG, epochs=40, lr=5e-3, attend=attend))
+    first = made.server.step()
+    last = [made.server.step() for _ in range(39)][-1]
+    assert last["student"] < 0.7 * first["student"]
+    assert last["attention"] < 0.7 * first["attention"]
+
+
+def test_attention_is_learned_only_where_it_weighs() -> None:
+    with_it, hardly = (
+        run(world(replace(CONFIG, epochs=20, lr=5e-3, attention=weight, attend="mean")))
+        for weight in (5.0, 1e-9)
+    )
+
+    def away(made: World) -> float:
+        with torch.no_grad():
+            A = looked(made.server.student.eval(), "extractor", made.public.inputs, 4)[1]
+        return outside(A, made.server.targets["least"], made.server.targets["most"]).mean().item()
+
+    assert away(with_it) < 0.5 * away(hardly)
+
+
+def test_classes_are_ensembled_by_label_counts() -> None:
+    made = run(world(specs=("small-cnn:4", "lenet5", "small-cnn:4"), student="small-cnn:4", task=LABELS), 1)
+    counts = torch.stack([LABELS.counts(node.data) for node in made.nodes])
+    weights = LABELS.importance(counts)
+    expected = LABELS.ensemble(told(made)[0], weights, "logits")
+    torch.testing.assert_close(made.server.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
+
+
+# --- privacy ---------------------------------------------------------------------------------------
+
+
+def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
+    side = world().side
+    question = side.questions["predict"]
+    assert Gate("n0", PolicyConfig(outputs_only=True), Ledger()).objection(question) is None
+    learned = Guard("n0", PrivacyConfig(mechanism="dp-sgd", epsilon=5.0), side, LOCAL, 10, IMAGES)
+    assert isinstance(learned.rule(question, "attention"), Derived)
+    assert unpriced(learned, question) is None
+    side = world(specs=("small-cnn:4",) * 3, student="small-cnn:4", task=LABELS).side
+    question = side.questions["predict"]
+    noisy = Guard("n0", PrivacyConfig(mechanism="noisy-outputs"), side, LOCAL, 10, LABELS)
+    assert isinstance(noisy.rule(question, "attention"), Exact)
+    priced = Guard("n0", PrivacyConfig(mechanism="noisy-outputs", epsilon=5.0), side, LOCAL, 10, LABELS)
+    refused = unpriced(priced, question)
+    assert refused is not None
+    assert "no guarantee for attention maps" in refused
+
+
+# --- engines, stops --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
+def test_stacked_and_one_by_one_give_equal_figures(specs: Sequence[str]) -> None:
+    stacked, alone = (run(world(specs=specs, stacked=stacked)) for stacked in (True, False))
+    torch.testing.assert_close(
+        to_vector(stacked.server.student), to_vector(alone.server.student), rtol=1e-3, atol=1e-4
+    )
+    assert stacked.ledger.summary() == alone.ledger.summary()
+
+
+def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
+    straight, half = run(world()), run(world(), 2)
+    save_state(tmp_path / "state.st", half.server.state())
+    rest = world()
+    rest.server.load(load_state(tmp_path / "state.st"))
+    run(rest, 1)
+    assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
+    assert rest.ledger.summary()["questions_by_name"] == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("side", 0), ("epochs", 0), ("batch", 0), ("attention", math.inf), ("tau", 0.0), ("attend", "union")],
+)
+def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"method.{option} is "):
+        FedADConfig(**{option: value})

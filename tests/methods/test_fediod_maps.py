@@ -1,0 +1,343 @@
+"""FedIOD where images are made from label maps: segmentation and reconstruction."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedstill.errors import ArgumentError
+from fedstill.federation import Answers
+from fedstill.methods.conditions import told, whose
+from fedstill.methods.fediod import FedIODConfig
+from fedstill.methods.recall import Known, Recall
+from fedstill.models.vgg import perceptual
+from fedstill.node.gate import PolicyConfig
+from fedstill.state import load_state, save_state
+from fedstill.tasks.classification import Classification
+from tests.methods.map_world import (
+    FIOD,
+    RECONSTRUCTION,
+    SEED,
+    SHAPE,
+    TASK,
+    everything,
+    up,
+    vgg,
+    weights,
+    world,
+)
+
+FULL = replace(FIOD, perceptual=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
+
+
+def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
+    image = node.data.inputs[told(node, FULL)][row]
+    return torch.rot90(image.flip(-1) if pose % 2 else image, pose // 2, (-2, -1))
+
+
+@pytest.mark.parametrize("augment", ["none", "turn"])
+def test_the_generators_gradient_through_the_federation_is_plain_autograds(augment: Any) -> None:
+    features, config = vgg(), replace(FULL, map_augment=augment)
+    one, plain = world(config, features=features), world(config, features=features)
+    losses = one.server.step()
+
+    for node in plain.nodes:  # questions before the first examine, which take numbers
+        node.model.requires_grad_(False)
+    G, S = plain.server.generator, plain.server.student.eval()
+    plain.server.source.load(one.server.source.state())
+    wish = plain.server.source.draw(config.batch, "w", 0)
+    x = G(TASK.condition(wish.maps))
+    sizes = [float(len(node.data)) for node in plain.nodes]
+    pi = torch.tensor(sizes) / sum(sizes)
+    number = 1 + len(plain.nodes)  # the counts were question 0, then each node was asked for its maps
+    gan, unlike, z = torch.zeros(()), torch.zeros(()), []
+    for k, node in enumerate(plain.nodes):
+        D, drawn = node.modules["critic"].train(), node.sample(config.batch, "critic", number)
+        real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
+        fake = torch.cat([TASK.condition(wish.maps), x], 1)
+        D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
+        optimiser = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
+        D_loss.backward()
+        optimiser.step()
+        gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
+        z.append(node.model(x))
+        for row, (owner, place, pose) in enumerate(wish.source.tolist()):
+            if owner == whose(node.name):
+                target = real_of(node, place, pose)
+                unlike = unlike + 2.0 * (x[row] - target).abs().mean() / config.batch
+                far = perceptual(features, x[row : row + 1], target.unsqueeze(0))
+                unlike = unlike + 0.5 * far.sum() / config.batch
+    q = torch.stack(z).softmax(2)  # (K, B, C, H, W)
+    entropies = -(q * q.log()).sum(2).mean((1, 2, 3))
+    conf = (pi * entropies).sum()
+    mean = (pi.view(-1, 1, 1, 1, 1) * q).sum(0)
+    unique = conf + (mean * mean.log()).sum(1).mean()
+    counts = torch.stack([TASK.counts(node.data) for node in plain.nodes])
+    share = (counts / counts.sum(0)).view(len(sizes), 1, 2, 1, 1)
+    z_bar = (share * torch.stack(z).log_softmax(2)).sum(0)
+    target = z_bar.log_softmax(1)
+    mimic = (target.exp() * (target - S(x).log_softmax(1))).sum(1).mean()
+    loss = 0.1 * gan + unlike + 0.7 * conf + 0.4 * unique - 0.3 * mimic
+    loss.backward()
+
+    expected = {"gan": gan, "difference": unlike, "conf": conf, "unique": unique, "mimic": mimic}
+    for name, value in expected.items():
+        assert losses[name] == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
+    assert losses["balance"] == 0
+    for (name, mine), other in zip(one.server.generator.named_parameters(), G.parameters(), strict=True):
+        assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm(), name
+        assert mine.grad.abs().max() > 1e-6, name
+
+
+def test_what_leaves_a_node_to_the_byte() -> None:
+    one = world(specs=("unet:2", "unet:2"))
+    one.server.step()
+    batch, pixels = FIOD.batch, 16 * 16
+    assert up(one) == {
+        "label maps": (5 + 8) * pixels,
+        "label counts": 2 * (2 + 1) * 4,
+        "logits": 2 * batch * 2 * pixels * 4,
+        "critic": 2 * batch * 4 * 4 * 4,
+        "difference": 2 * batch * 4,
+        "gradients": 2 * batch * pixels * 4,
+    }
+    kinds = one.ledger.summary()["by_kind"]
+    assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
+
+
+def test_of_drawn_maps_nothing_leaves_and_nothing_is_compared() -> None:
+    one = world(conditions="drawn", policy=PolicyConfig())
+    losses = one.server.step()
+    assert set(up(one)) == {"label counts", "logits", "critic", "gradients"}
+    assert "difference" not in losses
+    alone = world(conditions="drawn", critic_sees="image", policy=PolicyConfig())
+    alone.server.step()
+    assert "label maps" not in alone.ledger.summary()["by_kind"], "nor do maps go down"
+
+
+def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
+    assert world().side.notes == (
+        "perceptual loss is off (nodes have no VGG features: nodes.perceptual names a file of them)",
+    )
+    assert world(features=vgg()).side.notes == ()
+    assert world(perceptual=0.0).side.notes == ()
+    assert world(conditions="drawn").side.notes == ()
+
+
+def test_features_change_the_loss_only_where_they_are_weighed() -> None:
+    def difference(**options: Any) -> float:
+        losses: dict[str, float] = world(**options).server.step()
+        return losses["difference"]
+
+    assert difference(perceptual=4.0, features=vgg()) > difference(perceptual=4.0)
+    assert difference(perceptual=0.0, features=vgg()) == difference(perceptual=0.0)
+    assert "difference" not in world(perceptual=0.0, pixel=0.0).server.step()
+
+
+# --- before the student, and after ---------------------------------------------------------------
+
+
+def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> None:
+    one = world(pretrain=2)
+    assert one.server.total == 2 + FIOD.steps
+    student, before = weights(one.server.student), everything(one)
+    for _ in range(2):
+        losses = one.server.step()
+        assert set(losses) == {"gan", "difference"}
+    assert torch.equal(weights(one.server.student), student)
+    after = everything(one)
+    assert not torch.equal(after[len(student) :], before[len(student) :])
+    assert "logits" not in up(one)
+    one.server.step()
+    assert not torch.equal(weights(one.server.student), student)
+    assert one.ledger.summary()["questions_by_name"] == {
+        "count_labels": 1, "tell_maps": 3, "judge": 2, "examine": 1,
+    }  # fmt: skip
+
+
+def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
+    """Its rates: the generator's fall over all steps, the student's over those that it takes part in."""
+    one = world(pretrain=1, steps=2, student_lr=0.5, student_lr_end=0.1)
+    rates = []
+    for _ in range(3):
+        one.server.step()
+        rates.append(one.server.s_optimiser.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.5, 0.5, 0.1])
+
+
+@pytest.mark.parametrize(
+    "options", [{"pretrain": -1}, {"pretrain": 3, "gan": 0.0}, {"pretrain": 3, "through": False}]
+)
+def test_pretraining_that_teaches_nothing_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"method\.pretrain is "):
+        FedIODConfig(**options)
+
+
+def test_the_student_learns_from_maps_where_that_is_wanted() -> None:
+    plain, paired = world(), world(paired=1.0)
+    plain.server.step(), paired.server.step()
+    assert torch.equal(weights(plain.server.generator), weights(paired.server.generator))
+    assert not torch.equal(weights(plain.server.student), weights(paired.server.student))
+    known = paired.server.memory.sample(6, 0, 0)
+    S = paired.server.student.eval()
+    with torch.no_grad():
+        z_hat = S(known.x)
+        mimic = TASK.distance(z_hat, known.z, 1.0).mean()
+        own = TASK.loss(z_hat.unsqueeze(0), TASK.labels(known.maps, known.x).unsqueeze(0))[0]
+        torch.testing.assert_close(paired.server._student_loss(known), mimic + own)
+    with pytest.raises(ArgumentError, match=r"method\.paired is 1\.0: allowed is 0 with mixup"):
+        FedIODConfig(paired=1.0, student_augment="mixup")
+
+
+def test_images_can_be_made_to_show_the_nodes_what_their_maps_say() -> None:
+    plain, obeying = world(conditions="drawn", paired=0.0), world(conditions="drawn", obey=5.0)
+    before = plain.server.step()
+    losses = obeying.server.step()
+    assert "obey" not in before
+    wish = obeying.server.source.draw(FIOD.batch, "w", 0)
+    known = obeying.server.memory.sample(100, 0, 0)
+    assert torch.equal(known.maps, wish.maps)
+    labels = TASK.labels(known.maps, known.x)
+    own = TASK.loss(known.z.unsqueeze(0), labels.unsqueeze(0))
+    assert losses["obey"] == pytest.approx(own.item(), rel=1e-4)
+    slopes = [next(one.server.generator.parameters()).grad for one in (plain, obeying)]
+    assert not torch.allclose(*slopes, rtol=0.1)
+
+
+def test_imagined_images_come_with_their_maps() -> None:
+    one = world()
+    assert one.server.imagine(5) is None is one.server.imagined_from(5), "nobody has told any map yet"
+    one.server.step()
+    x, maps = one.server.imagine(5), one.server.imagined_from(5)
+    assert maps.shape == (5, 16, 16)
+    assert maps.dtype == torch.uint8
+    torch.testing.assert_close(x, one.server.generator(TASK.condition(maps)))
+
+
+# --- remembered images turn with what is known of them -------------------------------------------
+
+
+def recall(augment: Any) -> tuple[Recall, Known]:
+    x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
+    known = Known(x, torch.cat([x, -2 * x], 1), (5 * x[:, 0]).to(torch.uint8))
+    memory = Recall(TASK, 20, augment, SHAPE, SEED)
+    memory.add(known)
+    return memory, known
+
+
+@pytest.mark.parametrize("augment", ["none", "shift", "turn"])
+def test_answers_and_maps_move_with_their_images(augment: Any) -> None:
+    memory, known = recall(augment)
+    moved = memory.sample(100, 0)
+    assert torch.equal(moved.z, torch.cat([moved.x, -2 * moved.x], 1))
+    assert torch.equal(moved.maps, (5 * moved.x[:, 0]).to(torch.uint8))
+    assert torch.equal(moved.x, known.x) == (augment == "none")
+    if augment == "turn":
+        for before, after in zip(known.x, moved.x, strict=True):
+            ways = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
+            assert any(torch.equal(after, way) for way in ways)
+
+
+def test_mixtures_have_no_maps() -> None:
+    memory, _ = recall("mixup")
+    mixed = memory.sample(100, 0)
+    assert mixed.maps is None
+    assert mixed.z.shape == (8, 2, 16, 16)
+
+
+def test_images_that_were_measured_are_not_moved() -> None:
+    for augment in ("shift", "turn"):
+        with pytest.raises(ArgumentError, match=f"student_augment is '{augment}': allowed is none or mixup"):
+            Recall(RECONSTRUCTION, 9, augment, SHAPE, 0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="student_augment is 'turn': allowed is not turn"):
+        Recall(TASK, 9, "turn", (1, 16, 24), 0)
+
+
+def test_labels_of_whole_images_turn_with_nothing() -> None:
+    memory = Recall(Classification(3), 9, "turn", SHAPE, 0)
+    memory.add(Known(torch.rand(9, *SHAPE), torch.eye(3).repeat(3, 1)))
+    turned = memory.sample(9, 0)
+    assert torch.equal(turned.z, torch.eye(3).repeat(3, 1))
+    assert turned.maps is None
+
+
+# --- the same whatever happens -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"importance": "realness", "student_inputs": "fresh", "gan_weights": "expertise"},
+        {"conditions": "drawn", "critic_sees": "image", "map_noise": 1, "pretrain": 1},
+        {"student_augment": "turn", "paired": 0.5, "map_augment": "mirror", "ensemble": "consensus"},
+    ],
+)
+def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> None:
+    stacked, alone = world(**options), world(**options, stacked=False)
+    for _ in range(2):
+        one, other = stacked.server.step(), alone.server.step()
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
+    # Adam makes a full step of a gradient that is rounding noise: weights are compared by what they make.
+    torch.testing.assert_close(stacked.server.imagine(3), alone.server.imagine(3), rtol=0.02, atol=0.01)
+    assert stacked.ledger.summary() == alone.ledger.summary()
+
+
+@pytest.mark.parametrize("options", [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}])
+def test_going_on_from_a_state_gives_the_figures_of_one_go(options: dict[str, Any], tmp_path: Path) -> None:
+    whole, first, second = (world(**options, features=vgg()) for _ in range(3))
+    expected = [whole.server.step() for _ in range(3)]
+    assert [first.server.step() for _ in range(2)] == expected[:2]
+    kept = {"server": first.server.state(), "nodes": [node.state() for node in first.nodes]}
+    save_state(tmp_path / "state", kept)
+    back = load_state(tmp_path / "state")
+    for node, state in zip(second.nodes, back["nodes"], strict=True):
+        node.load(state)
+    second.server.load(back["server"])
+    assert second.server.step() == expected[2]
+    assert torch.equal(everything(second), everything(whole))
+    assert torch.equal(second.server.imagine(3), whole.server.imagine(3))
+
+
+def test_looking_at_real_images_needs_no_maps() -> None:
+    one = world(importance="realness")
+    one.server.step()
+    x = one.nodes[0].data.inputs
+    before = copy.deepcopy(everything(one))
+    with torch.no_grad():
+        answer = one.side.look(one.nodes, x)
+        together = one.server.ensemble(Answers(-1, one.federation.nodes, answer))
+    torch.testing.assert_close(answer["logits"][1], one.nodes[1].model(x))
+    assert together.shape == (len(x), 2, 16, 16)
+    assert torch.equal(everything(one), before)
+
+
+# --- reconstruction ------------------------------------------------------------------------------
+
+
+def test_nodes_and_student_get_what_is_measured_of_an_image() -> None:
+    one = world(task=RECONSTRUCTION, stacked=False, student_steps=1, paired=1.0)
+    seen: list[torch.Tensor] = []
+    models = [node.model for node in one.nodes] + [one.server.student]
+    for model in models:
+        model.register_forward_pre_hook(lambda _, told: seen.append(told[0].detach()))
+    losses = one.server.step()
+    assert set(losses) >= {"gan", "difference", "mimic", "student"}
+    assert len(seen) >= 4
+    asked = one.server.memory.sample(100, 0).x  # all of this one question
+    measured = RECONSTRUCTION.observe(asked)
+    assert (measured - asked).abs().max() > 0.01, "which is less than the whole image"
+    for x in seen:
+        torch.testing.assert_close(x, measured)
+
+
+def test_a_task_without_maps_is_told_nothing_of_them() -> None:
+    for name in ("paired", "obey"):
+        with pytest.raises(ArgumentError, match=rf"method\.{name} is 0\.5: .* this task has no maps"):
+            world(task=Classification(2), specs=("mlp:4",), **{name: 0.5})

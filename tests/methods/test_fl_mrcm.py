@@ -1,0 +1,329 @@
+"""FL-MRCM: what the target tells, how sources align with it, and that without alignment it is FedAvg."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.federation import InProcess, partition
+from fedstill.federation.link import LinkConfig
+from fedstill.methods import ServerSetting, method_of
+from fedstill.methods.fedavg import FedAvgConfig
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCMConfig, FLMRCMServer, aligned, coarse, latent
+from fedstill.methods.parameters import AveragingServer
+from fedstill.models import build
+from fedstill.models.split import EXTRACTOR, split
+from fedstill.models.vector import to_vector
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.guard import Guard, unpriced
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.state import load_state, save_state
+from fedstill.tasks.reconstruction import Reconstruction
+
+SHAPE, SEED = (1, 8, 8), 4
+TASK = Reconstruction()
+LOCAL = LocalConfig(epochs=2, batch=4, lr=5e-3)
+CONFIG = FLMRCMConfig(rounds=2, told=6, identifier_width=4)
+SIZES = (6, 11, 8)
+ENGINES = ["stacked", "one-by-one"]
+
+
+def heads(count: int, seed: int, shade: float) -> TensorData:
+    """Images of one site, darker or brighter than another's."""
+    generator = torch.Generator().manual_seed(seed)
+    inside = TASK.draw_maps(count, 8, 8, generator).float()
+    x = (shade * inside * (0.7 + 0.3 * torch.rand(count, 8, 8, generator=generator)) * 2 - 1).unsqueeze(1)
+    return TensorData(TASK.observe(x), x)
+
+
+@dataclass
+class World:
+    nodes: list[Node]
+    side: NodeSide
+    federation: InProcess
+    server: AveragingServer
+    ledger: Ledger
+
+
+def world(
+    config: Any = CONFIG,
+    *,
+    engine: Any = "one-by-one",
+    local: LocalConfig = LOCAL,
+    policy: PolicyConfig | None = None,
+    spec: str = "unet:4",
+) -> World:
+    ledger, nodes, compute = Ledger(), [], Compute(EngineConfig(name=engine))
+    for index, size in enumerate(SIZES):
+        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
+        model = split(build(spec, SHAPE, 1, 0, index), "model")
+        nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
+    method = method_of(config)
+    side = method.node_side(config, NodeSetting(TASK, local, compute))
+    side.prepare(nodes)
+    groups = partition(nodes, engine == "stacked")
+    assert len(groups) == (1 if engine == "stacked" else 3)
+    federation = InProcess(nodes, groups, side, compute, LinkConfig(quorum=0.5))
+    student = split(build(spec, SHAPE, 1, 0, "student"), "student")
+    setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, local)
+    server = method.server(config, setting)
+    assert isinstance(server, AveragingServer)
+    return World(nodes, side, federation, server, ledger)
+
+
+def run(made: World, turns: int | None = None) -> World:
+    for _ in range(made.server.total if turns is None else turns):
+        made.server.step()
+    return made
+
+
+def same(one: nn.Module, other: nn.Module, rtol: float = 0.0, atol: float = 0.0) -> None:
+    torch.testing.assert_close(to_vector(one), to_vector(other), rtol=rtol, atol=atol)
+
+
+# --- what the target tells -------------------------------------------------------------------------
+
+
+def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network() -> None:
+    made = world(replace(CONFIG, target="n1"))
+    server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
+    told = made.federation.ask("tell_features", of=["n1"], parameters=w, round=torch.tensor(1))["features"]
+    own = made.nodes[1].sample(6, "target", 1).inputs
+    assert told.shape == (1, 6, 16 * 2 * 2)
+    torch.testing.assert_close(
+        told[0], server.eval().get_submodule("extractor.encoder")(own).flatten(1).detach()
+    )
+
+
+def test_nobody_else_tells_where_a_target_is_named() -> None:
+    made = world(replace(CONFIG, target="n1"))
+    w, round = to_vector(made.server.student), torch.tensor(0)
+    with pytest.raises(
+        QuestionRefused, match=r"'n2' refuses question 'tell_features' by rule method.target: n1"
+    ):
+        made.federation.ask("tell_features", of=["n2"], parameters=w, round=round)
+
+
+def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
+    made = run(world())  # the target is the first node
+    summary = made.ledger.summary()
+    assert summary["questions_by_name"] == {"tell_size": 1, "tell_features": 2, "train": 2, "align": 2}
+    size = 6 * 16 * 2 * 2 * 4
+    # Up once a round, and down to both sources.
+    assert summary["by_kind"][FEATURES] == {"up": 2 * size, "down": 2 * 2 * size}
+
+
+def test_a_target_that_is_no_node_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"method.target is 'x': allowed is one of n0, n1, n2"):
+        world(replace(CONFIG, target="x"))
+
+
+def test_a_policy_of_outputs_only_refuses_features() -> None:
+    with pytest.raises(QuestionRefused, match=r"outputs_only: no (latent features|parameters)"):
+        world(policy=PolicyConfig(outputs_only=True))
+    questions = world().side.questions
+    gate = Gate("n0", PolicyConfig(outputs_only=True), Ledger())
+    assert gate.objection(questions["tell_features"]) == f"outputs_only: no {FEATURES}"
+
+
+def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
+    side = world().side
+    without = replace(side, questions={"tell_features": side.questions["tell_features"]})
+    guard = Guard("n0", PrivacyConfig(mechanism="dp-sgd", epsilon=5.0), without, LOCAL, 10, TASK)
+    told = unpriced(guard, side.questions["tell_features"])
+    assert told is not None
+    assert "no guarantee for latent features" in told
+    with pytest.raises(QuestionRefused, match=r"align.*does not say what it reads"):
+        Guard("n0", PrivacyConfig(mechanism="dp-sgd"), side, LOCAL, 10, TASK)
+
+
+# --- how sources align -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_alignment_it_is_fedavg(engine: str) -> None:
+    made, plain = (
+        run(world(config, engine=engine))
+        for config in (replace(CONFIG, lambda_adv=0.0), FedAvgConfig(rounds=2))
+    )
+    same(made.server.student, plain.server.student)
+    assert set(made.side.questions) == {"tell_size", "train"}
+
+
+def test_a_step_at_a_source_by_hand() -> None:
+    """The identifier first, then the model against the one that has learned: plain descent."""
+    rate = 0.1
+    local = replace(LOCAL, optimiser="sgd", lr=rate, lr_end=rate, momentum=0.0)
+    config = replace(CONFIG, lambda_adv=0.7)
+    made = world(config, local=local)
+    node = made.nodes[1]
+    model, C = copy.deepcopy(node.model).train(), copy.deepcopy(node.modules["identifier"])
+    adam = torch.optim.Adam(C.parameters(), config.identifier_lr, betas=(0.5, 0.999))
+    features = torch.randn(9, 16 * 2 * 2)
+    x, y = node.data.inputs[:4], node.data.targets[:4]
+
+    z_t = features[torch.randint(9, (4,), generator=node.draw("target's", 5, 0))]
+    z = model.get_submodule("extractor.encoder")(x).flatten(1)
+    ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
+    fooled = F.binary_cross_entropy_with_logits
+    L_C = 0.5 * (fooled(C(z_t), ones) + fooled(C(z.detach()), zeros))
+    for weight, slope in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
+        weight.grad = slope
+    adam.step()
+    loss = (model(x) - y).abs().mean() + 0.7 * fooled(C(z), ones)
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, slope in zip(model.parameters(), slopes, strict=True):
+            parameter.sub_(rate * slope)
+
+    group = Group([node])
+    group.bench("model").train(True)
+    node.optimisers["model"] = torch.optim.SGD(node.model.parameters(), rate)
+    work = aligned(config, NodeSetting(TASK, local, Compute()), features, 5)
+    told = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    assert told.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
+    same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
+    same(node.model, model, rtol=1e-4, atol=1e-5)
+
+
+def test_only_sources_align_and_identifiers_stay() -> None:
+    made = world()
+    before = [copy.deepcopy(node.modules["identifier"]) for node in made.nodes]
+    run(made)
+    moved = [
+        not torch.equal(to_vector(node.modules["identifier"]), to_vector(first))
+        for node, first in zip(made.nodes, before, strict=True)
+    ]
+    assert moved == [False, True, True]
+    assert set(made.ledger.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
+
+
+def test_aligned_features_are_harder_to_tell_apart() -> None:
+    """The distance of a source's mean features from the target's, over their spread: less with alignment."""
+
+    def gap(weight: float) -> float:
+        config = FLMRCMConfig(rounds=8, told=16, lambda_adv=weight, identifier_lr=5e-3)
+        made = run(world(config, local=replace(LOCAL, epochs=15)))
+        encoder = made.server.student.eval().get_submodule("extractor.encoder")
+        with torch.no_grad():
+            z_t, z = (encoder(made.nodes[k].data.inputs).flatten(1) for k in (0, 2))
+            spread = torch.cat([z_t - z_t.mean(0), z - z.mean(0)]).square().mean().sqrt()
+        return float((z_t.mean(0) - z.mean(0)).square().mean().sqrt() / spread)
+
+    assert gap(3.0) < 0.85 * gap(0.0)
+
+
+@pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
+def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
+    assert latent(split(build(spec, SHAPE, 1, 0), "model")) == part
+
+
+def test_maps_of_features_are_averaged_over_quarters_and_vectors_stay() -> None:
+    z = torch.randn(2, 3, 5, 4, 8)
+    found = coarse(z)
+    assert found.shape == (2, 3, 20)
+    torch.testing.assert_close(found[1, 2, 4 * 2 + 1], z[1, 2, 2, :2, 4:].mean())
+    torch.testing.assert_close(coarse(z[1]), found[1])
+    vectors = torch.randn(2, 3, 7)
+    assert coarse(vectors) is vectors
+
+
+# --- engines, stops, those who leave ---------------------------------------------------------------
+
+
+def test_stacked_and_one_by_one_give_equal_figures() -> None:
+    stacked, alone = (run(world(engine=engine)) for engine in ENGINES)
+    same(stacked.server.student, alone.server.student, rtol=1e-3, atol=1e-4)
+    for one, other in zip(stacked.nodes, alone.nodes, strict=True):
+        same(one.model, other.model, rtol=1e-3, atol=1e-4)
+        same(one.modules["identifier"], other.modules["identifier"], rtol=1e-3, atol=1e-4)
+    assert stacked.ledger.summary() == alone.ledger.summary()
+
+
+def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:
+    straight, half = run(world()), run(world(), 1)
+    save_state(tmp_path / "state.st", [half.server.state(), *(node.state() for node in half.nodes)])
+    rest = world()
+    server, *nodes = load_state(tmp_path / "state.st")
+    for node, state in zip(rest.nodes, nodes, strict=True):
+        node.load(state)
+    rest.server.load(server)
+    same(run(rest, 1).server.student, straight.server.student)
+
+
+def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
+    made = run(world(replace(CONFIG, rounds=3)), 1)
+    server = made.server
+    assert isinstance(server, FLMRCMServer)
+    told = server.features
+    made.federation.leave_out("n0", "train", "gone", back=False)
+    run(made, 1)
+    assert server.features is told
+    assert made.ledger.summary()["questions_by_name"]["align"] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("told", 0), ("identifier_width", 0), ("lambda_adv", -1.0), ("identifier_lr", -1.0)]
+)
+def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"method.{option} is "):
+        FLMRCMConfig(**{option: value})
+
+
+@pytest.mark.parametrize("question", ["tell_features", "train"])
+@pytest.mark.parametrize("quorum", [0.5, 1.0])
+def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float) -> None:
+    made = world()
+    made.federation.link = LinkConfig(quorum=quorum)
+    answer = made.federation._answer
+
+    def faulty(asked: Any, name: str, *more: Any) -> Any:
+        given = answer(asked, name, *more)
+        if name == question and "n0" in given:
+            return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
+        return given
+
+    made.federation._answer = faulty  # type: ignore[method-assign]
+    if quorum == 1.0:
+        with pytest.raises(NodeFault, match=r"n0.*hold NaN"):
+            run(made)
+        return
+    before = to_vector(made.server.student).clone()
+    run(made)
+    assert made.server.done == 2
+    assert made.federation.present == ("n1", "n2")
+    assert not torch.equal(to_vector(made.server.student), before)
+    asked = made.ledger.summary()["questions_by_name"]
+    assert asked.get("align", 0) == (2 if question == "train" else 0), "with what it told before, if anything"
+
+
+def test_a_round_without_any_answer_stops_the_run() -> None:
+    made = world(replace(CONFIG, participation=0.34))  # one node a round
+    made.federation.link = LinkConfig(quorum=0.3)
+    answer = made.federation._answer
+
+    def faulty(asked: Any, name: str, *more: Any) -> Any:
+        given = answer(asked, name, *more)
+        if name in ("train", "align"):
+            return {node: {"parameters": told["parameters"] * torch.nan} for node, told in given.items()}
+        return given
+
+    made.federation._answer = faulty  # type: ignore[method-assign]
+    with pytest.raises(NodeFault, match="none of the nodes that were asked is left"):
+        made.server.step()
+    assert len(made.federation.present) == 2

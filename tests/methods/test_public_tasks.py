@@ -1,0 +1,328 @@
+"""Methods with public data on other tasks than one label an image: by hand, and end to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, MethodRefused, QuestionRefused
+from fedstill.experiment import Experiment
+from fedstill.federation import InProcess, partition
+from fedstill.methods import fedkd
+from fedstill.methods.centralised import METHOD as CENTRALISED
+from fedstill.methods.centralised import CentralisedConfig
+from fedstill.methods.ensemble import EnsembleConfig
+from fedstill.methods.feddf import FedDFConfig
+from fedstill.methods.fedkd import FedKDConfig, FedKDServer
+from fedstill.methods.fedmd import FedMDConfig
+from fedstill.methods.public_only import METHOD as PUBLIC_ONLY
+from fedstill.methods.public_only import PublicOnlyConfig
+from fedstill.methods.server import ServerSetting
+from fedstill.methods.standalone import StandaloneConfig
+from fedstill.models import build
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.questions import NodeSetting
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
+from fedstill.setting import Setting
+from fedstill.tasks import Task, TaskConfig, TaskName, make_task
+
+SIDE, LENGTH, WORDS, SEED = 8, 6, 9, 3
+LOCAL = LocalConfig(epochs=2, batch=8)
+TASKS: dict[TaskName, tuple[int, str]] = {  # classes, model
+    "multi-label": (3, "small-cnn:4"),
+    "text": (2, "bag:8"),
+    "segmentation": (2, "unet:4"),
+    "reconstruction": (1, "unet:4"),
+}
+
+
+def task_of(name: TaskName) -> Task:
+    return make_task(TaskConfig(name), TASKS[name][0])
+
+
+def shape_of(task: Task) -> tuple[int, ...]:
+    return (LENGTH,) if task.tokens else (1, SIDE, SIDE)
+
+
+def model_of(name: TaskName, *names: Any) -> torch.nn.Module:
+    task = task_of(name)
+    return build(TASKS[name][1], shape_of(task), task.classes, 0, *names, vocabulary=WORDS * task.tokens)
+
+
+def data_of(name: TaskName, count: int, seed: int) -> TensorData:
+    task, draw = task_of(name), torch.Generator().manual_seed(seed)
+    shape = {"class": (), "labels": (task.classes,), "map": (SIDE, SIDE), "image": (1, SIDE, SIDE)}[task.kind]
+    x = torch.rand(count, *shape_of(task), generator=draw) * 2 - 1
+    if task.kind == "labels":
+        return TensorData(x, (x.flatten(1)[:, : task.classes] > 0).long())
+    if task.kind == "map":
+        return TensorData(x, (x[:, 0] > 0).long())
+    if task.kind == "image":
+        return TensorData(x, x.clone())
+    ids = torch.randint(1, WORDS, (count, LENGTH), generator=draw)
+    return TensorData(ids, torch.randint(task.classes, (count, *shape), generator=draw))
+
+
+def setting(name: TaskName, method: Any, **changes: Any) -> Setting:
+    public = data_of(name, 21, 77)
+    given: dict[str, Any] = {
+        "task": task_of(name),
+        "parts": [data_of(name, size, index) for index, size in enumerate((14, 19))],
+        "models": [model_of(name, "node", index) for index in range(2)],
+        "student": model_of(name, "student"),
+        "test": data_of(name, 16, 9),
+        "method": method,
+        "public": Public("held-out", public.inputs, public.targets),
+        "policies": [PolicyConfig(outputs_only=False)] * 2,
+        "local": LOCAL,
+        "engine": EngineConfig(name="one-by-one"),
+        "vocabulary": WORDS * task_of(name).tokens,
+        **changes,
+    }
+    return Setting(**given)
+
+
+METHODS = (
+    FedKDConfig(epochs=2, batch=8),
+    FedKDConfig(epochs=1, batch=8, labelled=True, levels=0),
+    FedDFConfig(rounds=2, steps=2, batch=8, weights="counts"),
+    FedMDConfig(first=1, rounds=2, subset=10, public_epochs=1, weights="counts", student_epochs=1),
+    FedMDConfig(first=1, rounds=1, subset=10, distance="l1", student_epochs=1),
+    EnsembleConfig(),
+    PublicOnlyConfig(),
+    CentralisedConfig(),
+    StandaloneConfig(),
+)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_each_method_runs_each_task_on_both_engines_alike(name: TaskName, method: Any) -> None:
+    key = task_of(name).metric
+    figures = [
+        Experiment(setting(name, method, engine=EngineConfig(name=engine))).run()
+        for engine in ("one-by-one", "stacked")
+    ]
+    assert figures[0][key] is not None
+    assert math.isfinite(figures[0][key])
+    assert figures[0]["bytes"] == figures[1]["bytes"]
+    assert figures[0][key] == pytest.approx(figures[1][key], abs=2.0)
+
+
+# --- FedKD by hand -----------------------------------------------------------------------------------
+
+
+def world(name: TaskName, config: FedKDConfig, parts: Sequence[TensorData]) -> tuple[list[Node], FedKDServer]:
+    task, compute, ledger = task_of(name), Compute(), Ledger()
+    data = data_of(name, 7, 77)
+    public = Public("made", data.inputs)
+    nodes = [
+        Node(f"n{k}", part, model_of(name, "node", k).eval(), Gate(f"n{k}", PolicyConfig(), ledger), SEED)
+        for k, part in enumerate(parts)
+    ]
+    side = fedkd.node_side(config, NodeSetting(task, LOCAL, compute, public))
+    federation = InProcess(nodes, partition(nodes, True), side, compute)
+    student, shape = model_of(name, "student"), shape_of(task)
+    made = ServerSetting(federation, student, task, shape, (0.5,), (0.5,), compute, SEED, LOCAL, public)
+    return nodes, FedKDServer(config, made)
+
+
+CLEAR = FedKDConfig(epochs=1, batch=4, levels=0, gamma=math.inf)
+
+
+def test_a_node_that_never_learned_a_label_says_nothing_of_it() -> None:
+    first, second = data_of("multi-label", 12, 0), data_of("multi-label", 9, 1)
+    first.targets[:, 2] = -1  # each knows two of three labels
+    second.targets[:, 0] = -1
+    nodes, server = world("multi-label", CLEAR, [first, second])
+    server.step()
+    x = server.views(0)
+    with torch.no_grad():
+        z = torch.stack([node.model(x) for node in nodes])
+    n = torch.stack([(node.data.targets == 1).sum(0) for node in nodes]).float()
+    expected = torch.stack([z[0, :, 0], (n[:, 1, None] * z[:, :, 1]).sum(0) / n[:, 1].sum(), z[1, :, 2]], 1)
+    assert server.targets is not None
+    torch.testing.assert_close(server.targets[0], expected)
+    assert server.census is not None
+    assert server.census.sizes.tolist() == [12, 9], "not the sum of labels"
+
+
+def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
+    parts = [data_of("multi-label", 200, k) for k in range(2)]
+    parts[0].targets[:, 2], parts[1].targets[:, 0] = -1, -1
+    public = data_of("multi-label", 300, 5)
+    test = data_of("multi-label", 300, 6)
+    one = setting(
+        "multi-label",
+        FedKDConfig(epochs=20, batch=16, lr=5e-3),
+        parts=parts,
+        models=[build("mlp:24", (1, SIDE, SIDE), 3, 0, k) for k in range(2)],
+        student=build("mlp:24", (1, SIDE, SIDE), 3, 0, "student"),
+        public=Public("held-out", public.inputs),
+        test=test,
+        local=LocalConfig(epochs=40, batch=16, lr=5e-3),
+    )
+    experiment = Experiment(one)
+    figures = experiment.run()
+    with torch.no_grad():
+        student, *nodes = (
+            one.task.per_class(model(test.inputs), test.targets) for model in (one.student, *one.models)
+        )
+    assert min(student or [0]) > 85
+    assert (nodes[0] or [0, 0, 0])[2] < 65, "it never learned it"
+    assert figures["auc"] > 85
+
+
+@pytest.mark.parametrize(
+    ("name", "predictions"), [("segmentation", 1), ("segmentation", 2), ("reconstruction", 1)]
+)
+def test_maps_and_images_are_ensembled_pixel_by_pixel(name: TaskName, predictions: int) -> None:
+    config = FedKDConfig(epochs=1, batch=4, levels=0, gamma=math.inf, predictions=predictions)
+    nodes, server = world(name, config, [data_of(name, 6, 0), data_of(name, 4, 1)])
+    server.step()
+    task, x = task_of(name), server.views(0)
+    with torch.no_grad():
+        z = torch.stack([node.model(x) for node in nodes])  # (2, 7, C, 8, 8)
+    counts = torch.stack([task.counts(node.data) for node in nodes])
+    omega = counts / counts.sum(0)
+    assert server.targets is not None
+    assert server.targets.shape == (predictions, *z.shape[1:])
+    expected = torch.einsum("kc,kbchw->bchw", omega, z)
+    torch.testing.assert_close(server.targets[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_quantised_maps_stay_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedkd, "MOST", 3 * SIDE * SIDE)  # three pictures a question
+    parts = [data_of("segmentation", 6, 0), data_of("segmentation", 4, 1)]
+    exact = world("segmentation", CLEAR, parts)[1]
+    coarse = world("segmentation", FedKDConfig(epochs=1, batch=4, gamma=math.inf), parts)[1]
+    for server in (exact, coarse):
+        server.step()
+        assert server.targets is not None
+        assert len(server.federation.questions) > 0
+    assert exact.targets is not None
+    assert coarse.targets is not None
+    step = 2 * exact.targets.abs().max().item() * 4 / 200
+    assert 0 < (exact.targets - coarse.targets).abs().max().item() < step
+
+
+def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
+    pictures = Public("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
+    assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
+    assert fedkd.chunk(Public("made", torch.zeros(5, 3, 32, 32))) == 2000
+    asked = list(fedkd.asks(FedKDConfig(weights="equal", z_max=1.0), pictures, 0, lambda: torch.ones(())))
+    assert [ask.tensors["rows"].tolist() for ask in asked] == [[0, 85], [85, 100]]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("segmentation", {"student_augment": "shift"}, "method.student_augment is 'shift': allowed is none"),
+        ("text", {"student_augment": "shift"}, "method.student_augment"),
+        ("text", {"predictions": 2}, "method.predictions is 2: allowed is 1 for task text: texts are never"),
+        (
+            "reconstruction",
+            {"predictions": 2},
+            "method.predictions is 2: allowed is 1 for task reconstruction: a shifted image",
+        ),
+    ],
+)
+def test_what_would_be_shifted_and_cannot_be_is_refused(name: TaskName, options: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        Experiment(setting(name, FedKDConfig(epochs=1, batch=8, **options)))
+
+
+# --- training on public data only -----------------------------------------------------------------------
+
+
+def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
+    one = setting("multi-label", PublicOnlyConfig(), policies=[PolicyConfig(questions=())] * 2)
+    experiment = Experiment(one)
+    figures = experiment.run()
+    assert figures["bytes"]["up"] == figures["questions"] == 0
+    other = setting(
+        "multi-label", PublicOnlyConfig(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)]
+    )
+    Experiment(other).run()
+    for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
+        assert torch.equal(mine, theirs), "whatever the nodes hold"
+    fresh = model_of("multi-label", "student")
+    assert not torch.equal(next(one.student.parameters()), next(fresh.parameters()))
+
+
+def test_public_only_needs_labels() -> None:
+    needs = PUBLIC_ONLY.needs(PublicOnlyConfig())
+    assert needs.public
+    assert needs.public_labels
+    public = Public("made", data_of("multi-label", 5, 1).inputs)
+    with pytest.raises(MethodRefused, match="no labels of this task"):
+        Experiment(setting("multi-label", PublicOnlyConfig(), public=public))
+
+
+# --- centralised, with public data ------------------------------------------------------------------------
+
+
+def test_a_ceiling_may_learn_from_labelled_public_data_too() -> None:
+    """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
+    for public, count in ((False, 0), (True, 21)):
+        one = setting("multi-label", CentralisedConfig(public=public))
+        experiment = Experiment(one)
+        experiment.run()
+        parts = [*one.parts, *([TensorData(one.public.inputs, one.public.labels)] if public else [])]
+        assert len(experiment.server.trainee.data) == sum(map(len, one.parts)) + count
+        for mine, name in ((experiment.server.trainee.data.inputs, "inputs"),
+                           (experiment.server.trainee.data.targets, "targets")):  # fmt: skip
+            assert torch.equal(mine, torch.cat([getattr(part, name) for part in parts])), name
+
+
+def test_a_ceiling_with_public_data_needs_their_labels() -> None:
+    assert not CENTRALISED.needs(CentralisedConfig()).public
+    needs = CENTRALISED.needs(CentralisedConfig(public=True))
+    assert needs.public
+    assert needs.public_labels
+    public = Public("made", data_of("multi-label", 5, 1).inputs)
+    with pytest.raises(MethodRefused, match="no labels of this task"):
+        Experiment(setting("multi-label", CentralisedConfig(public=True), public=public))
+
+
+# --- under a budget ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None:
+    privacy = PrivacyConfig("dp-sgd", epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
+    figures = Experiment(setting(name, FedKDConfig(epochs=1, batch=8), privacies=[privacy] * 2)).run()
+    for node in figures["privacy"]["nodes"]:
+        assert node["guarantee"]
+        assert 1.0 < node["epsilon"] <= 30.0
+        laplace = sorted(event for event in node["events"] if event.startswith("laplace"))
+        # Three labels of a record at scale 4, and the record's place among them; shares with their rounding.
+        expected = {
+            "multi-label": [f"laplace({4 / 3})", "laplace(4.0)"],
+            "segmentation": [f"laplace({4 / 1.01})"],
+        }.get(name, ["laplace(4.0)"])
+        assert laplace == expected
+
+
+@pytest.mark.parametrize("name", ["multi-label", "segmentation", "reconstruction"])
+def test_teachers_and_noisy_pictures_are_refused_before_training(name: TaskName) -> None:
+    method = FedKDConfig(epochs=1, batch=8, z_max=10.0)
+    pate = PrivacyConfig("pate", epsilon=30.0, pate=PateConfig(teachers=3))
+    with pytest.raises(QuestionRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
+        Experiment(setting(name, method, privacies=[pate] * 2))
+    noisy = PrivacyConfig("noisy-outputs", epsilon=1e4, outputs=OutputsConfig(bound=5.0))
+    if name == "multi-label":
+        assert Experiment(setting(name, method, privacies=[noisy] * 2)).run()["privacy"]["guarantee"]
+        return
+    with pytest.raises(QuestionRefused, match=r"are pictures.*take dp-sgd"):
+        Experiment(setting(name, method, privacies=[noisy] * 2))
