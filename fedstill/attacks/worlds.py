@@ -32,7 +32,7 @@ from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Price, from_text
 from fedstill.seeds import numpy_generator
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 NAME, RUN = "audited", "audit"
 SHAPE = (1, 8, 8)

@@ -26,11 +26,12 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedstill.compute import Compute, as_laid_out
+from fedstill.data.augment import augmented
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
 from fedstill.models.private import NotPrivate, check
 from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, LocalConfig, Report, Span, cosine, moved, set_lr
+from fedstill.node.training import WHOLE, LocalConfig, Report, Span, cosine, set_lr
 from fedstill.privacy.bounds import kept, lengths
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
@@ -42,7 +43,7 @@ __all__ = ["DPSGD", "NotPrivate", "check", "clipped_sum", "price", "rate", "samp
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
 # Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
-Augment = Callable[[torch.Tensor, Draws], torch.Tensor]
+Augment = Callable[[torch.Tensor, torch.Tensor, Draws], tuple[torch.Tensor, torch.Tensor]]
 
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
 
@@ -126,7 +127,7 @@ def step(
         private_loss: of the drawn records.
         batch: how many are drawn on average; the noisy sum of gradients is divided by it.
         public_loss: is added to the mean of the private one; costs nothing.
-        augment: changes inputs; what it does to one must not depend on the others, nor on its place.
+        augment: changes inputs and targets; what it does to one must not depend on others, nor on its place.
 
     Returns:
         The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
@@ -137,10 +138,10 @@ def step(
     trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
     training = module.training
     module.train()
-    inputs = drawn.inputs
+    inputs, targets = drawn.inputs, drawn.targets
     if augment is not None and len(drawn):
-        inputs = augment(inputs, dp.draws(*names, "augment"))
-    total, loss = clipped_sum(module, trained, private_loss, inputs, drawn.targets, dp.clip)
+        inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
+    total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip)
     if dp.noise:
         # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits on
         # another machine, then so does all of its noise, and no difference of two steps is without noise.
@@ -204,7 +205,7 @@ def train(
                 private_loss=private_loss or _losses(task, config),
                 batch=q * len(node.data),
                 public_loss=public_loss,
-                augment=_augment(config),
+                augment=_augment(task, config),
             )
         if report is not None:
             report([node], number - numbers[0] + 1, torch.tensor([loss]))
@@ -305,15 +306,15 @@ def _losses(task: Task, config: LocalConfig) -> PrivateLoss:
     return losses
 
 
-def _augment(config: LocalConfig) -> Augment | None:
-    if config.augment == "none":
+def _augment(task: Task, config: LocalConfig) -> Augment | None:
+    how = config.augment
+    if how == "none":
         return None
-    flip = config.augment == "shift-flip"
-    return lambda inputs, draws: moved(inputs, moves(inputs, draws), flip=flip)
+    return lambda inputs, targets, draws: augmented(task, inputs, targets, moves(inputs, draws), how)
 
 
 def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Three random numbers of each input, ``(3, B)`` int64 from 0: a keyed hash of what it holds.
+    """Four random numbers of each input, ``(4, B)`` int64 from 0: a keyed hash of what it holds.
 
     Drawn by its place in the batch, one record less would change the numbers of those after it.
 
@@ -323,9 +324,9 @@ def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
     """
     key = draws.uniform((8,)).numpy().tobytes()  # 64 bytes, of which 416 bits are random
     rows = inputs.cpu().numpy()
-    hashes = (hashlib.blake2b(row.tobytes(), digest_size=24, key=key).digest() for row in rows)
+    hashes = (hashlib.blake2b(row.tobytes(), digest_size=32, key=key).digest() for row in rows)
     numbers = np.frombuffer(b"".join(hashes), "<u8") >> 1
-    return torch.from_numpy(numbers.astype(np.int64)).view(-1, 3).T
+    return torch.from_numpy(numbers.astype(np.int64)).view(-1, 4).T
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -8,20 +8,18 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import torch
 from torch import nn
 
 from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
-from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.methods import METHODS
+from fedstill.methods import METHODS, refusal
 from fedstill.node import dpsgd
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.questions import NodeSetting
+from fedstill.node.questions import NodeSetting, stand_in
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.tasks import make_task
+from fedstill.tasks import TaskConfig, TaskName, any_task
 
 MAIN = {"dp-sgd": "training", "pate": "pate", "noisy-outputs": "outputs"}  # whose noise a mechanism lives by
 
@@ -37,14 +35,18 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
 @cache
 def known_questions() -> frozenset[str]:
     """The names of all questions that some method asks, with some of its options."""
-    public = Public("none", torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long))
-    setting = NodeSetting(make_task("classification", 2), LocalConfig(), Compute(), public)
-    return frozenset(
-        name
-        for method in METHODS.values()
-        for config in _variants(method.config())
-        for name in method.node_side(config, setting).questions
-    )
+    found: set[str] = set()
+    for task in (any_task(TaskConfig(name)) for name in get_args(TaskName)):
+        setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
+        for method in METHODS.values():
+            for config in _variants(method.config()):
+                if refusal(method.needs(config), task) is not None:
+                    continue
+                try:
+                    found.update(method.node_side(config, setting).questions)
+                except ArgumentError:  # an option that is not for this task
+                    continue
+    return frozenset(found)
 
 
 def _variants(config: Any) -> Iterator[Any]:

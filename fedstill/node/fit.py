@@ -9,13 +9,21 @@ from torch import nn
 
 from fedstill.compute import Compute
 from fedstill.errors import ModelError
+from fedstill.models import example
 from fedstill.models.split import features, split
 from fedstill.node.training import predict
 from fedstill.seeds import torch_generator
 
 
 def fitted(
-    model: nn.Module, compute: Compute, shape: tuple[int, int, int], seed: int, whose: str, *, parted: bool
+    model: nn.Module,
+    compute: Compute,
+    shape: tuple[int, ...],
+    seed: int,
+    whose: str,
+    *,
+    parted: bool,
+    vocabulary: int = 0,
 ) -> nn.Module:
     """A network on the device; in extractor and head, if a method needs these.
 
@@ -26,8 +34,10 @@ def fitted(
     if not parted:
         return placed
     parts = split(placed, whose)
-    features(parts, shape, whose)
-    x = torch.randn(2, *shape, generator=torch_generator(seed, "try")).to(compute.device)
+    features(parts, example(shape).to(compute.device), whose)
+    x = torch.randn(2, *shape, generator=torch_generator(seed, "try"))
+    x = (x.abs() * vocabulary).long() % vocabulary if vocabulary else x
+    x = x.to(compute.device)
     whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
     if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
         raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")

@@ -26,10 +26,13 @@ PARAMETERS = "parameters"
 EXTRACTOR_PARAMETERS, HEAD_PARAMETERS = "extractor parameters", "head parameters"
 GENERATOR_PARAMETERS = "generator parameters"
 PRIVATE_DATA = "private data"
+LABEL_MAPS = "label maps"  # of a node's own images, or of what a server asks about
+DIFFERENCE = "difference"  # of a server's images from the node's own
+OF_MAPS = (LABEL_MAPS, DIFFERENCE)  # what policy label_maps lets out
 INDICES = "indices"  # of public data
 NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
 # Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
-OUTPUTS = ("critic", "data sizes", "gradients", "label counts", "logit range", "logits")
+OUTPUTS = ("attention maps", "critic", "data sizes", "gradients", "label counts", "logit range", "logits")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ class PolicyConfig:
     outputs_only: bool = True
     """Refuse any question whose answer carries anything but outputs: parameters of a network, the data
     themselves, or a kind of tensor that is not known. What a tensor is of, the installed method declares."""
+    label_maps: bool = False
+    """Let label maps leave, what is where in each image, from which a server makes images of its own; and how
+    far those are from the real ones of the same maps, which, asked often enough, tells the real ones. The
+    maps do not stay with the server: it sends them on to all other nodes, with the images made from them
+    (FedIOD; of AsynDGAN each node sees its own again). Both are data and no outputs; outputs_only = false
+    allows them, too."""
     most_questions: int = 0
     """Refuse after so many questions; 0 is no limit."""
     most_bytes: int = 0
@@ -87,7 +96,11 @@ class Gate:
         if "*" not in allowed and question.name not in allowed:
             return f"questions: {', '.join(allowed) or 'none'}"
         if self.policy.outputs_only:
-            told = sorted(set(kinds.values()) - set(OUTPUTS))
+            let_out = {*OUTPUTS, *(OF_MAPS if self.policy.label_maps else ())}
+            told = sorted(set(kinds.values()) - let_out)
+            if told and set(OF_MAPS).issuperset(told):
+                cure = 'with method.conditions = "drawn" none is asked for'
+                return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true; {cure}"
             if told:
                 return f"outputs_only: no {' and '.join(told)}"
         return None if self.purse is None else self.purse.objection(question)
@@ -126,6 +139,9 @@ class Gate:
                 rule = f"inputs: {name} is {tensor.dtype}, and inputs here are torch.float32"
             elif kind == INPUTS and not 1 <= len(tensor) <= most:
                 rule = f"most_rows: {most}, and {name} has {len(tensor)}"
+            elif kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(shape)[1:]):
+                found = f"{tensor.dtype} {tuple(tensor.shape)}"
+                rule = f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
             elif kind == INDICES and tensor.numel() > most:
                 rule = f"most_rows: {most}, and {name} names {tensor.numel()}"
         for name, tensor in (refine(tensors) if rule is None else {}).items():

@@ -15,6 +15,7 @@ import torch
 from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.node import dpsgd
 from fedstill.node.dpsgd import DPSGD
+from fedstill.node.gate import LABEL_MAPS, PRIVATE_DATA
 from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.questions import GRADIENTS, NodeSide, Question
 from fedstill.node.training import LocalConfig
@@ -25,13 +26,25 @@ from fedstill.privacy.events import Price
 from fedstill.privacy.randomness import Draws, make_draws
 from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised, Votes
 from fedstill.privacy.statement import Statement, state
+from fedstill.tasks import Task
 from fedstill.wire import INPUTS
 
 Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
 
-COUNTED = ("label counts", "data sizes")  # kinds of tensor
+LABEL_COUNTS = "label counts"
+COUNTED = (LABEL_COUNTS, "data sizes")  # kinds of tensor
+# Kinds that are computed from records, whatever a question says of them: no learning protects them.
+OF_RECORDS = ("difference", LABEL_MAPS, PRIVATE_DATA)
+SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
 PARTS = ("training", "critic", "pate", "gradients", "outputs")  # what a config gives noise for
+CURES = {  # of kinds that have no guarantee: how a method does without them
+    "logit range": "with a bound fixed beforehand (method.z_max) none is told",
+    LABEL_MAPS: 'a server that draws its own (method.conditions = "drawn") asks for none',
+    "difference": 'with method.conditions = "drawn" images are compared with none of the node',
+    "attention maps": "with method.attention = 0 none are told",
+    "latent features": "with method.lambda_adv = 0 none are told",
+}
 FOR = {Votes: "pate", Sanitised: "gradients", NoisyOutputs: "outputs", NoisyCounts: "counts"}
 
 
@@ -55,7 +68,7 @@ class Guard:
         side: the method's part at the nodes.
         local: how the node trains.
         examples: its records.
-        classes: of the task.
+        task: what is learned: what outputs are, and in how many classes a record is counted.
         secret: keys the noise.
         salt: of the run, so that no two runs have equal noise, however alike they are.
 
@@ -65,6 +78,7 @@ class Guard:
             these has none with any.
         binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
+        several: whether some records belong together though each is protected by itself, which is then said.
 
     Raises:
         ArgumentError: no noise is enough for the epsilon that is asked for.
@@ -78,14 +92,15 @@ class Guard:
         side: NodeSide,
         local: LocalConfig,
         examples: int,
-        classes: int,
+        task: Task,
         *,
         secret: int = 0,
         salt: str = "",
     ) -> None:
         self.node, self.config, self.side, self.local = node, config, side, local
-        self.examples, self.classes, self._secret = examples, classes, secret
+        self.examples, self.task, self._secret = examples, task, secret
         self.binding, self.salt = "", salt
+        self.several = False
         self._draws = make_draws(config.randomness)
         self.name = config.mechanism
         for question in side.questions.values():
@@ -99,11 +114,15 @@ class Guard:
 
     def _check(self, question: Question) -> None:
         """Refuse a question that the mechanism cannot protect, whatever the noise."""
-        rule, releases = None, bool(question.releases)
+        rule, releases, task = None, set(question.releases.values()), self.task
         if self.protects and releases and question.reads is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
         elif self.name == "pate" and question.span is not None:
             rule = "teachers learn once, before the first question, and this one trains the model"
+        elif self.name == "pate" and releases - set(COUNTED) and task.kind != "class":
+            rule = f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
+        elif self.name == "noisy-outputs" and "logits" in releases and task.kind in ("map", "image"):
+            rule = f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
         if rule is not None:
             raise QuestionRefused(self.node, question.name, f"privacy: {rule}")
 
@@ -114,9 +133,13 @@ class Guard:
         config, kind, level = self.config, question.kinds()[name], levels or self.levels
         if not self.protects or question.reads is None:
             return Exact()
-        if name in question.reads:
-            counted = kind in COUNTED
-            return NoisyCounts(config.counts_noise, config.group_size) if counted else Exact()
+        if name in question.reads or kind in OF_RECORDS:
+            if kind not in COUNTED:
+                return Exact()
+            return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind))
+        if kind == GRADIENTS and self._reads_records(question):
+            # They carry the records themselves, whatever the networks learned with.
+            return Exact() if self.name == "dp-sgd" else Sanitised(config.gradients.clip, level.gradients)
         if kind in COUNTED:
             return Derived("counts that have left with noise")
         if self.name == "dp-sgd" or kind == "critic":
@@ -133,6 +156,18 @@ class Guard:
         if kind == "logits":
             return NoisyOutputs(config.outputs.how, level.outputs, config.outputs.bound)
         return Exact()
+
+    def _moves(self, kind: str) -> float:
+        """By how much one record can move counts of a kind, in L1."""
+        if kind != LABEL_COUNTS:
+            return 1.0
+        return SHARED if self.task.kind == "map" else float(self.task.counted)
+
+    @staticmethod
+    def _reads_records(question: Question) -> bool:
+        """Whether an answer has parts that are computed from the records themselves, beside counts."""
+        read = {kind for name, kind in question.releases.items() if name in (question.reads or ())}
+        return bool((read | (set(question.releases.values()) & set(OF_RECORDS))) - set(COUNTED))
 
     def draws(self, *names: str | int) -> Draws:
         """Noise for one purpose: the same purpose gives the same noise.
@@ -168,7 +203,7 @@ class Guard:
         }
         schedule = self.schedule()
         used = {part: level for part, level in vars(self.levels).items() if schedule.get(part)}
-        return state(self.config, used, sorted(rules))
+        return state(self.config, used, sorted(rules), several=self.several)
 
     # --- what it costs --------------------------------------------------------------------------------
 
@@ -248,10 +283,13 @@ class Guard:
         return bill
 
     def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
-        """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for."""
+        """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for.
+
+        Of pictures only how many there are: no price follows from their size.
+        """
         inputs = [len(tensor) for name, tensor in (sent or {}).items() if question.sends.get(name) == INPUTS]
         rows = max([question.rows, 1, *inputs])
-        forms = {"logits": (rows, self.classes), "label counts": (self.classes,)}
+        forms = {"logits": (rows, self.task.classes), LABEL_COUNTS: (self.task.classes,)}
         answer = {name: forms.get(kind, (rows,)) for name, kind in question.releases.items()}
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
         return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
@@ -334,9 +372,9 @@ def unpriced(guard: Guard, question: Question) -> str | None:
         }
     )
     if bare:
-        cure = "; with a bound fixed beforehand (method.z_max) none is told" if "logit range" in bare else ""
+        cures = "".join(f"; {CURES[kind]}" for kind in bare if kind in CURES)
         named = f"mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
-        return f"privacy: a budget is set, and {named}{cure}"
+        return f"privacy: a budget is set, and {named}{cures}"
     return None
 
 

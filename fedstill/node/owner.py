@@ -5,7 +5,6 @@ No server can set anything that is read here.
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
 import os
@@ -17,12 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
-from fedstill import models, presets
+from fedstill import presets
 from fedstill.choices import check_choices
 from fedstill.commented import commented
 from fedstill.compute import Compute, EngineConfig
@@ -30,51 +26,22 @@ from fedstill.config import read_table
 from fedstill.data import private
 from fedstill.data.dataset import TensorData
 from fedstill.data.private import PrivateConfig
-from fedstill.errors import ArgumentError, FedstillError, ModelError, UnknownName
-from fedstill.imports import OWN, find, first_line, is_path
-from fedstill.methods import Needs
-from fedstill.models.foreign import Gives, Predictor
+from fedstill.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
-from fedstill.node.fit import fitted
 from fedstill.node.form import Form
 from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
+from fedstill.node.own_model import OwnModelConfig, check_named, make_model, perceptual
 from fedstill.node.questions import Question
 from fedstill.node.training import LocalConfig
 from fedstill.node.witness import released
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.seeds import seeded
 
 T = TypeVar("T")
 
 FILE, SECRET, KIT = "node.toml", "secret", "kit"
 NAME = "1 to 64 letters, digits, '-' and '_'"
-
-
-@dataclass(frozen=True)
-class OwnModelConfig:
-    """Which model a node has."""
-
-    name: str = "small-cnn"
-    """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
-    own, called with the shape (channels, height, width) and the number of classes, which gives a torch
-    module, an estimator with predict_proba, an ONNX session or a function."""
-
-    weights: str = ""
-    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
-    drawn."""
-
-    train: bool = True
-    """Let the model learn from the data; false: it is used as it is."""
-
-    gives: Gives = "auto"
-    """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "model")
-        if not self.name:
-            raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
 
 
 @dataclass(frozen=True)
@@ -191,82 +158,6 @@ def load_data(file: NodeFile, folder: Path, form: Form) -> TensorData:
     return private.load(file.data, folder, form)[0]
 
 
-def make_model(file: NodeFile, folder: Path, form: Form) -> nn.Module:
-    """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
-
-    Raises:
-        FedstillError: it cannot be made, does not fit the form, or its weights are another model's.
-    """
-    config, classes = file.model, len(form.classes)
-    if is_path(config.name):
-        factory = find(config.name, folder, "model.name")
-        try:
-            with seeded(file.seed, "model", file.name):
-                made = factory(form.shape, classes)
-        except OWN as error:
-            if isinstance(error, FedstillError):
-                raise
-            raise ModelError(f"model.name {config.name!r}: the factory fails: {first_line(error)}") from error
-        model = (
-            made if isinstance(made, nn.Module) else Predictor(made, form.shape, form.classes, config.gives)
-        )
-    else:
-        model = _ours(config.name, form.shape, classes, file)
-    if config.weights:
-        _load_weights(model, folder / Path(config.weights).expanduser())
-    if not config.train:
-        model.requires_grad_(False)
-    models.check(model, form.shape, classes, f"model.name {config.name!r}")
-    return model
-
-
-def _ours(name: str, shape: tuple[int, int, int], classes: int, file: NodeFile) -> nn.Module:
-    try:
-        return models.build(name, shape, classes, file.seed, "model", file.name)
-    except ArgumentError as error:
-        raise ArgumentError("model.name", name, error.allowed) from error
-    except models.FORWARD as error:
-        if isinstance(error, FedstillError):
-            raise
-        raise ModelError(
-            f"model.name {name!r} cannot take inputs of shape {shape}: {first_line(error)}"
-        ) from error
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    """Put a file's tensors into a model, exactly: the same names, shapes and types.
-
-    Raises:
-        ModelError: the file cannot be read, or its tensors are not those of the model.
-    """
-    weights, wanted = _weights(path), model.state_dict()
-    faults = [f"{name} is missing" for name in wanted if name not in weights]
-    faults += [f"{name} is not of this model" for name in weights if name not in wanted]
-    for name in (name for name in wanted if name in weights):
-        mine, given = wanted[name], weights[name]
-        if mine.shape != given.shape or mine.dtype != given.dtype:
-            faults.append(f"{name} is {_described(given)}, and in this model {_described(mine)}")
-    if faults:
-        more = f", and {len(faults) - 1} more such tensors" if len(faults) > 1 else ""
-        raise ModelError(f"model.weights {path.name!r} are of another model: {faults[0]}{more}")
-    model.load_state_dict(weights)
-
-
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise ModelError(f"model.weights {path.name!r}: there is no file {path}")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"model.weights {path.name!r} is no safetensors file: {first_line(error)}"
-        ) from error
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
 def make_compute(file: NodeFile) -> Compute:
     """The node's device and precision.
 
@@ -375,6 +266,7 @@ class Examined:
         model: its model.
         compute: device and precision.
         faults: one line each.
+        untold: why the data were not looked at, though nothing is wrong with them; empty: they were.
     """
 
     file: NodeFile | None
@@ -383,6 +275,7 @@ class Examined:
     model: nn.Module | None = None
     compute: Compute | None = None
     faults: tuple[str, ...] = ()
+    untold: str = ""
 
 
 def faults(folder: Path, form: Form | None = None, *, quick: bool = False) -> list[str]:
@@ -403,12 +296,15 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
     except FedstillError as error:
         return Examined(None, faults=(str(error),))
     file, found, spoilt = _forgiving(table)
+    untold: list[str] = []
 
     def attempt(section: str, make: Callable[[], T]) -> T | None:
         if section in spoilt:
             return None
         try:
             return make()
+        except RunNeeded as error:
+            untold.append(str(error))
         except FedstillError as error:
             found.append(str(error))
         except OSError as error:
@@ -424,8 +320,9 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
         data, known = loaded if loaded is not None else (None, form)
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))
+        attempt("model", lambda: perceptual(file, folder, known))
     else:
-        model = attempt("model", lambda: _name_only(file, folder))
+        model = attempt("model", lambda: check_named(file, folder))
     compute = attempt("compute", lambda: make_compute(file))
     if "policy" not in spoilt:
         found += policy_faults(file.policy)
@@ -437,7 +334,7 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
             found.append(f"privacy.ledger {file.privacy.ledger!r}: {told.trouble}; {settle}")
     if file.online:
         found += kit_faults(folder, None if "name" in spoilt else file.name)
-    return Examined(file, known, data, model, compute, tuple(found))
+    return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))
 
 
 def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
@@ -467,16 +364,6 @@ def _forget(table: dict[str, Any], path: list[str]) -> bool:
             return False
         table = inner
     return table.pop(path[-1], None) is not None
-
-
-def _name_only(file: NodeFile, folder: Path) -> None:
-    """What can be said of a model as long as shape and classes are not known."""
-    if is_path(file.model.name):
-        find(file.model.name, folder, "model.name")
-    else:
-        _ours(file.model.name, (1, 32, 32), 2, file)
-    if file.model.weights:
-        _weights(folder / Path(file.model.weights).expanduser())
 
 
 def kit_faults(folder: Path, name: str | None) -> list[str]:
@@ -560,22 +447,3 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
         if rule is not None:
             rules[name] = rule
     return rules
-
-
-def unfit(model: nn.Module, needs: Needs, form: Form, compute: Compute) -> str | None:
-    """Why a method cannot work with this node's model, or None.
-
-    Args:
-        model: the node's.
-        needs: the method's.
-        form: of inputs and classes.
-        compute: device and precision.
-    """
-    if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
-        return "nothing of its model is trained here, and every round trains it"
-    if needs.split:
-        try:
-            fitted(copy.deepcopy(model), compute, form.shape, 0, "its model", parted=True)
-        except ModelError as error:
-            return str(error)
-    return None

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch
-
 from fedstill.config import read_table
+from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, DataError
 from fedstill.methods import METHODS
@@ -17,7 +16,7 @@ from fedstill.node.digests import digest
 from fedstill.node.form import Form
 from fedstill.wire import WireConfig
 
-PROTOCOL = 2  # of the messages between a server and a node
+PROTOCOL = 3  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
@@ -115,22 +114,19 @@ def check_public(public: Public, form: Form, most: int) -> None:
         most: how many inputs a node takes at most; 0 is no limit.
 
     Raises:
-        DataError: other inputs than the form's, too many, NaN, or labels outside the classes.
+        DataError: other inputs than the form's, too many, NaN, or labels that the task has none of.
     """
-    found, labels = public.inputs, public.labels
-    shape = f"(N, {', '.join(map(str, form.shape))})"
-    if found.dtype != torch.float32 or tuple(found.shape[1:]) != form.shape or not len(found):
-        raise DataError(f"public inputs are {found.dtype} {tuple(found.shape)}: allowed are float32 {shape}")
+    found = public.inputs
+    if tuple(found.shape[1:]) != form.shape or not len(found):
+        shape = f"(N, {', '.join(map(str, form.shape))})"
+        raise DataError(f"public inputs are of shape {tuple(found.shape)}: allowed are {shape}")
     if most and len(found) > most:
         raise DataError(f"public data have {len(found)} inputs: allowed are {most}, by policy most_rows")
-    if not torch.isfinite(found).all():
-        raise DataError("public inputs hold NaN or infinity")
-    if labels is not None and (
-        labels.dtype != torch.int64
-        or labels.shape != found.shape[:1]
-        or not 0 <= int(labels.min()) <= int(labels.max()) < len(form.classes)
-    ):
-        raise DataError(f"public labels are none of {len(form.classes)} classes")
+    task = form.make_task()
+    labels = task.blank(len(found), form.shape) if public.labels is None else public.labels
+    task.check(TensorData(found, labels), "public data")
+    if form.vocabulary and int(found.max()) >= form.vocabulary:
+        raise DataError(f"public data hold token {int(found.max())}: allowed is below {form.vocabulary}")
 
 
 def public_tensors(public: Public) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedstill.data.groups import limit_groups
+from fedstill.data.dataset import TensorData
+from fedstill.data.groups import largest, limit_groups
 from fedstill.errors import ArgumentError
 from fedstill.models.vector import to_vector
 from fedstill.node import dpsgd
@@ -30,6 +32,23 @@ def wanted(config: PrivacyConfig) -> bool:
     """Whether there is anything to protect with, or a budget to keep."""
     budgets = (config.epsilon, config.over_all[0])
     return config.mechanism != "none" or any(map(math.isfinite, budgets))
+
+
+def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
+    """What to say where an epsilon is of one record, and records belong together: of a patient, say.
+
+    The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
+
+    Args:
+        parts: each node's records, as its owner has them.
+        configs: what each owner says.
+    """
+    alone = [config.mechanism != "none" and config.group_size == 1 for config in configs]
+    most = max((largest(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
+    if most == 1:
+        return ()
+    whole = f"privacy.group_size = {most} protects all records of one together"
+    return (f"epsilon is of one record: a patient or slide has up to {most} at one node; {whole}",)
 
 
 def protect(
@@ -65,14 +84,17 @@ def protect(
     data = node.data
     if config.group_size > 1 and data.groups is None:
         raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
+    several = largest(data) > 1
     if data.groups is not None:
-        node.data = data = limit_groups(data, config.group_size)
+        # Where each record is protected by itself, whose it is plays no part in anything.
+        data = limit_groups(data, config.group_size)
+        node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
     if config.mechanism in ("dp-sgd", "pate") and frozen_whole:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.mechanism, allowed)
-    classes = setting.task.classes
-    guard = Guard(node.name, config, side, setting.local, len(data), classes, secret=secret, salt=salt)
+    guard = Guard(node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt)
+    guard.several = several
     guard.binding = _binding(node, guard, method, setting, secret)
     if config.mechanism == "dp-sgd":
         dpsgd.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
@@ -92,11 +114,13 @@ def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret
         tensors["public"] = setting.public.inputs
         if setting.public.labels is not None:
             tensors["public labels"] = setting.public.labels
+    if setting.perceptual is not None:
+        tensors["perceptual"] = to_vector(setting.perceptual)
     compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
     plain = PrivacyConfig()
     budgets = {name: getattr(plain, name) for name in BUDGETS}
     config = replace(guard.config, **budgets)
-    options = (method, guard.local, config, guard.levels, node.seed, compute)
+    options = (method, guard.local, config, guard.levels, node.seed, compute, setting.task.options())
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
     # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()

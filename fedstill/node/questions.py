@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from fedstill.compute import Compute
 from fedstill.data.public import Public
@@ -71,12 +72,21 @@ class NodeSetting:
         local: how nodes train their models, and for how long in all.
         compute: device and precision.
         public: public data, or None.
+        perceptual: VGG features, frozen, for losses that compare images by them; None: the node has none.
     """
 
     task: Task
     local: LocalConfig
     compute: Compute
     public: Public | None = None
+    perceptual: nn.Module | None = None
+
+
+def stand_in(task: Task, shape: tuple[int, ...] = ()) -> Public:
+    """Public data in place of any: what a method declares follows from its options, not from the data."""
+    shape = shape or ((8,) if task.tokens else (1, 8, 8))
+    inputs = torch.zeros(2, *shape, dtype=torch.int64 if task.tokens else torch.float32)
+    return Public("none", inputs, task.blank(2, shape))
 
 
 def _nothing(_: object) -> None:
@@ -96,6 +106,7 @@ class NodeSide:
             method has no ensemble.
         first: the part of the local training that is done before the first question; None is nothing.
         learns: whether the nodes' own models are trained at all, then or later.
+        notes: what a run should be told of it: what is switched off here, and why.
     """
 
     questions: Mapping[str, Question]
@@ -104,6 +115,7 @@ class NodeSide:
     look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
     learns: bool = True
+    notes: tuple[str, ...] = ()
 
     def leaves(self) -> tuple[str, ...]:
         """The kinds of tensor that leave a node, each once, in alphabetical order."""

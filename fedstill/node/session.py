@@ -30,7 +30,7 @@ from fedstill.errors import (
     QuestionRefused,
 )
 from fedstill.methods import METHODS
-from fedstill.node import owner, training
+from fedstill.node import own_model, owner, training
 from fedstill.node.account import DATA, Account
 from fedstill.node.desk import Desk
 from fedstill.node.digests import digest
@@ -47,7 +47,6 @@ from fedstill.node.training import Span
 from fedstill.node.witness import released
 from fedstill.records import write_text
 from fedstill.state import load_state, save_state
-from fedstill.tasks import make_task
 from fedstill.wire import Tensors, refine
 
 if TYPE_CHECKING:
@@ -80,22 +79,27 @@ class Session:
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
         self.folder = host.folder / "runs" / plan.run
         method, config = METHODS[plan.method["name"]], plan.config()
-        self.task = make_task(form.task, len(form.classes))
+        self.task = form.make_task()
         self.needs = method.needs(config)
         self.ledger = Ledger()
         try:
             data = owner.load_data(file, host.folder, form)
             self.task.check(data, f"data of {file.name}")
-            model = owner.make_model(file, host.folder, form)
+            model = own_model.make_model(file, host.folder, form)
             secret = owner.secret(host.folder)
+            features = own_model.perceptual(file, host.folder, form)
             whose = f"model of {file.name}"
-            network = fitted(model, compute, form.shape, file.seed, whose, parted=self.needs.split)
+            parted, vocabulary = self.needs.split, form.vocabulary
+            network = fitted(
+                model, compute, form.shape, file.seed, whose, parted=parted, vocabulary=vocabulary
+            )
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
         gate = Gate(file.name, file.policy, self.ledger)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
-        self.setting = NodeSetting(self.task, file.local, compute, placed)
+        features = None if features is None else compute.place(features)
+        self.setting = NodeSetting(self.task, file.local, compute, placed, features)
         side = method.node_side(config, self.setting)
         self.side = limited(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
@@ -182,6 +186,7 @@ class Session:
             "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
             "objections": self._objections(),
             "privacy": self._statement(),
+            "notes": list(self.side.notes),
             "most_questions": max(gate.policy.most_questions - self._earlier, 0),
             "learned": self.learned,
             "marks": self._marks(),

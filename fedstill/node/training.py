@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedstill.choices import check_choices
 from fedstill.compute import Compute
+from fedstill.data.augment import augmented, drawn
 from fedstill.errors import ArgumentError
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
@@ -77,8 +77,9 @@ class LocalConfig:
     smoothing: float = 0.1
     """Share of each label spread over all classes. A node that was taught certainty is certain of what
     it never saw, too; that costs the ensemble more than it gains the node."""
-    augment: Literal["none", "shift", "shift-flip"] = "none"
-    """Random shifts by up to an eighth of the image, and mirror images."""
+    augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
+    """Random shifts by up to an eighth of the image; mirror images; turn: both, and quarter turns, where no
+    direction is up (tissue). A class of each pixel moves with its pixel. Not for texts."""
 
     def __post_init__(self) -> None:
         check_choices(self, "local")
@@ -177,7 +178,7 @@ def train(
     nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
     lengths = [len(spans[node.name]) for node in nodes]
     firsts = [spans[node.name].start for node in nodes]
-    streams = [_Stream(node, config.batch) for node in nodes]
+    streams = [_Stream(node, task, config) for node in nodes]
     group = Group(nodes)
     for role in nodes[0].modules:
         group.bench(role).train(role in roles)
@@ -186,8 +187,7 @@ def train(
     for step in range(start, end):
         active = sum(length > step for length in lengths)
         batches = [
-            stream.batch(first + step, config.augment)
-            for stream, first in zip(streams[:active], firsts, strict=False)
+            stream.batch(first + step) for stream, first in zip(streams[:active], firsts, strict=False)
         ]
         inputs = stack([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
         targets = stack([targets for _, targets in batches])  # (active, batch, ...)
@@ -254,11 +254,11 @@ def plain(task: Task, config: LocalConfig) -> Work:
 class _Stream:
     """Batches from one endless sequence of shuffled passes; which batch, follows from its number."""
 
-    def __init__(self, node: Node, batch: int) -> None:
-        self.node, self.size = node, batch
+    def __init__(self, node: Node, task: Task, config: LocalConfig) -> None:
+        self.node, self.task, self.size, self.how = node, task, config.batch, config.augment
         self._passes: dict[int, torch.Tensor] = {}
 
-    def batch(self, number: int, augment: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(batch, C, H, W)`` and targets ``(batch, ...)`` of one batch."""
         total = len(self.node.data)
         first, last = number * self.size, (number + 1) * self.size
@@ -267,10 +267,10 @@ class _Stream:
             for turn in range(first // total, (last - 1) // total + 1)
         ]
         data = self.node.data.subset(torch.cat(pieces).to(self.node.data.inputs.device))
-        if augment == "none":
+        if self.how == "none":
             return data.inputs, data.targets
-        generator = self.node.draw("augment", number)
-        return shifted(data.inputs, generator, flip=augment == "shift-flip"), data.targets
+        draws = drawn(len(data), self.node.draw("augment", number))
+        return augmented(self.task, data.inputs, data.targets, draws, self.how)
 
     def _shuffled(self, turn: int) -> torch.Tensor:
         if turn not in self._passes:
@@ -279,43 +279,20 @@ class _Stream:
         return self._passes[turn]
 
 
-def shifted(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> torch.Tensor:
-    """Each image moved by up to an eighth of its size, its border repeated, and mirrored half the time.
+def at_once(inputs: torch.Tensor) -> int:
+    """How many of some inputs are computed at once: 1000, and fewer where they are large pictures.
 
-    Args:
-        images: ``(B, C, H, W)``.
-        generator: of the shifts, on the CPU.
-        flip: whether to mirror left and right.
+    >>> at_once(torch.empty(1, 3, 32, 32)), at_once(torch.empty(1, 3, 256, 256))
+    (1000, 21)
     """
-    return moved(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
+    return max(1, min(1000, 2**22 // max(inputs[0].numel(), 1)))
 
 
-def moved(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Tensor:
-    """:func:`shifted`, as numbers ``draws`` ``(3, B)`` say: int64 from 0, on the CPU."""
-    count, channels, height, width = images.shape
-    reach_y, reach_x = height // 8, width // 8
-    padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y), mode="replicate")
-    top, left = draws[0] % (2 * reach_y + 1), draws[1] % (2 * reach_x + 1)
-    rows = (top[:, None] + torch.arange(height)).to(images.device)  # (B, H)
-    columns = left[:, None] + torch.arange(width)  # (B, W)
-    if flip:
-        mirror = (draws[2] % 2).bool()[:, None]
-        columns = torch.where(mirror, columns.flip(1), columns)
-    columns = columns.to(images.device)
-    image = torch.arange(count, device=images.device)
-    # One gather: index of image, row and column; channels come along.
-    return (
-        padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]]
-        .permute(0, 3, 1, 2)
-        .reshape(count, channels, height, width)
-    )
-
-
-def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute, batch: int = 1000) -> torch.Tensor:
+def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
     """A model's outputs on many inputs, in evaluation mode, without gradients: ``(N, ...)`` float32."""
     training = model.training
     model.eval()
     with torch.no_grad(), compute.autocast():
-        outputs = torch.cat([model(part).float() for part in torch.split(inputs, batch)])
+        outputs = torch.cat([model(part).float() for part in torch.split(inputs, at_once(inputs))])
     model.train(training)
     return outputs

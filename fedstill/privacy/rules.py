@@ -109,13 +109,16 @@ class Derived(Rule):
 class NoisyCounts(Rule):
     """Numbers of records, in all or by class, with Laplace noise, as whole numbers from 0 up.
 
-    Assumes that each record is counted in one number of the tensor. Then one record moves one count by 1, so
-    noise of this scale costs an epsilon of 1 / scale (Dwork, Roth 2014, Thm. 3.6), and a group of records
-    costs as many times that. Rounding and leaving out what is below 0 is post-processing.
+    Assumes that one record moves the tensor by ``moves`` in L1 at most: by 1 where it is counted once, or in
+    parts that sum to 1 (an image's share of pixels of each class); by the number of labels where it may have
+    all of them. Then noise of this scale costs an epsilon of moves / scale (Dwork, Roth 2014, Thm. 3.6), and
+    a group of records costs as many times that. Rounding what is noisy, and leaving out what is below 0, is
+    post-processing. Nothing is rounded before: of parts, that could move every count by a whole one.
 
     Args:
         scale: of the noise; 0: exact, no guarantee.
         group: records of one protected unit at most.
+        moves: by how much one record moves the tensor.
 
     Raises:
         ArgumentError: a value outside its range.
@@ -123,22 +126,28 @@ class NoisyCounts(Rule):
 
     scale: float
     group: int = 1
+    moves: float = 1.0
 
     def __post_init__(self) -> None:
         not_negative("scale of counts", self.scale)
+        if not 0 < self.moves < math.inf:
+            raise ArgumentError("moves of counts", self.moves, "above 0")
         if self.group < 1:
             raise ArgumentError("group of counts", self.group, "1 or more")
 
     @property
     def text(self) -> str:
-        return f"Laplace noise of scale {self.scale:g} on each count" if self.scale else Exact().text
+        if self.scale == 0:
+            return Exact().text
+        several = f", a record counting in {self.moves:g}" if self.moves > 1 else ""
+        return f"Laplace noise of scale {self.scale:g} on each count{several}"
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Whole numbers from 0 up."""
-        return numbers(tensor).round().clamp(min=0)
+        """Numbers from 0 up."""
+        return numbers(tensor).clamp(min=0)
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Whole numbers again: servers refuse a count that is none."""
+        """Whole numbers: servers refuse a number of examples that is none."""
         if self.scale == 0:
             return tensor
         return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=0)
@@ -147,7 +156,7 @@ class NoisyCounts(Rule):
         """One event, however many classes."""
         if self.scale == 0:
             return None
-        return Price({Event("laplace", self.scale / self.group): 1})
+        return Price({Event("laplace", self.scale / (self.group * self.moves)): 1})
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,17 @@ class Statement:
         }
 
 
-def state(config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str]) -> Statement:
-    """What an owner's config, with the noise that it came to, is told as."""
+def state(
+    config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, several: bool = False
+) -> Statement:
+    """What an owner's config, with the noise that it came to, is told as.
+
+    Args:
+        config: the owner's.
+        levels: of noise, by what it is on.
+        rules: what is done to each tensor.
+        several: whether some records belong together, and each is protected by itself all the same.
+    """
     if config.mechanism == "none":
         return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))
     size = config.group_size
@@ -65,7 +74,11 @@ def state(config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[st
         randomness=RANDOMNESS[config.randomness],
         noise={name: level for name, level in levels.items() if level},
         rules=tuple(rules),
-        assumes=(*ASSUMES[config.mechanism], *((CHOSEN_BEFORE,) if config.accountant == "pld" else ())),
+        assumes=(
+            *ASSUMES[config.mechanism],
+            *((CHOSEN_BEFORE,) if config.accountant == "pld" else ()),
+            *((SEVERAL,) if several and size == 1 else ()),
+        ),
     )
 
 
@@ -76,6 +89,10 @@ RANDOMNESS = {
 CHOSEN_BEFORE = (
     "what is charged is chosen beforehand, or is all Gaussian noise without sampling (accountant pld); where "
     "a server chooses what to ask next, or when to stop, by what it was told, accountant rdp holds"
+)
+SEVERAL = (
+    "it is of one record alone: who has several here, as a patient may, is protected less, since "
+    "privacy.group_size is 1"
 )
 POISSON = "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)"
 _COUNTED = "how many records the node has is taken as known"

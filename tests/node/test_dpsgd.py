@@ -31,7 +31,7 @@ from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy import randomness
 from fedstill.privacy.events import Event, Price
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 TASK, COMPUTE, SHAPE = Classification(3), Compute(), (1, 8, 8)
 PLAIN = LocalConfig(epochs=2, batch=8, smoothing=0.0)
@@ -210,14 +210,15 @@ def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> N
 def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
     drawn = dpsgd.moves(inputs, randomness.seeded(0, "a"))
-    assert (drawn.shape, drawn.dtype) == ((3, 6000), torch.int64)
+    assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
     assert drawn.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
     assert torch.equal(dpsgd.moves(some, randomness.seeded(0, "a")), drawn[:, order])
     assert not (dpsgd.moves(inputs, randomness.seeded(0, "b")) == drawn).any()
     places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
-    assert stats.chisquare(torch.bincount(places, minlength=18).numpy()).pvalue > 0.01
+    places = 4 * places + drawn[3] % 4
+    assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
 
 
 # --- sampling -------------------------------------------------------------------------------------

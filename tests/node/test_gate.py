@@ -22,6 +22,7 @@ from fedstill.node.training import LocalConfig
 from fedstill.privacy.bill import Bill
 from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
 from fedstill.privacy.events import Event, Price
+from fedstill.tasks.classification import Classification
 
 QUESTION = Question(
     "examine",
@@ -441,7 +442,7 @@ def noisy(
     side = NodeSide({"examine": replace(QUESTION, reads=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=bound), GradientsConfig(noise=1.0)
     privacy = PrivacyConfig("noisy-outputs", outputs=outputs, gradients=gradients)
-    guard = Guard(node, privacy, side, LocalConfig(), 10, 3, secret=secret, salt=salt)
+    guard = Guard(node, privacy, side, LocalConfig(), 10, Classification(3), secret=secret, salt=salt)
     guard.binding = binding
     door = Gate(node, PolicyConfig(), Ledger())
     door.purse = Purse(guard, account or Account(None, 0), "run")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.methods.counting import count_labels
+from fedstill.methods.fedad import ATTENTION
+from fedstill.methods.fl_mrcm import FEATURES
 from fedstill.node.gate import PARAMETERS
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.questions import NodeSide, Question
@@ -24,9 +27,13 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text
+from fedstill.tasks import Kind, Task
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
 from fedstill.wire import SCALE
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
+TASK = Classification(CLASSES)
 LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
 EXAMINE = Question(
     "examine",
@@ -72,11 +79,16 @@ def side(*questions: Question, **more: Any) -> NodeSide:
 
 
 def guard(
-    mechanism: Any, *questions: Question, config: PrivacyConfig = GIVEN, examples: int = EXAMPLES, **more: Any
+    mechanism: Any,
+    *questions: Question,
+    config: PrivacyConfig = GIVEN,
+    examples: int = EXAMPLES,
+    task: Task = TASK,
+    **more: Any,
 ) -> Guard:
     own = {name: more.pop(name) for name in ("first", "learns") if name in more}
     changed = replace(config, mechanism=mechanism, **more)
-    made = Guard("clinic", changed, side(*questions, **own), LOCAL, examples, CLASSES)
+    made = Guard("clinic", changed, side(*questions, **own), LOCAL, examples, task)
     made.binding = "data"
     return made
 
@@ -183,6 +195,97 @@ def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     assert priced(guard(mechanism, counts_noise=0.0), COUNT, "answer", shapes, {}) is None
     assert priced(guard(mechanism, group_size=5), COUNT, "answer", shapes, {}) == laplace(2.0)
     assert priced(guard(mechanism), COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
+
+
+def test_labels_that_do_not_exclude_each_other_are_paid_for_one_by_one() -> None:
+    asked = count_labels(MultiLabel(CLASSES))
+    made = guard("dp-sgd", asked, task=MultiLabel(CLASSES))
+    shapes = {"counts": (CLASSES,), "sizes": ()}
+    # A record may have all four labels, and is one of the examples that are told beside them.
+    assert priced(made, asked, "answer", shapes) == laplace(10 / 4) + laplace(10.0)
+    grouped = guard("dp-sgd", asked, task=MultiLabel(CLASSES), group_size=5)
+    assert priced(grouped, asked, "answer", shapes) == laplace(10 / 20) + laplace(2.0)
+    assert epsilon(priced(made, asked, "answer", shapes) or Price(), 0.0) == pytest.approx(0.5)
+    assert any(line.endswith("on each count, a record counting in 4") for line in made.statement().rules)
+
+
+class Maps(Classification):
+    """As if each pixel had a class."""
+
+    name = "segmentation"
+    kind: ClassVar[Kind] = "map"  # type: ignore[assignment]
+
+
+MAPS = Maps(CLASSES)
+
+
+def test_shares_of_pictures_cost_as_one_record_and_a_little_for_rounding() -> None:
+    asked = count_labels(MAPS)
+    made = guard("dp-sgd", asked, task=MAPS)
+    near(priced(made, asked, "answer", {"counts": (CLASSES,), "sizes": ()}), laplace(10 / 1.01))
+
+
+@pytest.mark.parametrize("task", [MAPS, MultiLabel(CLASSES)])
+def test_teachers_vote_for_one_class_only(task: Task) -> None:
+    with pytest.raises(QuestionRefused, match="teachers vote for one class an input, which task"):
+        guard("pate", task=task)
+    assert guard("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
+
+
+def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
+    with pytest.raises(QuestionRefused, match="outputs of task segmentation are pictures"):
+        guard("noisy-outputs", PREDICT, task=MAPS)
+    near(answer(guard("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT), laplace(6 / 16, ROWS))
+    assert priced(guard("dp-sgd", PREDICT, task=MAPS), PREDICT, "answer", {"logits": (8, 4, 2, 2)}) == Price()
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "noisy-outputs"])
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        ("label maps", "a server that draws its own"),
+        ("difference", "compared with none of the node"),
+    ],
+)
+@pytest.mark.parametrize("reads", [(), ("told",)])
+def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
+    mechanism: Any, kind: str, cure: str, reads: tuple[str, ...]
+) -> None:
+    told = Question("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    made = guard(mechanism, told, task=MAPS, epsilon=3.0)
+    assert priced(made, told, "answer", {"told": (5,)}) is None
+    refused = unpriced(made, told)
+    assert refused is not None
+    assert f"gives no guarantee for {kind}; " in refused
+    assert cure in refused
+    assert unpriced(guard(mechanism, told, task=MAPS), told) is None, "no budget"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "kind", "reads", "cure"),
+    [
+        ("noisy-outputs", ATTENTION, (), "method.attention = 0"),
+        ("dp-sgd", FEATURES, ("told",), "method.lambda_adv = 0"),
+    ],
+)
+def test_what_has_no_guarantee_comes_with_its_cure(
+    mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
+) -> None:
+    told = Question("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    refused = unpriced(guard(mechanism, told, epsilon=3.0), told)
+    assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are told")
+
+
+def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
+    compared = replace(EXAMINE, releases={"critic": "critic", "difference": "difference"})
+    for reads in ((), ("difference",)):
+        asked = replace(compared, reads=reads)
+        made = guard("dp-sgd", asked, task=MAPS)
+        assert priced(made, asked, "gradient", PULLED) is None, "though its critic learned with DP-SGD"
+        noisy = guard("noisy-outputs", asked, task=MAPS)
+        near(priced(noisy, asked, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))
+    plain = replace(compared, releases={"critic": "critic"})
+    assert priced(guard("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == Price()
 
 
 def test_more_rows_than_were_declared_are_paid_for() -> None:
@@ -358,7 +461,7 @@ def test_equal_names_give_equal_noise_and_others_do_not(randomness: Any) -> None
         *names: str | int, node: str = "a", secret: int = 0, binding: str = "x", salt: str = ""
     ) -> tuple[float, ...]:
         config = replace(GIVEN, mechanism="pate", randomness=randomness)
-        made = Guard(node, config, side(), LOCAL, EXAMPLES, CLASSES, secret=secret, salt=salt)
+        made = Guard(node, config, side(), LOCAL, EXAMPLES, TASK, secret=secret, salt=salt)
         made.binding = binding
         return tuple(made.draws(*names).normal((3,)).tolist())
 
@@ -375,7 +478,7 @@ def test_equal_names_give_equal_noise_and_others_do_not(randomness: Any) -> None
 
 
 def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
-    made = Guard("clinic", replace(GIVEN, mechanism="dp-sgd"), side(), LOCAL, EXAMPLES, CLASSES)
+    made = Guard("clinic", replace(GIVEN, mechanism="dp-sgd"), side(), LOCAL, EXAMPLES, TASK)
     for draws in (made.draws, made.networks()["model"].draws):
         with pytest.raises(ArgumentError, match="binding is ''"):
             draws("gate", 1)

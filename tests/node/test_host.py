@@ -32,11 +32,12 @@ from fedstill.node.plan import PROTOCOL, Plan
 from fedstill.node.questions import Question
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
+from fedstill.tasks import TaskConfig
 from fedstill.wire import WireConfig, pack, unpack
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
-FORM = Form("classification", tuple("0123456789"), SHAPE, (0.5,), (0.5,))
+FORM = Form(TaskConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
 FEDIOD = {"name": "fediod", "steps": 6, "batch": B, "memory": 64, "critic_width": 4}
 PLAN = Plan("one", FEDIOD, FORM)
 NODE = """

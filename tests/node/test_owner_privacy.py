@@ -100,6 +100,19 @@ def test_what_can_be_kept_is_none(tmp_path: Path, privacy: str) -> None:
     assert owner.faults(folder_of(tmp_path / "clinic", privacy)) == []
 
 
+def test_who_has_several_records_is_named_where_one_is_protected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "a patient or slide has up to 6 at one node; privacy.group_size = 6 protects all"
+    for number, (size, told) in enumerate((("", True), ("group_size = 6\n", False))):
+        privacy = f'mechanism = "pate"\nepsilon = 30.0\n{size}'
+        folder = folder_of(tmp_path / str(number), privacy, groups=True)
+        text = (folder / "node.toml").read_text()
+        text = text.replace("[data]\n", '[data]\ngroup = "groups"\n')
+        (folder / "node.toml").write_text(text)
+        assert (note in said(capsys, str(folder))) == told
+
+
 def test_with_groups_their_size_is_none(tmp_path: Path) -> None:
     privacy = 'mechanism = "pate"\nepsilon = 3.0\ngroup_size = 4\n'
     rest = MODEL.replace("[model]", 'group = "groups"\n[model]')

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedstill.compute import Compute, EngineConfig
 from fedstill.data.dataset import TensorData
@@ -24,7 +25,7 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.protect import check_priced, protect, wanted
+from fedstill.node.protect import check_priced, protect, unit_notes, wanted
 from fedstill.node.questions import NodeSetting
 from fedstill.node.teachers import Teachers
 from fedstill.node.training import LocalConfig
@@ -37,7 +38,10 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text
-from fedstill.tasks import Classification
+from fedstill.privacy.statement import SEVERAL
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.instances import Instances
+from fedstill.tasks.segmentation import Segmentation
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
@@ -249,8 +253,10 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     for own in list(model.parameters())[:keep]:
         own.requires_grad_(False)
     node = Node("clinic", records(), model, Gate("clinic", PolicyConfig(), Ledger()), 3)
-    setting = NodeSetting(TASK, LOCAL, Compute(EngineConfig(**engine)), Public("p", inputs, labels))
-    side, config = node_side(METHOD, setting), under("noisy-outputs", **change)
+    task, features = change.pop("task", TASK), change.pop("features", None)
+    compute, public = Compute(EngineConfig(**engine)), Public("p", inputs, labels)
+    setting = NodeSetting(task, LOCAL, compute, public, features)
+    side, config = node_side(METHOD, setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
     protect(node, config, *about, account=Account(None, 0), run="run", secret=secret, salt=salt)
     assert node.gate.purse is not None
@@ -269,11 +275,27 @@ def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
         "the kind of device": bound(device="meta"),
         "the secret: nobody else can try out what the records are": bound(secret=1),
         "options": bound(counts_noise=6.0),
+        "that it compares by features": bound(features=nn.Linear(1, 1).requires_grad_(False)),
+        "by which features": bound(features=nn.Linear(2, 1).requires_grad_(False)),
     }
     assert bound() == bound(epsilon=1e6, total_epsilon=1e6, delta=1e-6, total_delta=1e-6)
     assert bound() == bound(salt="x"), "it is known before any run"
     assert bound() not in others.values()
     assert len(set(others.values())) == len(others)
+
+
+def test_the_binding_holds_the_tasks_options() -> None:
+    tasks = [
+        Segmentation(3),
+        Segmentation(3, dice=0.5),
+        Segmentation(3, class_weights=(1.0, 1.0, 2.0)),
+        Segmentation(3, outline=False),
+        Instances(3),
+        Instances(3, smallest=5),
+    ]
+    found = [bound(task=task, mechanism="dp-sgd") for task in tasks]
+    assert len(set(found)) == len(tasks)
+    assert bound(task=Segmentation(3, (1.0, 1.0, 2.0)), mechanism="dp-sgd") == found[2]
 
 
 def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
@@ -384,3 +406,22 @@ def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
     torch.testing.assert_close(one.ask()["logits"], one.node.model(X).detach())
     assert one.node.private == {}
     assert one.account.spent("clinic", "run").bare_run == 1
+
+
+def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
+    patients = torch.arange(24) // 4
+    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).guard.statement().assumes
+    assert SEVERAL not in made(under("dp-sgd"), records(groups=torch.arange(24))).guard.statement().assumes
+    assert SEVERAL not in made(under("dp-sgd"), records()).guard.statement().assumes
+    whole = made(under("dp-sgd", group_size=4), records(groups=patients)).guard.statement()
+    assert SEVERAL not in whole.assumes
+
+    parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
+    (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
+    assert note.startswith("epsilon is of one record: a patient or slide has up to 8 at one node")
+    assert "privacy.group_size = 8" in note
+    (note,) = unit_notes(parts, [under("dp-sgd"), PrivacyConfig(), under("dp-sgd")])
+    assert "up to 4 at" in note
+    assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
+    assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
+    assert unit_notes(parts, [PrivacyConfig()] * 3) == ()

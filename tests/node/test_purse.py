@@ -21,6 +21,7 @@ from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, from_text
+from fedstill.tasks.classification import Classification
 
 ROWS, EXAMPLES = 8, 100
 X = {"x": torch.zeros(ROWS, 1, 4, 4)}
@@ -49,7 +50,7 @@ class Node:
         self.question, self.run = questions[0], run
         self.account = account or Account(None, 7)
         self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
-        self.guard = Guard("clinic", config, self.side, LOCAL, EXAMPLES, 4)
+        self.guard = Guard("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.guard.binding = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), Ledger())
         self.gate.purse = Purse(self.guard, self.account, run)

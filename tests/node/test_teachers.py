@@ -22,7 +22,7 @@ from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.teachers import Teachers, _Clipped, shards, teachers_of
 from fedstill.node.training import LocalConfig
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 TASK, COMPUTE, SHAPE = Classification(3), Compute(), (1, 8, 8)
 CONFIG = LocalConfig(epochs=3, batch=8, lr=0.01)

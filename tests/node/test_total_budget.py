@@ -25,6 +25,7 @@ from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import PateConfig, PrivacyConfig
+from fedstill.tasks.classification import Classification
 from tests.node.test_owner_privacy import charge, folder_of, said
 
 X = {"x": torch.zeros(8, 1, 4, 4)}
@@ -42,7 +43,7 @@ PATE = PrivacyConfig("pate", epsilon=1.5, pate=PateConfig(teachers=20, noise=40.
 
 
 def guard(config: PrivacyConfig) -> Guard:
-    made = Guard("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, 4)
+    made = Guard("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     return made
 
@@ -50,7 +51,7 @@ def guard(config: PrivacyConfig) -> Guard:
 def asks(config: PrivacyConfig, account: Account, run: str, most: int = 1000) -> int:
     """How many questions a new run gets answered."""
     plain = replace(PREDICT, differentiable=(), times=1)
-    made = Guard("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, 4)
+    made = Guard("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     gate = Gate("clinic", PolicyConfig(), Ledger())
     gate.purse = Purse(made, account, run)
@@ -151,7 +152,7 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PrivacyConfig("pate", **{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
-            Guard("clinic", config, sides, LocalConfig(), 100, 4)  # the counts alone cost 0.1
+            Guard("clinic", config, sides, LocalConfig(), 100, Classification(4))  # the counts alone cost 0.1
 
 
 # --- what the owner is told ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.compute import Compute, EngineConfig
+from fedstill.data.augment import shifted
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
 from fedstill.federation import choose, partition
@@ -23,9 +24,9 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, Span, cosine, shifted
+from fedstill.node.training import LocalConfig, Span, cosine
 from fedstill.state import load_state, save_state
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 TASK, COMPUTE = Classification(3), Compute()
 SIZES = (5, 13, 9)

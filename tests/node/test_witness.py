@@ -26,6 +26,7 @@ from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig
 from fedstill.node.witness import released
 from fedstill.privacy.config import OutputsConfig, PrivacyConfig
+from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 
 NOISE, OTHER = "gaussian(4.0)", "laplace(10.0)"
@@ -361,7 +362,7 @@ def test_nodes_that_share_a_holder_pay_each_for_its_own_release() -> None:
     side, x = NodeSide({"predict": question}), {"x": torch.zeros(4, 1, 4, 4)}
     spent, left = [], []
     for name in ("first", "second", "second"):
-        guard = Guard(name, config, side, LocalConfig(epochs=1, batch=10), 50, 4, secret=3)
+        guard = Guard(name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3)
         guard.binding = "the same data, model and options"
         gate = Gate(name, PolicyConfig(), Ledger())
         gate.purse = Purse(guard, account, "run", DATA)

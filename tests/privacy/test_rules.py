@@ -202,7 +202,7 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
     x = torch.tensor([[0.1, 7.0], [20.0, -3.0]])
     assert torch.equal(Exact().noise(Exact().bound(x), seeded(0)), x)
     assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded(0)), x)
-    assert NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded(0)).tolist() == [[0, 7], [20, 0]]
+    assert torch.equal(NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded(0)), x.clamp(min=0))
     outputs = NoisyOutputs("laplace", 0.0, 5.0)
     clamped = torch.tensor([[0.1, 5.0], [5.0, -3.0]])
     assert torch.allclose(outputs.noise(outputs.bound(x), seeded(0)), clamped)
@@ -218,6 +218,8 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         (NoisyCounts(10.0), (10,), {Event("laplace", 10.0): 1}),
         (NoisyCounts(10.0), (), {Event("laplace", 10.0): 1}),
         (NoisyCounts(10.0, group=4), (10,), {Event("laplace", 2.5): 1}),
+        (NoisyCounts(10.0, moves=14), (14,), {Event("laplace", 10 / 14): 1}),
+        (NoisyCounts(10.0, 4, moves=5), (14,), {Event("laplace", 0.5): 1}),
         # 10 values of each of 64 rows move by 2 * 5 each: 100 in L1
         (NoisyOutputs("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
         (NoisyOutputs("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
@@ -355,6 +357,45 @@ def test_counts_move_by_one_record_or_one_group(seed: int, C: int, group: int) -
     assert event.noise * (whole - less).abs().sum() == pytest.approx(10.0)  # and all of that
 
 
+@given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 5))
+def test_labels_that_do_not_exclude_each_other_move_counts_by_all_of_them(
+    seed: int, C: int, group: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(-1, 2, (50, C))
+    labels[:group] = 1  # records with every label
+    rule = NoisyCounts(10.0, group, moves=C)
+    event, _ = only(rule.price((C,)))
+    whole, less = (
+        rule.bound(torch.from_numpy((some == 1).sum(0)).float()).double() for some in (labels, labels[group:])
+    )
+    assert event.noise * (whole - less).abs().sum() == pytest.approx(10.0)
+
+
+@given(st.integers(0, 2**31), st.integers(2, 12))
+def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_before(
+    seed: int, C: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet(np.full(C, 0.3), 50)  # of pixels of each class; an image's sum to 1
+    rule = NoisyCounts(10.0)
+    event, _ = only(rule.price((C,)))
+    whole, less = (
+        rule.bound(torch.from_numpy(some.sum(0)).float()).double() for some in (shares, shares[1:])
+    )
+    assert event.noise * (whole - less).abs().sum() <= 10.0 * (1 + 1e-5)
+
+
+def test_rounding_shares_before_the_noise_would_move_every_count_by_a_whole_one() -> None:
+    before, after = (
+        torch.full((3,), 0.4),
+        torch.full((3,), 0.4 + 1 / 3),
+    )  # one more, a third each
+    assert (after.round() - before.round()).sum() == 3
+    rule = NoisyCounts(10.0)
+    assert (rule.bound(after) - rule.bound(before)).sum().item() == pytest.approx(1)
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
@@ -363,6 +404,7 @@ def test_counts_move_by_one_record_or_one_group(seed: int, C: int, group: int) -
     [
         (lambda: NoisyCounts(-1.0), "scale of counts is -1.0"),
         (lambda: NoisyCounts(1.0, 0), "group of counts is 0"),
+        (lambda: NoisyCounts(1.0, moves=0.0), "moves of counts is 0.0"),
         (lambda: NoisyOutputs("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
         (lambda: NoisyOutputs("laplace", math.nan, 1.0), "scale of outputs is nan"),
         (lambda: NoisyOutputs("laplace", 1.0, math.inf), "bound of outputs is inf"),

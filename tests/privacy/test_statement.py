@@ -14,6 +14,7 @@ from fedstill.privacy.statement import (
     ASSUMES,
     CHOSEN_BEFORE,
     POISSON,
+    SEVERAL,
     Statement,
     epsilon_text,
     state,
@@ -79,7 +80,8 @@ def test_the_number_of_records_is_taken_as_known_under_each_mechanism() -> None:
 
 
 def test_no_line_is_longer_than_servers_keep() -> None:
-    assert all(len(line) <= LONGEST for lines in (*ASSUMES.values(), (CHOSEN_BEFORE,)) for line in lines)
+    every = (*ASSUMES.values(), (CHOSEN_BEFORE, SEVERAL))
+    assert all(len(line) <= LONGEST for lines in every for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,10 @@ def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: s
     assert POISSON in private.assumes
     (unpaid,) = summary({"a": private}, {"a": ({}, 0)})["nodes"]
     assert unpaid["assumes"] == list(private.assumes)
+
+
+def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected() -> None:
+    one, group = PrivacyConfig("dp-sgd"), PrivacyConfig("dp-sgd", group_size=4)
+    assert SEVERAL in state(one, {}, (), several=True).assumes
+    assert SEVERAL not in state(one, {}, ()).assumes
+    assert SEVERAL not in state(group, {}, (), several=True).assumes

@@ -1,0 +1,200 @@
+"""The model of a node's owner, made from what ``node.toml`` says of it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstill import models
+from fedstill.choices import check_choices
+from fedstill.compute import Compute
+from fedstill.errors import ArgumentError, FedstillError, ModelError
+from fedstill.imports import OWN, find, first_line, is_path
+from fedstill.methods import Needs
+from fedstill.models.foreign import Gives, Predictor
+from fedstill.node.fit import fitted
+from fedstill.node.form import Form
+from fedstill.seeds import seeded
+
+if TYPE_CHECKING:
+    from fedstill.node.owner import NodeFile
+
+
+@dataclass(frozen=True)
+class OwnModelConfig:
+    """Which model a node has."""
+
+    name: str = "small-cnn"
+    """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
+    own, called with the shape (channels, height, width) and the number of classes, which gives a torch
+    module, an estimator with predict_proba, an ONNX session or a function."""
+
+    weights: str = ""
+    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
+    drawn."""
+
+    train: bool = True
+    """Let the model learn from the data; false: it is used as it is."""
+
+    perceptual: str = ""
+    """A .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, from the folder of
+    this file: for methods that compare generated images with your own by its features; if empty, they do
+    not."""
+
+    gives: Gives = "auto"
+    """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "model")
+        if not self.name:
+            raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
+
+
+def make_model(file: NodeFile, folder: Path, form: Form) -> nn.Module:
+    """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
+
+    Raises:
+        FedstillError: it cannot be made, does not fit the form, or its weights are another model's.
+    """
+    config, classes = file.model, len(form.classes)
+    if _is_own(config.name):
+        factory = find(config.name, folder, "model.name")
+        try:
+            with seeded(file.seed, "model", file.name):
+                made = factory(form.shape, classes)
+        except OWN as error:
+            if isinstance(error, FedstillError):
+                raise
+            raise ModelError(f"model.name {config.name!r}: the factory fails: {first_line(error)}") from error
+        model = made if isinstance(made, nn.Module) else _predictor(made, form, config)
+    else:
+        model = _ours(config.name, form, file)
+    if config.weights:
+        _load_weights(model, folder / Path(config.weights).expanduser())
+    if not config.train:
+        model.requires_grad_(False)
+    models.check(model, form.shape, form.outputs, f"model.name {config.name!r}")
+    return model
+
+
+def _predictor(source: Any, form: Form, config: OwnModelConfig) -> Predictor:
+    """What is no torch module, as one; these classify images."""
+    if form.task.name != "classification":
+        raise ModelError(
+            f"model.name {config.name!r} gives a {type(source).__name__}: allowed for {form.task.name} is a "
+            "torch.nn.Module"
+        )
+    channels, height, width = form.shape
+    return Predictor(source, (channels, height, width), form.classes, config.gives)
+
+
+def perceptual(file: NodeFile, folder: Path, form: Form) -> nn.Module | None:
+    """The node's VGG features of images as the form normalises them, if it has any.
+
+    Raises:
+        FedstillError: the file cannot be read or holds something else, or images have neither 1 nor 3
+            channels.
+    """
+    from fedstill.models.vgg import load_vgg
+
+    path = file.model.perceptual
+    return load_vgg(folder / Path(path).expanduser(), form.mean, form.std) if path else None
+
+
+def _ours(name: str, form: Form, file: NodeFile) -> nn.Module:
+    shape, classes, vocabulary = form.shape, len(form.classes), form.vocabulary
+    try:
+        return models.build(name, shape, classes, file.seed, "model", file.name, vocabulary=vocabulary)
+    except ArgumentError as error:
+        raise ArgumentError("model.name", name, error.allowed) from error
+    except models.FORWARD as error:
+        if isinstance(error, FedstillError):
+            raise
+        raise ModelError(
+            f"model.name {name!r} cannot take inputs of shape {shape}: {first_line(error)}"
+        ) from error
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """Put a file's tensors into a model, exactly: the same names, shapes and types.
+
+    Raises:
+        ModelError: the file cannot be read, or its tensors are not those of the model.
+    """
+    weights, wanted = _weights(path), model.state_dict()
+    faults = [f"{name} is missing" for name in wanted if name not in weights]
+    faults += [f"{name} is not of this model" for name in weights if name not in wanted]
+    for name in (name for name in wanted if name in weights):
+        mine, given = wanted[name], weights[name]
+        if mine.shape != given.shape or mine.dtype != given.dtype:
+            faults.append(f"{name} is {_described(given)}, and in this model {_described(mine)}")
+    if faults:
+        more = f", and {len(faults) - 1} more such tensors" if len(faults) > 1 else ""
+        raise ModelError(f"model.weights {path.name!r} are of another model: {faults[0]}{more}")
+    model.load_state_dict(weights)
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise ModelError(f"model.weights {path.name!r}: there is no file {path}")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"model.weights {path.name!r} is no safetensors file: {first_line(error)}"
+        ) from error
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def check_named(file: NodeFile, folder: Path) -> None:
+    """Refuse what can be refused of a model as long as the form of inputs and classes is not known.
+
+    Nothing is made: a network for texts has nothing to be made for without their length and vocabulary.
+
+    Raises:
+        FedstillError: no such network or factory, or weights that cannot be read.
+    """
+    if _is_own(file.model.name):
+        find(file.model.name, folder, "model.name")
+    else:
+        try:
+            models.check_name(file.model.name)
+        except ArgumentError as error:
+            raise ArgumentError("model.name", file.model.name, error.allowed) from error
+    if file.model.weights:
+        _weights(folder / Path(file.model.weights).expanduser())
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is of the owner's factory: ``hf:bert`` reads like one, and is none."""
+    return is_path(name) and not name.startswith("hf:")
+
+
+def unfit(model: nn.Module, needs: Needs, form: Form, compute: Compute) -> str | None:
+    """Why a method cannot work with this node's model, or None.
+
+    Args:
+        model: the node's.
+        needs: the method's.
+        form: of inputs and classes.
+        compute: device and precision.
+    """
+    if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
+        return "nothing of its model is trained here, and every round trains it"
+    if needs.split:
+        try:
+            own, vocabulary = copy.deepcopy(model), form.vocabulary
+            fitted(own, compute, form.shape, 0, "its model", parted=True, vocabulary=vocabulary)
+        except ModelError as error:
+            return str(error)
+    return None

@@ -1,0 +1,77 @@
+"""What a node tells of its numbers of examples, on every task: no record moves it further than is paid."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.data.dataset import TensorData
+from fedstill.methods.counting import count_labels
+from fedstill.node.guard import Guard
+from fedstill.node.questions import NodeSide
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.tasks import Task, TaskConfig, TaskName, make_task
+
+SIDE, SCALE = 8, 5.0
+TASKS: tuple[TaskName, ...] = (
+    "classification",
+    "text",
+    "multi-label",
+    "segmentation",
+    "instances",
+    "reconstruction",
+)
+
+
+def records(task: Task, count: int, seed: int) -> TensorData:
+    draw = torch.Generator().manual_seed(seed)
+    shape = {"class": (), "labels": (task.classes,), "map": (SIDE, SIDE), "image": (1, SIDE, SIDE)}[task.kind]
+    lowest, high = (-1, 2) if task.kind == "labels" else (0, task.classes)
+    targets = torch.randint(lowest, max(high, 1), (count, *shape), generator=draw)
+    if task.kind == "labels":
+        targets[:2] = 1  # records with every label
+    inputs = torch.ones(count, 4, dtype=torch.int64) if task.tokens else torch.zeros(count, 1, SIDE, SIDE)
+    return TensorData(inputs, targets.float() if task.kind == "image" else targets)
+
+
+def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
+    """What the question's handler reads of a node's records."""
+    group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
+    answer = count_labels(task).handler(group, 0)
+    return {name: tensor[0] for name, tensor in answer.items()}
+
+
+@pytest.mark.parametrize("name", TASKS)
+@given(seed=st.integers(0, 2**31), count=st.integers(3, 40), group=st.integers(1, 2))
+@settings(max_examples=15, deadline=None)
+def test_no_record_moves_counts_further_than_is_paid_for(
+    name: TaskName, seed: int, count: int, group: int
+) -> None:
+    task = make_task(TaskConfig(name), 1 if name == "reconstruction" else 3)
+    data, question = records(task, count, seed), count_labels(task)
+    config = PrivacyConfig("dp-sgd", counts_noise=SCALE, group_size=group)
+    made = Guard("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, task)
+    before, after = told(task, data), told(task, data.subset(torch.arange(group, count)))
+    reading = question.reads or ()
+    assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
+    for each in reading:
+        rule = made.rule(question, each)
+        moved = (rule.bound(before[each]).double() - rule.bound(after[each]).double()).abs().sum().item()
+        ((event, times),) = (rule.price(tuple(before[each].shape)) or {}).items()
+        assert (event.kind, times) == ("laplace", 1)
+        assert moved / SCALE <= 1 / event.noise, "epsilon of this tensor"
+        assert moved / SCALE >= 0.95 / event.noise, "and no more is paid than one record can move"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_sizes_are_the_number_of_examples(name: TaskName) -> None:
+    task = make_task(TaskConfig(name), 1 if name == "reconstruction" else 3)
+    question, answer = count_labels(task), told(task, records(task, 12, 0))
+    answer = dict(question.finish(answer, {})) if question.finish else answer
+    assert answer["sizes"].item() == pytest.approx(12)
+    assert answer["counts"].shape == (task.classes,)

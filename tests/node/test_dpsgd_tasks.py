@@ -1,0 +1,118 @@
+"""DP-SGD on every task: each example's gradient is what it alone gives, so that the clip binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.models import build
+from fedstill.node import dpsgd, training
+from fedstill.node.dpsgd import DPSGD, clipped_sum
+from fedstill.node.node import Node
+from fedstill.node.training import LocalConfig
+from fedstill.privacy import randomness
+from fedstill.tasks import Task, TaskConfig, TaskName, make_task
+
+N, SIDE, LENGTH, WORDS = 5, 16, 6, 11
+Draw = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task with a network for it."""
+
+    task: TaskName
+    model: str
+    classes: int
+    targets: tuple[int, ...]  # shape of one
+    lowest: int = 0
+    channels: int = 1
+
+
+CASES = (
+    Case("classification", "small-cnn:4", 3, ()),
+    Case("text", "transformer:8", 3, ()),
+    Case("text", "bag:8", 3, ()),
+    Case("multi-label", "small-cnn:4", 3, (3,), lowest=-1),
+    Case("segmentation", "unet:4", 3, (SIDE, SIDE)),
+    Case("instances", "unet:4", 3, (SIDE, SIDE), channels=3),
+    Case("reconstruction", "unet:4", 1, (1, SIDE, SIDE)),
+)
+
+
+def made(case: Case) -> tuple[Task, nn.Module, TensorData]:
+    draw = torch.Generator().manual_seed(0)
+    task = make_task(TaskConfig(case.task), case.classes)
+    shape = (LENGTH,) if task.tokens else (case.channels, SIDE, SIDE)
+    inputs = torch.randn(N, *shape, generator=draw)
+    if task.tokens:
+        inputs = torch.randint(1, WORDS, (N, LENGTH), generator=draw)
+    targets = torch.randn(N, *case.targets, generator=draw).tanh()
+    if task.kind != "image":
+        high = 2 if task.kind == "labels" else case.classes
+        targets = torch.randint(case.lowest, high, (N, *case.targets), generator=draw)
+    model = build(case.model, shape, case.classes, 0, vocabulary=WORDS if task.tokens else 0)
+    return task, model, TensorData(inputs, targets)
+
+
+def alone(task: Task, model: nn.Module, data: TensorData, row: int, smoothing: float) -> torch.Tensor:
+    """One example's gradient, as a batch of its own: ``(P,)``."""
+    one = data.subset(torch.tensor([row]))
+    outputs = model(one.inputs).float()
+    loss = task.loss(outputs.unsqueeze(0), one.targets.unsqueeze(0), smoothing).sum()
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
+def test_gradients_by_example_are_those_of_a_loop(case: Case) -> None:
+    task, model, data = made(case)
+    model.train()
+    each = torch.stack([alone(task, model, data, row, 0.1) for row in range(N)])  # (N, P)
+    lengths = each.norm(dim=1)
+    assert (lengths > 0).all()
+    clip = lengths.median().item()  # some are shortened, some are not
+    expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
+    losses = dpsgd._losses(task, LocalConfig(smoothing=0.1))
+    trained = dict(model.named_parameters())
+    total, _ = clipped_sum(model, trained, losses, data.inputs, data.targets, clip)
+    torch.testing.assert_close(total, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
+def test_a_batch_loses_the_mean_of_what_its_examples_lose_each_by_itself(case: Case) -> None:
+    task, model, data = made(case)
+    with torch.no_grad():
+        outputs = model.eval()(data.inputs).float()
+    together = task.loss(outputs.unsqueeze(0), data.targets.unsqueeze(0))
+    apart = task.loss(outputs.unsqueeze(1), data.targets.unsqueeze(1))
+    assert apart.shape == (N,)
+    torch.testing.assert_close(together[0], apart.mean(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
+def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
+    def learned() -> torch.Tensor:
+        task, model, data = made(case)
+        dpsgd.check(model, "the model", tuple(data.inputs.shape[1:]))
+        gate: Any = SimpleNamespace(purse=None)
+        node = Node("n", data, model, gate, 0)
+        node.private = {"model": DPSGD(0.5, 1.0, partial(randomness.seeded, 0))}
+        config = LocalConfig(epochs=1, least_steps=2, batch=3, optimiser="sgd", lr=0.1)
+        training.prepare([node], config)
+        training.train([node], task, config, Compute())
+        return torch.cat([own.detach().flatten() for own in model.parameters()])
+
+    first = torch.cat([own.detach().flatten() for own in made(case)[1].parameters()])
+    after = learned()
+    assert after.isfinite().all()
+    assert not torch.equal(after, first)
+    assert torch.equal(after, learned())

@@ -1,0 +1,82 @@
+"""An owner's model: what is said of it before its inputs are known, and whether a method can work with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from fedstill import models
+from fedstill.compute import Compute
+from fedstill.errors import ArgumentError
+from fedstill.methods import METHODS
+from fedstill.models.vgg import BLOCKS, _places
+from fedstill.node import own_model, owner
+from fedstill.node.form import Form
+from fedstill.node.owner import NodeFile
+from fedstill.tasks import TaskConfig
+from tests.models.test_vgg import weights
+
+TEXTS = Form(TaskConfig("text"), ("bad", "good"), (12,), (), (), vocabulary=50)
+
+
+def named(name: str) -> NodeFile:
+    return NodeFile(name="clinic", model=own_model.OwnModelConfig(name=name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*models.MODELS, *models.TEXTS, "residual-unet:8", "transformer:32", "hf:bert", "hf:some/folder"],
+)
+def test_every_network_of_ours_passes_before_its_inputs_are_known(tmp_path: Path, name: str) -> None:
+    own_model.check_named(named(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["transformr", "transformer:0", "hf:", "small-cnn:-1", "sql:1"])
+def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^model\.name is .*: allowed is one of small-cnn.*transformer"):
+        own_model.check_named(named(name), tmp_path)
+
+
+def test_a_node_with_a_model_for_texts_can_be_started(tmp_path: Path) -> None:
+    owner.init(tmp_path / "clinic")
+    folder = tmp_path / "clinic"
+    (folder / "data.csv").write_text("text,label\nfine,good\n", encoding="utf-8")
+    (folder / "node.toml").write_text(
+        'name = "clinic"\nonline = false\n[data]\nsource = "csv"\npath = "data.csv"\n'
+        '[model]\nname = "transformer"\n',
+        encoding="utf-8",
+    )
+    assert owner.examine(folder, quick=True).faults == ()  # what `fedstill node start` looks at
+
+
+def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
+    digits = Form(TaskConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    with pytest.raises(ArgumentError, match="inputs are images"):
+        own_model.make_model(named("hf:bert"), tmp_path, digits)
+
+
+@pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedgen"])
+@pytest.mark.parametrize("name", ["bag:8", "transformer:8"])
+def test_a_network_for_texts_is_tried_in_parts_on_tokens(method: str, name: str) -> None:
+    model = own_model.make_model(named(name), Path(), TEXTS)
+    needs = METHODS[method].needs(METHODS[method].config())
+    assert needs.split
+    assert own_model.unfit(model, needs, TEXTS, Compute()) is None
+
+
+def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "clinic"
+    owner.init(folder)
+    np.savez(folder / "data.npz", images=np.zeros((4, 2, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
+    save_file(weights(_places(BLOCKS["VGG-16"])), folder / "vgg.safetensors")
+    text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
+    (folder / "node.toml").write_text(text, encoding="utf-8")
+    (fault,) = owner.faults(folder)
+    assert "VGG weights for inputs of 2 channels" in fault
+    np.savez(folder / "data.npz", images=np.zeros((4, 1, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
+    assert owner.faults(folder) == []
