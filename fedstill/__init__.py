@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedstill.methods.fedper import FedPerConfig
     from fedstill.methods.fedprox import FedProxConfig
     from fedstill.methods.lg_fedavg import LGFedAvgConfig
+    from fedstill.methods.public_only import PublicOnlyConfig
     from fedstill.methods.standalone import StandaloneConfig
     from fedstill.node.gate import PolicyConfig
     from fedstill.node.training import LocalConfig
@@ -60,6 +61,7 @@ __all__ = [
     "PateConfig",
     "PolicyConfig",
     "PrivacyConfig",
+    "PublicOnlyConfig",
     "StandaloneConfig",
     "StepsConfig",
     "TensorData",
@@ -91,6 +93,7 @@ _HOMES = {
     "PateConfig": "fedstill.privacy.config",
     "PolicyConfig": "fedstill.node.gate",
     "PrivacyConfig": "fedstill.privacy.config",
+    "PublicOnlyConfig": "fedstill.methods.public_only",
     "StandaloneConfig": "fedstill.methods.standalone",
     "StepsConfig": "fedstill.privacy.config",
     "TensorData": "fedstill.data.dataset",

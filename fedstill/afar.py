@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 from safetensors.torch import save_file
 
@@ -34,7 +33,8 @@ from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED
 from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
-from fedstill.node.owner import ComputeConfig, NodeFile, OwnModelConfig
+from fedstill.node.own_model import OwnModelConfig
+from fedstill.node.owner import ComputeConfig, NodeFile
 from fedstill.node.session import SALT
 from fedstill.progress import following
 from fedstill.records import holding, write_text
@@ -250,23 +250,27 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
     for index, node in enumerate(experiment.nodes):
         own = folder / node.name
         own.mkdir(parents=True)
-        np.savez(
-            own / "data.npz",
-            images=experiment.setting.parts[index].inputs.cpu().numpy(),
-            labels=experiment.setting.parts[index].targets.cpu().numpy(),
-        )
+        part = experiment.setting.parts[index]
+        tensors = {"inputs": part.inputs, "targets": part.targets}
+        if part.groups is not None:
+            tensors["groups"] = part.groups
+        save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
         model = experiment.setting.models[index]
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         save_file(weights, own / "model.safetensors")
-        names = config.nodes.models
+        names, features = config.nodes.models, config.nodes.perceptual
         engine = config.engine
         # Nodes of one machine share its cores: more threads would only wait for each other.
         threads = engine.threads or max((os.cpu_count() or 1) // len(experiment.nodes), 1)
         file = NodeFile(
             name=node.name,
             seed=config.seed,
-            data=PrivateConfig(path="data.npz", normalised=True),
-            model=OwnModelConfig(names[index % len(names)], weights="model.safetensors"),
+            data=PrivateConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
+            model=OwnModelConfig(
+                names[index % len(names)],
+                weights="model.safetensors",
+                perceptual=str(Path(features).expanduser().resolve()) if features else "",
+            ),
             local=config.nodes.local,
             policy=config.nodes.policy,
             privacy=config.nodes.privacy,

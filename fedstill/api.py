@@ -25,7 +25,7 @@ from fedstill.privacy.config import PrivacyConfig
 from fedstill.records import write_text
 from fedstill.run import REHEARSED, check_folder, finish
 from fedstill.setting import Setting
-from fedstill.tasks import make_task
+from fedstill.tasks import Task, TaskConfig, make_task
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
 
@@ -49,8 +49,9 @@ def distil(
     models: Sequence[nn.Module],
     student: nn.Module,
     test: Examples,
-    classes: int,
+    classes: int | Sequence[str],
     *,
+    task: str | TaskConfig = "classification",
     method: Any = None,
     local: LocalConfig | None = None,
     engine: EngineConfig | None = None,
@@ -61,6 +62,8 @@ def distil(
     std: tuple[float, ...] = (),
     seed: int = 0,
     public: Examples | torch.Tensor | None = None,
+    vocabulary: int = 0,
+    perceptual: str | Path = "",
     every: int | None = None,
     link: LinkConfig | None = None,
     out: str | Path | None = None,
@@ -70,11 +73,16 @@ def distil(
 
     Args:
         data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, a map-style
-            torch data set of ``(input, label)``, or :class:`~fedstill.data.dataset.TensorData`.
+            torch data set of ``(input, label)``, or :class:`~fedstill.data.dataset.TensorData`. Other tasks
+            have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
+            -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding.
         models: each node's own module, of any architecture; trained in place.
         student: the server's module; trained in place.
         test: examples that no node has.
-        classes: number of classes; every module gives ``(B, classes)``.
+        classes: number of classes, or their names, by which reports call them; every module gives
+            ``(B, classes)``, or ``(B, classes, H, W)`` where each pixel has one, or ``(B, 1, H, W)`` where
+            outputs are images.
+        task: what is learned: a name, as in ``fedstill list``, or a ``TaskConfig`` with options.
         method: which method, with its options, as ``FedAvgConfig(rounds=10)``; None is FedIOD with its
             defaults.
         local: how nodes train their models; None is the default.
@@ -89,6 +97,9 @@ def distil(
         seed: of every random draw.
         public: public inputs ``(N, C, H, W)``, or examples with labels of the same classes, for methods
             that need some.
+        vocabulary: how many token ids there are, where inputs are texts.
+        perceptual: a .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, for
+            methods that compare images by features; "" is none: they do without.
         every: the server's steps or rounds between two evaluations; 0 is only at the end, None ten times.
         link: in which form tensors would travel, and what is done about a node that answers nonsense; None
             is the default: full precision, and the run stops.
@@ -118,12 +129,17 @@ def distil(
     if engine is not None and engine.name in REHEARSED:
         allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
         raise ArgumentError("engine.name", engine.name, allowed)
+    config = TaskConfig(task) if isinstance(task, str) else task  # type: ignore[arg-type]
+    if isinstance(classes, str):
+        raise ArgumentError("classes", classes, "how many there are, or a list of their names")
+    known = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
+    learned = make_task(config, known if isinstance(classes, Sequence) else int(classes))
     setting = Setting(
-        task=make_task("classification", classes),
-        parts=[_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
+        task=learned,
+        parts=[_tensors(examples, f"data[{index}]", learned) for index, examples in enumerate(data)],
         models=models,
         student=student,
-        test=_tensors(test, "test"),
+        test=_tensors(test, "test", learned),
         method=method or FedIODConfig(),
         names=names,
         policies=policies,
@@ -134,8 +150,11 @@ def distil(
         std=std,
         seed=seed,
         every=every,
-        public=_public(public),
+        public=_public(public, learned),
         link=link or LinkConfig(),
+        classes=known,
+        vocabulary=vocabulary,
+        perceptual=str(perceptual),
     )
     experiment = Experiment(setting)
     if out is None:
@@ -180,12 +199,16 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         "seed",
         "every",
         "link",
+        "classes",
+        "vocabulary",
+        "perceptual",
     )
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
     if setting.public is not None and setting.public.labels is not None:
         public["y"] = setting.public.labels
     return {
+        "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
         **{name: repr(getattr(setting, name)) for name in names},
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
@@ -194,25 +217,23 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     }
 
 
-def _public(examples: Any) -> Public | None:
+def _public(examples: Any, task: Task) -> Public | None:
     """Inputs alone, or with labels."""
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor):
-        return Public("given", examples.float())
-    data = _tensors(examples, "public")
+        return Public("given", examples.long() if task.tokens else examples.float())
+    data = _tensors(examples, "public", task)
     return Public("given", data.inputs, data.targets)
 
 
-def _tensors(examples: Any, what: str) -> TensorData:
+def _tensors(examples: Any, what: str, task: Task) -> TensorData:
     """Whatever form a user's examples have, as tensors."""
     if isinstance(examples, TensorData):
         return examples
     if isinstance(examples, tuple | list) and len(examples) == 2:
         inputs, labels = (torch.as_tensor(part) for part in examples)
-        if labels.is_floating_point() and (labels != labels.round()).any():
-            raise DataError(f"{what} has labels that are no whole numbers: allowed are class indices")
-        return TensorData(inputs.float(), labels.long())
+        return TensorData(inputs.long() if task.tokens else inputs.float(), _targets(labels, what, task))
     iterable = isinstance(examples, torch.utils.data.IterableDataset)
     if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
         found = type(examples).__name__
@@ -220,5 +241,15 @@ def _tensors(examples: Any, what: str) -> TensorData:
     pairs = [examples[index] for index in range(len(examples))]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs) or not pairs:
         raise DataError(f"{what} has no examples, or not pairs of input and label")
-    inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-    return TensorData(inputs.float(), torch.as_tensor([int(pair[1]) for pair in pairs]))
+    return _tensors(
+        tuple(torch.stack([torch.as_tensor(pair[part]) for pair in pairs]) for part in (0, 1)), what, task
+    )
+
+
+def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
+    """Labels in the task's own form."""
+    if task.kind == "image":
+        return labels.float()
+    if labels.is_floating_point() and (labels != labels.round()).any():
+        raise DataError(f"{what} has labels that are no whole numbers: allowed are class indices")
+    return labels.long()

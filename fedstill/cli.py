@@ -196,6 +196,8 @@ def _finish(folder: Path, result: dict[str, Any]) -> None:
     from fedstill.report.table import print_table
 
     print_table(result, Console())
+    for note in result.get("notes", ()):
+        print(f"Note: {note}")
     print(f"Report: {folder / 'report.html'}")
 
 
@@ -211,18 +213,18 @@ def _compare(words: list[str]) -> None:
             raise ArgumentError("--resume", resume, "a comparison's folder alone: it keeps its settings")
         folder = Path(resume)
         with _resumable(folder, "compare"):
-            from fedstill import compare
+            from fedstill import comparing
 
-            compare.resume(folder, quiet=quiet, bars=bars)
+            comparing.resume(folder, quiet=quiet, bars=bars)
     else:
         comparison = _plan(rest)
-        from fedstill import compare
+        from fedstill import comparing
 
         folder = Path(f"runs/{comparison.name}") if out is None else Path(out)
         if out is None:
             print(f"The comparison's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
         with _resumable(folder, "compare"):
-            compare.compare(comparison, folder, command=command, quiet=quiet, bars=bars)
+            comparing.compare(comparison, folder, command=command, quiet=quiet, bars=bars)
     _show_comparison(folder)
 
 
@@ -290,15 +292,17 @@ def _list(words: list[str]) -> None:
     from rich.table import Table
 
     from fedstill.data.loaders import available
-    from fedstill.models import MODELS
+    from fedstill.models import MODELS, TEXTS
+    from fedstill.report.matrix import print_tasks
     from fedstill.report.methods import print_methods
 
     console = Console()
     print_methods(console)
+    print_tasks(console)
     sections = {
         "presets": {name: presets.describe(name) for name in presets.names()},
         "data sets": dict.fromkeys(available(), ""),
-        "models": {name: _first_line(model) for name, model in MODELS.items()},
+        "models": {name: _first_line(model) for name, model in {**MODELS, **TEXTS}.items()},
     }
     for title, rows in sections.items():
         table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)

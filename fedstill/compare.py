@@ -1,66 +1,36 @@
-"""Several methods side by side, on equal terms: the plan of a comparison, and running it.
+"""Several methods side by side, on equal terms: the plan of a comparison (:mod:`fedstill.comparing` runs it).
 
 A comparison is one run without its method (the base), some methods, seeds and, if wanted, settings that
 each change the base. All methods share the base: one seed gives all of them the same split, the same
 first weights, the same local optimiser and budget. What a method may have of its own are its options
 (``options``), and other run options only where the plan says so (``runs``), which the report repeats.
-
-Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import re
-import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
-from rich.console import Console
-from rich.text import Text
 
-from fedstill import presets, run
+from fedstill import presets
 from fedstill.compute import Compute
-from fedstill.config import (
-    PaperFigure,
-    RunConfig,
-    from_dict,
-    load_toml,
-    options,
-    read_table,
-    run_type,
-    to_dict,
-)
-from fedstill.data.public import Public
+from fedstill.config import PaperFigure, RunConfig, from_dict, options, read_table, run_type, to_dict
 from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.methods import METHODS, method_of
-from fedstill.node.gate import NOT_OUTPUTS
-from fedstill.node.questions import NodeSetting, Question
+from fedstill.node.gate import NOT_OUTPUTS, OF_MAPS
+from fedstill.node.questions import NodeSetting, Question, stand_in
 from fedstill.presets import Table
-from fedstill.records import holding, write_text
-from fedstill.report.table import human_seconds
-from fedstill.tasks import make_task
+from fedstill.tasks import any_task
 
-__all__ = [
-    "Comparison",
-    "Place",
-    "compare",
-    "plan",
-    "questions",
-    "read",
-    "read_folder",
-    "resume",
-    "what_leaves",
-]
+__all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
 
-FILE, NOT_RUN = "compare.toml", "not_run.json"
+FILE = "compare.toml"
 SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
 PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
 OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
@@ -124,8 +94,8 @@ class Comparison:
         ]
 
     def config(self, place: Place) -> RunConfig[Any]:
-        """One run. Unless the plan itself says whether nodes give outputs only, they do, except for
-        methods that cannot work so: what had to be allowed is what the report shows.
+        """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
+        except for methods that cannot work so: what had to be allowed is what the report shows.
 
         Raises:
             FedstillError: the plan does not describe a run.
@@ -139,8 +109,9 @@ class Comparison:
             raise FedstillError(f"{where}: {error}") from error
         if _given(table, "nodes", "policy", "outputs_only"):
             return config
-        only = not set(what_leaves(config)) & set(NOT_OUTPUTS)
-        policy = dataclasses.replace(config.nodes.policy, outputs_only=only)
+        leaves, policy = set(what_leaves(config)), config.nodes.policy
+        only, maps = not leaves & set(NOT_OUTPUTS), bool(leaves & set(OF_MAPS))
+        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps)
         return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
 
     def to_toml(self) -> str:
@@ -173,10 +144,8 @@ class Comparison:
 
 def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
     """The questions that a run's method declares, by name."""
-    task = make_task(config.task, 2)
-    # Stand-ins: what a method declares depends on its options, not on the data.
-    public = Public("none", torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long))
-    setting = NodeSetting(task, config.nodes.local, Compute(), public)
+    task = any_task(config.task)
+    setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
     return method_of(config.method).node_side(config.method, setting).questions
 
 
@@ -234,7 +203,7 @@ def read(file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | N
     Raises:
         FedstillError: the file cannot be read, or it describes no comparison.
     """
-    text = _text(file)
+    text = text_of(file)
     table = presets.parse(text, source=str(file))
     if seeds is not None:
         table["seeds"] = seeds
@@ -248,7 +217,7 @@ def is_plan(file: str) -> bool:
     Raises:
         FedstillError: a file that cannot be read.
     """
-    return file.endswith(".toml") and "methods" in presets.parse(_text(Path(file)), source=file)
+    return file.endswith(".toml") and "methods" in presets.parse(text_of(Path(file)), source=file)
 
 
 def read_folder(out: Path) -> Comparison:
@@ -413,7 +382,12 @@ def _word(table: Mapping[str, Any], key: str, default: str) -> str:
     return value
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """What a file says.
+
+    Raises:
+        FedstillError: it cannot be read.
+    """
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -466,149 +440,3 @@ def _slug(name: str) -> str:
     'Fashion-MNIST-alpha-0.1'
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
-
-
-# --- running ------------------------------------------------------------------------------------------
-
-
-def compare(
-    comparison: Comparison, out: Path, *, command: str, quiet: bool = False, bars: bool = False
-) -> None:
-    """Run what is not finished yet, one run after another, and write the comparison's files.
-
-    Args:
-        comparison: what is compared.
-        out: its folder; a new one, or one in which the same comparison was stopped.
-        command: the command that repeats it, for the report.
-        quiet: say nothing of the runs on standard error.
-        bars: show each run's own progress bars.
-
-    Raises:
-        RunFolderError: the folder holds another comparison or other files, or is in use.
-        FedstillError: no method can run at all; then no folder is made.
-    """
-    from fedstill.report.compare import write_comparison
-
-    _check_folder(out, comparison)
-    console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
-    refused = _refusals(comparison, out, console)
-    out.mkdir(parents=True, exist_ok=True)
-    with holding(out, "comparison"):
-        if not (out / FILE).exists():
-            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
-        _remember(out, refused)
-        for reason in dict.fromkeys(refused.values()):
-            console.print(Text(f"refused: {reason}"))
-        waiting = [place for place in comparison.places() if place.folder not in refused]
-        for count, place in enumerate(waiting, start=1):
-            folder = out / place.folder
-            if not (folder / "result.json").exists():
-                _tell(console, f"run {count} of {len(waiting)}", place, time.monotonic() - start)
-            try:
-                _run(comparison.config(place), folder, bars)
-            except RunFolderError:
-                raise  # not the method's fault
-            except FedstillError as error:  # such as a limit in a node's policy, reached
-                refused[place.folder] = f"stopped: {error}"
-                _remember(out, refused)
-        write_comparison(out, comparison)
-
-
-def resume(out: Path, *, quiet: bool = False, bars: bool = False) -> None:
-    """Go on with the comparison in a folder, to the figures that it would have reached.
-
-    Raises:
-        RunFolderError: there is none.
-    """
-    compare(read_folder(out), out, command="", quiet=quiet, bars=bars)
-
-
-def not_run(out: Path) -> Mapping[str, str]:
-    """Why runs of a comparison could not run, by their folders."""
-    if not (out / NOT_RUN).exists():
-        return {}
-    reasons: dict[str, str] = json.loads((out / NOT_RUN).read_text(encoding="utf-8"))
-    return reasons
-
-
-def command_of(out: Path) -> str:
-    """The command that made a comparison's folder."""
-    return _text(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
-
-
-def _run(config: RunConfig[Any], folder: Path, bars: bool) -> None:
-    """One run: from the start, or from where it stopped; nothing if it is finished."""
-    if not (folder / "config.toml").exists():
-        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
-        (folder / "config.toml.part").unlink(missing_ok=True)
-        again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-        run.run(config, folder, command=again, progress=bars)
-        return
-    if load_toml(folder / "config.toml") != config:
-        raise RunFolderError(
-            f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
-        )
-    if not (folder / "result.json").exists():
-        run.resume(folder, progress=bars)
-
-
-def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
-    """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs.
-
-    Raises:
-        FedstillError: none of a setting's methods can.
-    """
-    refused: dict[str, str] = {}
-    places = [place for place in comparison.places() if not (out / place.folder / "result.json").exists()]
-    with console.status("checking") as status:
-        for count, place in enumerate(places, start=1):
-            status.update(f"checking run {count} of {len(places)}")
-            try:
-                run.prepare(comparison.config(place))
-            except FedstillError as error:
-                refused[place.folder] = str(error)
-    for setting in comparison.settings:
-        here = [place.folder for place in comparison.places() if place.setting == setting]
-        if all(folder in refused for folder in here):
-            where = f" in setting {setting!r}" if setting else ""
-            raise FedstillError(f"no method can run{where}: {refused[here[0]]}")
-    return refused
-
-
-def _remember(out: Path, refused: Mapping[str, str]) -> None:
-    write_text(out / NOT_RUN, json.dumps(refused, indent=2) + "\n")
-
-
-def _check_folder(out: Path, comparison: Comparison) -> None:
-    """Refuse a folder with anything but this comparison in it."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise RunFolderError(f"{out} is a file: choose another folder")
-    if (out / FILE).exists():
-        before = read_folder(out)
-        for part in dataclasses.fields(Comparison):
-            if part.name not in ("name", "about") and _differ(before, comparison, part.name):
-                raise RunFolderError(
-                    f"{out} holds a comparison with another {part.name}: choose another folder, "
-                    f"or go on with it (fedstill compare --resume {out})"
-                )
-    elif {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
-        raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
-
-
-def _differ(first: Comparison, second: Comparison, part: str) -> bool:
-    """Whether a part differs, the order of methods and settings included."""
-    one, other = getattr(first, part), getattr(second, part)
-    return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
-
-
-def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:
-    """One line: a run begins."""
-    parts = (place.setting, place.label, f"seed {place.seed}")
-    line = Text.assemble(
-        (f"{count}  ", "dim"),
-        (", ".join(part for part in parts if part), "bold"),
-        (f"  after {human_seconds(elapsed)}", "dim"),
-    )
-    console.print(line, soft_wrap=True)

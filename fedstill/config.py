@@ -21,7 +21,6 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 import tomli_w
 
 from fedstill import presets
-from fedstill.choices import check_choices
 from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
 from fedstill.data.splits import SplitConfig
@@ -31,6 +30,7 @@ from fedstill.methods import METHODS, method_of
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.tasks import TASKS, TaskConfig, task_type
 
 __all__ = [
     "EvaluationConfig",
@@ -74,6 +74,10 @@ class NodesConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     """How a node protects its records, and how much of their privacy a run may cost."""
 
+    perceptual: str = ""
+    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, that every node has:
+    for losses that compare images by its features. Without one these losses are off."""
+
     def __post_init__(self) -> None:
         if not self.models or not all(self.models):
             raise ArgumentError("nodes.models", list(self.models), "a list of one model or more")
@@ -116,11 +120,12 @@ class PaperFigure:
     method: str
     """The method that it belongs to, or the name that a comparison gives it."""
 
-    figure: Literal["accuracy", "local accuracy"] = "accuracy"
-    """Of the central model on all test data, or of the nodes' own models on their shares of it."""
+    figure: str = "accuracy"
+    """The key of one of the task's figures, as "dice" or "hd95": of the central model on all test data. With
+    "local" before it: of the nodes' own models (what models are judged by: on their shares of it)."""
 
     value: float
-    """In percent."""
+    """In the figure's unit: percent unless it has another."""
 
     std: float | None = None
     """Its published standard deviation, if there is one."""
@@ -132,11 +137,16 @@ class PaperFigure:
     """The setting of a comparison that it belongs to; none is every setting."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "paper")
-        if not 0 <= self.value <= 100:
-            raise ArgumentError("paper.value", self.value, "from 0 to 100, in percent")
-        if self.std is not None and not 0 <= self.std <= 100:
-            raise ArgumentError("paper.std", self.std, "from 0 to 100, in percent, or none")
+        known = {figure.key: figure for name in TASKS for figure in task_type(name).figures}
+        key = self.figure.removeprefix("local ")
+        if key not in known:
+            raise UnknownName("published figure", self.figure, known)
+        most = 100 if known[key].unit == "%" else math.inf
+        allowed = "from 0 to 100, in percent" if most == 100 else "a number from 0 up"
+        if not 0 <= self.value <= most or math.isinf(self.value):
+            raise ArgumentError("paper.value", self.value, allowed)
+        if self.std is not None and (not 0 <= self.std <= most or math.isinf(self.std)):
+            raise ArgumentError("paper.std", self.std, f"{allowed}, or none")
         if not self.source:
             raise ArgumentError("paper.source", self.source, "the paper with its table or page")
 
@@ -151,7 +161,7 @@ class RunConfig(Generic[M]):
     seed: int = 0
     """Every random draw of the run follows from this number."""
 
-    task: Literal["classification"] = "classification"
+    task: TaskConfig = field(default_factory=TaskConfig)
     """What is learned."""
 
     data: DataConfig = field(default_factory=DataConfig)

@@ -63,6 +63,10 @@ class OwnDataError(DataError):
     """A node's own data cannot be used. The text may quote them, so that it is for their owner alone."""
 
 
+class RunNeeded(DataError):
+    """Data that may be sound, but are read only in the form of a run, and none is named."""
+
+
 class ModelError(FedstillError, ValueError):
     """A model does not fit its task: wrong output shape, an input size that it cannot take."""
 

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
+from fedstill.evaluation import Evaluation, Metrics, deviation, mean, number, plain
 from fedstill.federation import Answers, InProcess, choose
 from fedstill.figures import common
 from fedstill.methods import Server, ServerSetting, method_of
@@ -33,13 +33,13 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group, signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.protect import check_priced, protect, wanted
+from fedstill.node.protect import check_priced, protect, unit_notes, wanted
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import WHOLE, Span
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.progress import Bars
 from fedstill.records import Records
-from fedstill.seeds import derive, torch_generator
+from fedstill.seeds import derive, seeded
 from fedstill.setting import Setting, check, check_architectures, normalisation, shape_of
 from fedstill.turns import drive
 
@@ -76,12 +76,21 @@ class Experiment:
         ]
         self.student = self._network(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
+        learned = {node.name: node.data for node in self.nodes}
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
         check_architectures(setting, self.method.title, self.needs, self.nodes, self.student)
         self.kinds = self._kinds()
-        self.at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public)
+        features = None
+        if setting.perceptual:
+            from fedstill.models.vgg import load_vgg
+
+            scale = [part.flatten().tolist() for part in normalisation(setting)]
+            features = self.compute.place(load_vgg(Path(setting.perceptual), *scale))
+        self.at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public, features)
         self.side = self.method.node_side(setting.method, self.at_nodes)
         self.account = Account(None, self._ledger_key, durable=False)
+        self.notes = [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if wanted(privacy):
                 self._protect(node, privacy)
@@ -93,8 +102,10 @@ class Experiment:
                 self.compute.place(module)
         if self.side.first is not None:
             training.prepare(self.learners, setting.local)
-        # Before anything is trained or written: would every node answer what the method asks?
-        self._federation([[node] for node in self.nodes]).require(list(self.side.questions))
+        # Before anything is trained or written: would every node answer what the method asks, and do the
+        # options go with task, student and public data? The server itself knows, so one is made and let go.
+        with seeded(setting.seed, "trial server"):
+            self._make_server([[node] for node in self.nodes], copy.deepcopy(self.student))
 
         self.records = Records(None)
         self.bars = Bars(False)
@@ -273,12 +284,12 @@ class Experiment:
                 save=self._save,
             )
 
-    def _make_server(self, groups: Sequence[Sequence[Node]]) -> Server:
-        """The method's program at the server, at its beginning."""
+    def _make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
+        """The method's program at the server, at its beginning; with another student, if one is given."""
         mean, std = normalisation(self.setting)
         at_server = ServerSetting(
             federation=self._federation(groups),
-            student=self.student,
+            student=self.student if student is None else student,
             task=self.task,
             shape=shape_of(self.setting),
             mean=tuple(mean.flatten().tolist()),
@@ -322,49 +333,47 @@ class Experiment:
     # What only a simulation can know: here, in the centralised mark and in the losses of local training,
     # nodes' data and networks are read past their gates. The student learns from none of it.
 
-    def _score(self, model: nn.Module, data: TensorData | None = None) -> Mapping[str, float]:
-        data = self.test if data is None else data
-        return self.task.metrics(training.predict(model, data.inputs, self.compute), data.targets)
-
     def _look(self) -> dict[str, float]:
         """What the method is judged by, and the nodes' own models, as they are now."""
         metric = self.task.metric
         told = {metric: self._central()[metric]}
         if self.side.learns:
-            told[f"local_{metric}"] = float(np.mean(self._score_shares()))
+            told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
         return told
 
-    def _central(self) -> Mapping[str, float]:
+    def _central(self) -> Metrics:
         """The central model's metrics, or of what stands for it."""
+        outputs = self._central_outputs()
+        if outputs is not None:
+            return self.evaluation.metrics(outputs)
+        look = self.evaluation
+        return mean([look.metrics(look.outputs(node.model), node=node.name) for node in self.known])
+
+    def _central_outputs(self) -> torch.Tensor | None:
+        """What the central model answers on the test part; None where nothing stands for one."""
         if self.method.central == "student":
-            return self._score(self.student)
+            return self.evaluation.outputs(self.student)
         if self.method.central == "virtual":
             virtual = copy.deepcopy(self.student)
             load_vector(virtual, self._average())
-            return self._score(virtual)
-        if self.method.central == "ensemble":
-            return self._score_ensemble() or {}
-        scores = [self._score(node.model) for node in self.known]
-        return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
+            return self.evaluation.outputs(virtual)
+        return self._ensemble_outputs() if self.method.central == "ensemble" else None
 
     def _average(self) -> torch.Tensor:
         """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
         sizes = torch.tensor([float(len(node.data)) for node in self.known], device=self.compute.device)
         return weighted_mean(torch.stack([to_vector(node.model) for node in self.known]), sizes)
 
-    def _share(self, index: int) -> TensorData:
-        """A node's share of the test set, even and random (FedMD-CG, section 3.1)."""
-        order = torch.randperm(len(self.test), generator=torch_generator(self.setting.seed, "test shares"))
-        # Of fewer examples than nodes, some nodes have none of their own and take another's.
-        mine = [share for share in order.tensor_split(len(self.nodes)) if len(share)]
-        return self.test.subset(mine[index % len(mine)].to(self.test.inputs.device))
-
     def _score_shares(self) -> list[float]:
         """Each node's own model on its own share of the test set."""
-        shares = {node.name: self._share(index) for index, node in enumerate(self.nodes)}
-        return [self._score(node.model, shares[node.name])[self.task.metric] for node in self.known]
+        shares = {node.name: self.evaluation.share(at, len(self.nodes)) for at, node in enumerate(self.nodes)}
+        return [self._score_share(node, shares[node.name]) for node in self.known]
 
-    def _score_ensemble(self) -> Mapping[str, float] | None:
+    def _score_share(self, node: Node, rows: torch.Tensor) -> float:
+        outputs = self.evaluation.outputs(node.model, rows)
+        return self.evaluation.metrics(outputs, rows, node=node.name)[self.task.metric]
+
+    def _ensemble_outputs(self) -> torch.Tensor | None:
         """The teachers' ensemble on real test data, weighed as the method weighs it, if it has one."""
         if self.side.look is None:
             return None
@@ -372,14 +381,14 @@ class Experiment:
         if not teachers:
             return None
         names = tuple(node.name for node in teachers)
-        parts = []
+        parts, inputs = [], self.test.inputs
         with torch.no_grad(), self.compute.autocast():
-            for inputs in torch.split(self.test.inputs, 1000):
-                part = self.server.ensemble(Answers(-1, names, self.side.look(teachers, inputs)))
+            for some in torch.split(inputs, training.at_once(inputs)):
+                part = self.server.ensemble(Answers(-1, names, self.side.look(teachers, some)))
                 if part is None:
                     return None
                 parts.append(part)
-        return self.task.metrics(torch.cat(parts), self.test.targets)
+        return torch.cat(parts)
 
     def _teachers(self) -> list[Node]:
         """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
@@ -394,18 +403,24 @@ class Experiment:
 
     def _spread(self, values: Sequence[float]) -> dict[str, Any]:
         """Mean and standard deviation over the nodes; those of which nothing is known have None."""
-        each = dict(zip((node.name for node in self.known), values, strict=True))
+        each = dict(zip((node.name for node in self.known), map(number, values), strict=True))
         return {
-            "mean": float(np.mean(values)),
-            "std": float(np.std(values)),
+            "mean": number(mean([{"it": value} for value in values])["it"]),
+            "std": number(deviation(values)),
             "per_node": [each.get(node.name) for node in self.nodes],
             **self._only(self.known),
         }
 
+    def _spreads(self, each: Sequence[Metrics]) -> dict[str, Any]:
+        return {key: self._spread([metrics[key] for metrics in each]) for key in each[0]}
+
     def _figures(self) -> dict[str, Any]:
-        metric = self.task.metric
-        each = [self._score(node.model)[metric] for node in self.known]
-        central, ensemble = self._central(), self._score_ensemble()
+        look = self.evaluation
+        own = {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
+        outputs, ensembled = self._central_outputs(), self._ensemble_outputs()
+        marked = None if self.mark is None else look.outputs(self.mark.model)
+        each = [look.metrics(told, node=name) for name, told in own.items()]
+        central = plain(mean(each) if outputs is None else look.metrics(outputs))
         told, by_node = common(
             method=self.method,
             needs=self.needs,
@@ -427,13 +442,14 @@ class Experiment:
         return {
             **told,
             **central,
+            **({"notes": list(self.notes)} if self.notes else {}),
             "nodes": [
                 {
                     "name": node.name,
                     "model": type(node.model).__name__,
                     "parameters": _size(node.model),
                     "examples": len(part),
-                    "label_counts": [int(count) for count in self.task.counts(part)],
+                    "label_counts": [round(float(count)) for count in self.task.counts(part)],
                     "bytes": by_node.get(node.name, {"up": 0, "down": 0}),
                     **_owners_own(node),
                 }
@@ -449,15 +465,27 @@ class Experiment:
                 else None
             ),
             "local": (
-                {metric: self._spread(each), "share": self._spread(self._score_shares())}
+                {**self._spreads(each), "share": self._spread(self._score_shares())}
                 if self.side.learns
                 else None
             ),
-            "standalone": {metric: self._spread(each)} if self.side.first == WHOLE else None,
-            "ensemble": None if ensemble is None else {**ensemble, **self._only(self._teachers())},
-            "centralised": ({metric: None} if self.mark is None else dict(self._score(self.mark.model))),
+            "standalone": self._spreads(each) if self.side.first == WHOLE else None,
+            "ensemble": (
+                None
+                if ensembled is None
+                else {**plain(look.metrics(ensembled)), **self._only(self._teachers())}
+            ),
+            "centralised": ({self.task.metric: None} if marked is None else plain(look.metrics(marked))),
+            **look.details(outputs, own, marked, self.setting.classes),
+            "pictures": self._portray(outputs, own),
             "seconds": {"total": self._total(), **self.seconds},
         }
+
+    def _portray(
+        self, outputs: torch.Tensor | None, own: Mapping[str, torch.Tensor]
+    ) -> list[dict[str, Any]] | None:
+        mean, std = (tuple(values.flatten().tolist()) for values in normalisation(self.setting))
+        return self.evaluation.portray(outputs, own, mean, std, self.records)
 
     @property
     def has_student(self) -> bool:
@@ -475,7 +503,15 @@ class Experiment:
     def _network(self, model: nn.Module, whose: str) -> nn.Module:
         """A network on the device, in two parts if the method needs them."""
         parted = self.needs.split
-        return fitted(model, self.compute, shape_of(self.setting), self.setting.seed, whose, parted=parted)
+        return fitted(
+            model,
+            self.compute,
+            shape_of(self.setting),
+            self.setting.seed,
+            whose,
+            parted=parted,
+            vocabulary=self.setting.vocabulary,
+        )
 
     def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """The nodes' names by architecture, with a network of each in its first state."""

@@ -56,6 +56,8 @@ def common(
         "method": method.name,
         "title": method.title,
         "task": task.name,
+        "metric": task.metric,
+        "figures": [dataclasses.asdict(figure) for figure in task.figures],
         "seed": seed,
         "central": method.central,
         "needs": dataclasses.asdict(needs),

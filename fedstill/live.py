@@ -22,17 +22,18 @@ from fedstill.config import RunConfig, to_dict
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.errors import MethodRefused
+from fedstill.evaluation import Evaluation, plain
 from fedstill.federation.remote import Link, Meter, Remote
 from fedstill.federation.replies import About
 from fedstill.figures import common
-from fedstill.methods import Server, ServerSetting, method_of
+from fedstill.methods import Server, ServerSetting, method_of, refusal
 from fedstill.methods.counting import Census
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.form import Form
 from fedstill.node.ledger import Ledger
 from fedstill.node.plan import Plan, fingerprint
 from fedstill.node.questions import NodeSetting
-from fedstill.node.training import LocalConfig, predict
+from fedstill.node.training import LocalConfig
 from fedstill.progress import Bars
 from fedstill.records import Records
 from fedstill.tasks import make_task
@@ -44,7 +45,8 @@ class Live:
     """A run at the server, ready to begin.
 
     Args:
-        config: the run. Its tables ``nodes`` and ``split`` are not read.
+        config: the run. Its tables ``nodes`` and ``split`` are not read, but for ``nodes.local``, by which a
+            server trains that does so by itself.
         link: to the nodes.
         run: its name, by which the nodes know it again.
         folder: where its files are written.
@@ -61,25 +63,35 @@ class Live:
         self.bars = bars or Bars(False)
         self.method = method_of(config.method)
         self.needs = self.method.needs(config.method)
-        self.data = load(config.data, train_needed=False)
-        self.task = make_task(config.task, len(self.data.classes))
+        self.data = load(config.data, config.task, train_needed=False)
+        self.task = make_task(config.task, self.data.classes)
         self.task.check(self.data.test, "test data")
         self.compute = Compute(dataclasses.replace(config.engine, name="one-by-one", startup_kit=""))
-        shape: tuple[int, int, int] = tuple(self.data.test.inputs.shape[1:])  # type: ignore[assignment]
-        self.shape = shape
-        made = models.build(config.student.model, shape, len(self.data.classes), config.seed, "student")
-        parted = self.needs.split
+        form = Form.of(config.task, self.data)
+        self.shape = shape = form.shape
+        classes, parted, vocabulary = len(form.classes), self.needs.split, form.vocabulary
+        made = models.build(
+            config.student.model, shape, classes, config.seed, "student", vocabulary=vocabulary
+        )
+        models.check(made, shape, form.outputs, "student")
         self.whole = made
-        self.student = fitted(made, self.compute, shape, config.seed, "student", parted=parted)
-        self.test = self.data.test.to(self.compute.device)
-        _, public = load_public(config.public, self.data)
+        self.student = fitted(
+            made, self.compute, shape, config.seed, "student", parted=parted, vocabulary=vocabulary
+        )
+        self.evaluation = Evaluation(
+            self.task, self.data.test.to(self.compute.device), self.compute, config.seed
+        )
+        reason = refusal(self.needs, self.task)
+        if reason is not None:
+            raise MethodRefused(self.method.title, "every node", reason)
+        _, public = load_public(config.public, self.data, config.task)
         if (self.needs.public or self.needs.public_labels) and public is None:
             raise MethodRefused(self.method.title, "every node", "there is no public data: set public.name")
         self.public: Public | None = None if public is None else public.to(self.compute.device)
         self.plan = Plan(
             run,
             to_dict(config)["method"],
-            Form(config.task, self.data.classes, shape, self.data.mean, self.data.std),
+            form,
             WireConfig(config.link.inputs, config.link.gradients),
             fingerprint(public),
             ("", "") if public is None else (public.name, public.note),
@@ -175,7 +187,7 @@ class Live:
             std=tuple(std),
             compute=self.compute,
             seed=self.config.seed,
-            local=LocalConfig(),
+            local=self.config.nodes.local,  # of networks that the server trains by itself, on public data
             public=self.public,
             kinds=((self.federation.nodes, self.student),),
         )
@@ -185,8 +197,8 @@ class Live:
         """What the server can measure by itself: its student on its own test data."""
         if not self.has_student:
             return {}
-        outputs = predict(self.student, self.test.inputs, self.compute)
-        return {self.task.metric: self.task.metrics(outputs, self.test.targets)[self.task.metric]}
+        outputs = self.evaluation.outputs(self.student)
+        return {self.task.metric: self.evaluation.metrics(outputs)[self.task.metric]}
 
     @property
     def has_student(self) -> bool:
@@ -194,7 +206,10 @@ class Live:
         return self.method.central == "student"
 
     def _figures(self, server: Server) -> dict[str, Any]:
-        metric, reached, total = self.task.metric, self._look(), self._total()
+        metric, total, look = self.task.metric, self._total(), self.evaluation
+        outputs = look.outputs(self.student) if self.has_student else None
+        reached = {} if outputs is None else plain(look.metrics(outputs))
+        notes = self._notes()
         told, by_node = common(
             method=self.method,
             needs=self.needs,
@@ -213,13 +228,17 @@ class Live:
         student = {"model": self.config.student.model, "parameters": parameters, **reached}
         return {
             **told,
-            metric: reached.get(metric),
+            metric: None,
+            **reached,
+            **({"notes": notes} if notes else {}),
             "nodes": [self._about_node(name, server, by_node.get(name)) for name in self.federation.nodes],
             "student": student if self.has_student else None,
             "local": None,  # the nodes' own to know
             "standalone": None,
             "ensemble": None,
             "centralised": {metric: None},
+            **look.details(outputs, {}, None, self.data.classes),
+            "pictures": look.portray(outputs, {}, self.data.mean, self.data.std, self.records),
             "seconds": {"total": total, "centralised": 0.0, **self.seconds},
             "link": self.federation.meter.figures(total, self.seconds["local_training"]),
         }
@@ -239,6 +258,15 @@ class Live:
             "bytes": sizes or {"up": 0, "down": 0},
             "versions": dict(about.versions) or None,
         }
+
+    def _notes(self) -> list[str]:
+        """What nodes said is switched off there, each once; by whom, unless all said it."""
+        said: dict[str, list[str]] = {}
+        for node, about in self.federation.about.items():
+            for note in about.notes:
+                said.setdefault(note, []).append(node)
+        everyone = len(self.federation.about)
+        return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]
 
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""

@@ -41,7 +41,7 @@ from fedstill.federation.bundles import (
     write_answers,
 )
 from fedstill.live import Live
-from fedstill.methods import METHODS, method_of
+from fedstill.methods import METHODS, method_of, refusal
 from fedstill.methods.server import Ask
 from fedstill.node.form import Form
 from fedstill.node.gate import Gate
@@ -80,15 +80,16 @@ def make(config: RunConfig[Any]) -> Questions:
             method.name,
             f"one that asks all at once, as files are carried once: {', '.join(allowed)}",
         )
-    data = load(config.data)
-    _, public = load_public(config.public, data)
-    needs = method.needs(config.method)
+    data = load(config.data, config.task)
+    _, public = load_public(config.public, data, config.task)
+    needs, form = method.needs(config.method), Form.of(config.task, data)
+    reason = refusal(needs, form.make_task())
+    if reason is not None:
+        raise MethodRefused(method.title, "every node", reason)
     if needs.public and public is None:
         raise MethodRefused(method.title, "every node", "there is no public data: set public.name")
     if public is not None and not needs.public_labels:  # labels go nowhere without need
         public = Public(public.name, public.inputs, None, public.note)
-    channels, height, width = data.train.inputs.shape[1:]
-    form = Form(config.task, data.classes, (channels, height, width), data.mean, data.std)
     plan = Plan(
         QUESTIONS,
         to_dict(config)["method"],

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one bar a phase, time left, the accuracy so far."""
+"""What a person sees while a run goes on: one bar a phase, time left, the main figure so far."""
 
 from __future__ import annotations
 

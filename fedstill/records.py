@@ -19,6 +19,7 @@ from fedstill.errors import RunFolderError
 from fedstill.state import load_state, save_state
 
 STATE = "state.safetensors"
+PICTURES = "pictures.safetensors"
 SECONDS_BETWEEN = 5.0  # between two saved states, and more where saving takes long
 
 
@@ -32,7 +33,7 @@ class Records:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.metrics: list[dict[str, Any]] = []
-        self.samples: dict[str, torch.Tensor] = {}
+        self.samples: dict[str, torch.Tensor] = {}  # by turn; what they were made from as "<turn>.maps"
         self._wait = SECONDS_BETWEEN
         self._saved = time.monotonic()
         self._written = 0  # metrics lines on disk
@@ -93,6 +94,11 @@ class Records:
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         if not keep_state:
             (self.folder / STATE).unlink(missing_ok=True)
+
+    def pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep predictions beside the truth, for the report."""
+        if self.folder is not None:
+            save_file(dict(tensors), self.folder / PICTURES)
 
     def _write_metrics(self) -> None:
         if self.folder is None:

@@ -16,9 +16,10 @@ import torch
 import fedstill
 from fedstill import models
 from fedstill.config import RunConfig, load_toml, to_toml
+from fedstill.data.dataset import DataSet, TensorData
 from fedstill.data.loaders import load
-from fedstill.data.public import HELD_OUT, held_out, load_public
-from fedstill.data.splits import split
+from fedstill.data.public import HELD_OUT, Public, held_out, load_public
+from fedstill.data.splits import conceal, split
 from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.experiment import Experiment
 from fedstill.records import write_text
@@ -142,34 +143,30 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
     Returns:
         The experiment, and what the result says about it beside the figures.
     """
-    data = load(config.data)
-    task = make_task(config.task, len(data.classes))
+    data = load(config.data, config.task)
+    task = make_task(config.task, data.classes)
     task.check(data.train, "training data")
-    train, public = load_public(config.public, data)
-    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
-    columns = {name: column[kept] for name, column in data.columns.items()}
-    generator = numpy_generator(config.seed, "split")
-    indices = split(train.targets, len(data.classes), config.split, generator, columns)
-    shape: tuple[int, int, int] = tuple(data.train.inputs.shape[1:])  # type: ignore[assignment]
+    parts, public = divide(config, data)
+    shape = tuple(data.train.inputs.shape[1:])
     classes, names = len(data.classes), config.nodes.models
-    if len(names) > len(indices):
-        raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(indices)} nodes")
+    if len(names) > len(parts):
+        raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
 
     def network(spec: str, *purpose: str | int) -> torch.nn.Module:
-        return models.build(spec, shape, classes, config.seed, *purpose)
+        return models.build(spec, shape, classes, config.seed, *purpose, vocabulary=data.vocabulary)
 
-    specs = [names[index % len(names)] for index in range(len(indices))]
+    specs = [names[index % len(names)] for index in range(len(parts))]
     experiment = Experiment(
         Setting(
             task=task,
-            parts=[train.subset(part) for part in indices],
+            parts=parts,
             models=[network(spec, "model", index) for index, spec in enumerate(specs)],
             student=network(config.student.model, "student"),
             test=data.test,
             method=config.method,
             mark=network(config.student.model, "student") if config.evaluation.centralised else None,
-            policies=[config.nodes.policy] * len(indices),
-            privacies=[config.nodes.privacy] * len(indices),
+            policies=[config.nodes.policy] * len(parts),
+            privacies=[config.nodes.privacy] * len(parts),
             local=config.nodes.local,
             engine=config.engine,
             mean=data.mean,
@@ -179,6 +176,9 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             samples=config.evaluation.samples,
             public=public,
             link=config.link,
+            classes=data.classes,
+            vocabulary=data.vocabulary,
+            perceptual=config.nodes.perceptual,
         )
     )
     about = {
@@ -188,15 +188,38 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
         "data": {
             "name": data.name,
             "classes": list(data.classes),
-            "train": len(train),
+            "train": sum(map(len, parts)),
             "test": len(data.test),
             "shape": list(shape),
             "note": data.note,
         },
-        "split": {"how": config.split.how, "alpha": config.split.alpha, "nodes": len(indices)},
+        "split": _how(config, data, len(parts)),
         "models": {"nodes": specs, "student": config.student.model},
     }
     return experiment, about
+
+
+def divide(config: RunConfig[Any], data: DataSet) -> tuple[list[TensorData], Public | None]:
+    """Each node's own part of the training data, as a run divides them, and what is public."""
+    train, public = load_public(config.public, data, config.task)
+    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    columns = {name: column[kept] for name, column in data.columns.items()}
+    generator = numpy_generator(config.seed, "split")
+    units = columns[data.unit] if data.unit else None
+    indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
+    return conceal([train.subset(part) for part in indices], config.split, generator), public
+
+
+def _how(config: RunConfig[Any], data: DataSet, nodes: int) -> dict[str, Any]:
+    """What a result says of the split; with a node for each value of a column, which node has which."""
+    split = config.split
+    told: dict[str, Any] = {"how": split.how, "alpha": None, "nodes": nodes}
+    if split.how in ("dirichlet", "positives"):
+        told["alpha"] = split.alpha
+    if split.how == "column":
+        values = sorted(set(data.columns[split.column].tolist()))
+        told |= {"column": split.column, "values": [str(value) for value in values][:nodes]}
+    return told
 
 
 def check_folder(out: Path) -> None:

@@ -15,7 +15,7 @@ from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, DataError, MethodRefused
 from fedstill.federation import LinkConfig
-from fedstill.methods import Needs
+from fedstill.methods import Needs, refusal
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.group import signature
 from fedstill.node.node import Node
@@ -23,7 +23,7 @@ from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.tasks import Task
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Setting:
         public: public data, for methods that need some.
         link: in which form tensors travel, and what is done about nodes that fail.
         privacies: how the nodes protect their records; none is not at all.
+        classes: names of the task's classes or labels, for reports; none: their numbers.
+        vocabulary: how many token ids there are, where inputs are texts.
+        perceptual: a file of VGG weights at every node, for losses that compare images by features; none: "".
     """
 
     task: Task
@@ -70,6 +73,9 @@ class Setting:
     public: Public | None = None
     link: LinkConfig = field(default_factory=LinkConfig)
     privacies: Sequence[PrivacyConfig] = ()
+    classes: Sequence[str] = ()
+    vocabulary: int = 0
+    perceptual: str = ""
 
 
 def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
@@ -92,14 +98,15 @@ def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
         raise ArgumentError("names", names, "each name once")
     setting.task.check(setting.test, "test data")
     shape = shape_of(setting)
+    outputs = setting.task.outputs(shape)
     for name, part, model in zip(names, setting.parts, setting.models, strict=True):
         setting.task.check(part, f"data of {name}")
         if tuple(part.inputs.shape[1:]) != shape:
             found = tuple(part.inputs.shape[1:])
             raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
         check_range(setting, part, f"data of {name}")
-        models.check(model, shape, setting.task.classes, f"model of {name}")
-    models.check(setting.student, shape, setting.task.classes, "student")
+        models.check(model, shape, outputs, f"model of {name}")
+    models.check(setting.student, shape, outputs, "student")
     owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
     seen: dict[int, str] = {}
     for owner, model in owners:
@@ -120,6 +127,9 @@ def check_architectures(
     Raises:
         FedstillError: naming the first one.
     """
+    reason = refusal(needs, setting.task)
+    if reason is not None:
+        raise MethodRefused(title, "every node", reason)
     for node in nodes if needs.trainable else ():
         if len(node.frozen["model"]) == sum(1 for _ in node.model.parameters()):
             raise MethodRefused(title, node.name, "its model is frozen, and every round trains it")
@@ -141,25 +151,31 @@ def check_architectures(
     if public is not None:
         labels = public.labels
         if labels is None:
-            labels = torch.zeros(len(public), dtype=torch.int64, device=public.inputs.device)
-        setting.task.check(TensorData(public.inputs, labels), "public data")
-        check_range(setting, TensorData(public.inputs, labels), "public data")
+            labels = setting.task.blank(len(public), tuple(public.inputs.shape[1:]))
+        data = TensorData(public.inputs, labels.to(public.inputs.device))
+        setting.task.check(data, "public data")
+        check_range(setting, data, "public data")
         shape = tuple(public.inputs.shape[1:])
         if shape != shape_of(setting):
             raise ArgumentError("shape of public data", shape, f"{shape_of(setting)}, as in the test data")
 
 
 def shape_of(setting: Setting) -> Shape:
-    """``(C, H, W)`` of an input, as in the test data."""
-    shape: Shape = tuple(setting.test.inputs.shape[1:])  # type: ignore[assignment]
-    return shape
+    """``(C, H, W)`` of an image or ``(L,)`` of a text, as in the test data."""
+    return tuple(setting.test.inputs.shape[1:])
 
 
 def check_range(setting: Setting, data: TensorData, what: str) -> None:
-    """Refuse inputs that the generator could never make, since it makes pixels from 0 to 1."""
+    """Refuse images that the generator could never make, since it makes pixels from 0 to 1.
+
+    Texts have no range: their task checks them.
+    """
+    if setting.task.tokens:
+        return
     mean, std = normalisation(setting)
     low, high = (0 - mean) / std, (1 - mean) / std  # (C, 1, 1)
-    least, most = data.inputs.amin((0, 2, 3)), data.inputs.amax((0, 2, 3))
+    images = setting.task.pictured(data)  # what is measured of an image may be brighter than white
+    least, most = images.amin((0, 2, 3)), images.amax((0, 2, 3))
     outside = (least < low.flatten() - 1e-3) | (most > high.flatten() + 1e-3)
     if outside.any():
         channel = int(outside.nonzero()[0])
@@ -171,7 +187,9 @@ def check_range(setting: Setting, data: TensorData, what: str) -> None:
 
 
 def normalisation(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of the inputs, as declared: two of (C, 1, 1)."""
+    """Mean and standard deviation of images, as declared: two of (C, 1, 1); of texts none: (0, 1, 1)."""
+    if setting.task.tokens:
+        return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
     channels = setting.test.inputs.shape[1]
     given = {"mean": setting.mean, "std": setting.std}
     for name, values in given.items():

@@ -38,7 +38,7 @@ def drive(
         bars: progress.
         metric: that the bar shows, if ``look`` finds it.
         every: turns between two looks; 0 is only at the end, None ten times a run.
-        samples: generated inputs kept at each look.
+        samples: generated inputs kept at each look, with the label maps that they were made from.
         pixels: normalised inputs (n, C, H, W) as bytes.
         before: seconds that earlier turns took.
         look: what is measured.
@@ -59,6 +59,10 @@ def drive(
             images = server.imagine(samples) if samples else None
             if images is not None:
                 records.samples[f"{done:06d}"] = pixels(images.cpu())
+                maps = server.imagined_from(samples)
+                if maps is not None:
+                    # A copy: a file takes no two names for one memory.
+                    records.samples[f"{done:06d}.maps"] = maps.cpu().contiguous().clone()
         records.metric(line)
         bars.show(PHASES[server.turn], done, total, note)
         if records.due():

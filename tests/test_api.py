@@ -356,17 +356,62 @@ def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path, monkeypatch: 
 def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     """Or else another run could go on in its folder."""
     given = few()
-    parts = {"task", "mark", "samples"}  # not arguments of distil
+    parts = {"mark", "samples"}  # not arguments of distil
+    task = api.make_task(api.TaskConfig(), 3)
     setting = api.Setting(
-        task=api.make_task("classification", 3),
-        parts=[api._tensors(data, "data") for data in given["data"]],
+        task=task,
+        parts=[api._tensors(data, "data", task) for data in given["data"]],
         models=given["models"],
         student=given["student"],
-        test=api._tensors(given["test"], "test"),
+        test=api._tensors(given["test"], "test", task),
         method=given["method"],
     )
     names = set(vars(setting)) - parts - {"parts"} | {"data[0]", "data[1]"}
     assert set(api._fingerprint(setting)) == names
+
+
+def test_names_of_classes_and_features_reach_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[api.Setting] = []
+
+    class Stop(Exception):
+        pass
+
+    def experiment(setting: api.Setting) -> None:
+        met.append(setting)
+        raise Stop
+
+    monkeypatch.setattr(api, "Experiment", experiment)
+    for classes in (["cat", "dog", "owl"], 3):
+        with pytest.raises(Stop):
+            fedstill.distil(**few(classes=classes, perceptual=tmp_path / "vgg.safetensors"))
+    named, numbered = met
+    assert (tuple(named.classes), tuple(numbered.classes)) == (("cat", "dog", "owl"), ())
+    assert named.task.classes == numbered.task.classes == 3
+    assert named.perceptual == str(tmp_path / "vgg.safetensors")
+    with pytest.raises(ArgumentError, match="classes is 'cat': allowed is how many"):
+        fedstill.distil(**few(classes="cat"))
+
+
+def test_features_that_are_not_there_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file"):
+        fedstill.distil(**few(perceptual=tmp_path / "none.safetensors"))
+
+
+def test_findings_are_reported_by_their_names() -> None:
+    x, y = blobs(60, 1)
+    labels = torch.nn.functional.one_hot(y, 3)
+    outcome = fedstill.distil(
+        **few(
+            data=[(x, labels)] * 2,
+            test=(x, labels),
+            classes=["Mass", "Edema", "Hernia"],
+            task="multi-label",
+            method=fedstill.FedIODConfig(steps=1, generator_width=8, critic_width=8),
+        )
+    )
+    assert outcome.figures["labels"]["names"] == ["Mass", "Edema", "Hernia"]
 
 
 @pytest.mark.parametrize("name", ["flare", "flare-poc"])

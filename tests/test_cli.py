@@ -376,7 +376,7 @@ class Comparisons:
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     comparisons = Comparisons()
-    monkeypatch.setattr("fedstill.compare.compare", comparisons)
+    monkeypatch.setattr("fedstill.comparing.compare", comparisons)
     monkeypatch.setattr("fedstill.cli._show_comparison", lambda folder: print(f"table of {folder}"))
     return comparisons
 

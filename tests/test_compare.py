@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedstill import compare, config, run
+from fedstill import compare, comparing, config, run
 from fedstill.compare import Comparison, Place
 from fedstill.config import PaperFigure, RunConfig
 from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
@@ -152,7 +152,8 @@ def test_all_methods_share_everything_but_their_options() -> None:
     for table in tables:
         for own in ("method", "name"):
             del table[own]
-        del table["nodes"]["policy"]["outputs_only"]
+        for lifted in ("outputs_only", "label_maps"):
+            del table["nodes"]["policy"][lifted]
     assert all(table == tables[0] for table in tables)
     assert tables[0]["data"]["name"] == "fashion-mnist"
     assert tables[0]["split"]["alpha"] == 0.1
@@ -195,6 +196,15 @@ def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
     ]
     assert {"fedavg", "centralised"} <= set(lifted_for)
     assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
+
+
+def test_label_maps_are_let_out_for_those_that_ask_for_them_only() -> None:
+    """Whatever the base says, as it is a preset of one of them."""
+    names = [f"mri-segmentation-{name}" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")]
+    plan = compare.plan([*names, "standalone"], base="mri-segmentation-fediod")
+    assert plan.base["nodes"]["policy"]["label_maps"] is True
+    out = [label for label in plan.methods if plan.config(Place("", label, 0)).nodes.policy.label_maps]
+    assert out == ["mri-segmentation-fediod", "mri-segmentation-asyndgan"]
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -344,7 +354,7 @@ def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = tmp_path / "out"
     # Not auto, which measures: on a busy machine it may choose otherwise the second time.
     plan = a_quick_plan(**{"engine.name": "one-by-one"})
-    compare.compare(plan, out, command="fedstill compare something")
+    comparing.compare(plan, out, command="fedstill compare something")
     told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
@@ -359,7 +369,7 @@ def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert config.load_toml(folder / "config.toml") == plan.config(Place("", label, 0))
         assert (folder / "report.html").exists()
     assert compare.read_folder(out) == plan
-    assert compare.command_of(out) == "fedstill compare something"
+    assert comparing.command_of(out) == "fedstill compare something"
     # A run of a comparison is a run like any other, to the same figures.
     alone = run.run(
         config.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
@@ -371,11 +381,11 @@ def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = compare.plan(["standalone"], changes=QUICK)
-    compare.compare(plan, out, command="one", quiet=True)
+    comparing.compare(plan, out, command="one", quiet=True)
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     (out / "compare.html").unlink()
-    compare.compare(plan, out, command="two", quiet=True)
-    compare.resume(out, quiet=True)
+    comparing.compare(plan, out, command="two", quiet=True)
+    comparing.resume(out, quiet=True)
     assert (out / "compare.html").exists()
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
@@ -384,40 +394,40 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
         (compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}), "base"),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison with another {part}: choose"):
-            compare.compare(other, out, command="", quiet=True)
+            comparing.compare(other, out, command="", quiet=True)
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RunFolderError, match="holds a run or other files"):
-        compare.compare(a_quick_plan(), tmp_path, command="", quiet=True)
+        comparing.compare(a_quick_plan(), tmp_path, command="", quiet=True)
     with pytest.raises(RunFolderError, match="is a file"):
-        compare.compare(a_quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
+        comparing.compare(a_quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
     with pytest.raises(RunFolderError, match="holds no comparison to go on with"):
-        compare.resume(tmp_path, quiet=True)
+        comparing.resume(tmp_path, quiet=True)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
-    compare.compare(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
+    comparing.compare(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
     with pytest.raises(RunFolderError, match=r"is not the run that compare\.toml plans"):
-        compare.resume(tmp_path / "out", quiet=True)
+        comparing.resume(tmp_path / "out", quiet=True)
 
 
 def test_two_processes_do_not_work_on_one_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = holding(tmp_path / "out", "comparison")
     with held, pytest.raises(RunFolderError, match="at work on this comparison"):
-        compare.compare(a_quick_plan(), tmp_path / "out", command="", quiet=True)
+        comparing.compare(a_quick_plan(), tmp_path / "out", command="", quiet=True)
 
 
 def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     models = {"nodes.models": ["small-cnn", "mlp"]}
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, **models})
-    compare.compare(plan, out, command="", quiet=True)
+    comparing.compare(plan, out, command="", quiet=True)
     refused, finished = records(out)
     assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
     assert "node-1" in refused["reason"]
@@ -430,7 +440,7 @@ def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: 
 
 def test_outputs_only_refuses_parameters(tmp_path: Path) -> None:
     plan = a_quick_plan(**{"nodes.policy.outputs_only": True})
-    compare.compare(plan, tmp_path / "out", command="", quiet=True)
+    comparing.compare(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["standalone"]["status"] == "finished"
     assert rows["fedavg"]["status"] == "refused"
@@ -440,14 +450,14 @@ def test_outputs_only_refuses_parameters(tmp_path: Path) -> None:
 def test_where_nothing_can_run_no_folder_is_made(tmp_path: Path) -> None:
     plan = compare.plan(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
     with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
-        compare.compare(plan, tmp_path / "out", command="", quiet=True)
+        comparing.compare(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_reaches_a_limit_does_not_stop_the_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.most_bytes": 1000})
-    compare.compare(plan, tmp_path / "out", command="", quiet=True)
+    comparing.compare(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
     assert "most_bytes" in rows["fedavg"]["reason"]
@@ -517,8 +527,22 @@ def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) ->
     (out / "compare.toml.part").write_text("half a f")
     (out / "standalone-seed0" / "config.toml.part").write_text("half a f")
     with pytest.raises(RunFolderError):  # a run's folder without its plan: not ours
-        compare.compare(a_quick_plan(), out, command="", quiet=True)
+        comparing.compare(a_quick_plan(), out, command="", quiet=True)
     plan = a_quick_plan()
     (out / "compare.toml").write_text(f"# Made by: x\n\n{plan.to_toml()}")
-    compare.compare(plan, out, command="", quiet=True)
+    comparing.compare(plan, out, command="", quiet=True)
     assert [row["status"] for row in records(out)] == ["finished", "finished"]
+
+
+def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_images() -> None:
+    """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
+    plan = compare.read(Path(__file__).parents[1] / "experiments" / "xray.toml")
+    for place in plan.places():
+        one = plan.config(place)
+        ceiling = place.label == "xray-centralised"
+        assert one.split.findings == (0 if ceiling else 8)
+        assert one.split.how == ("iid" if place.setting == "homogeneous" else "positives")
+        assert getattr(one.method, "public", False) == ceiling
+    assert plan.published("homogeneous", "xray-centralised", "auc") is not None
+    own = config.load("xray-centralised")
+    assert (own.split.findings, own.method.public) == (0, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill import config, methods, presets
+from fedstill.data.config import check_options
 from fedstill.data.splits import SplitConfig
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods import METHODS
@@ -159,7 +160,8 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"seed": -1}, "seed is -1: allowed is a whole number from 0 up"),
         ({"name": "a/b"}, "name is 'a/b': allowed is letters, digits"),
         ({"name": ""}, "name is '': allowed is letters, digits"),
-        ({"task": "regression"}, "task is 'regression': allowed is one of 'classification'"),
+        ({"task": "regression"}, "task is 'regression': allowed is a table"),
+        ({"task": {"name": "regression"}}, "task.name is 'regression': allowed is one of 'classification'"),
         ({"split": {"how": "random"}}, "split.how is 'random': allowed is one of 'iid', 'dirichlet'"),
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
         ({"split": {"alpha": True}}, "split.alpha is True: allowed is a number"),
@@ -350,3 +352,48 @@ def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     digits = config.load("digits-fediod-paper").method
     same = ("gan", "conf", "unique", "mimic", "balance", "gan_form", "importance", "ensemble", "tau")
     assert all(getattr(digits, name) == getattr(method, name) for name in same)
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "steps", "rate", "batch"),
+    [
+        ("mri-segmentation", (0.002, 16, 50), 221_200, 2e-4, 2),
+        ("nuclei", (2.5e-4, 4, 100), 2_400, 1e-4, 8),
+        ("mri-reconstruction", (1e-4, 16, 20), 553_500, 1e-4, 8),
+    ],
+)
+def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
+    name: str, local: tuple[float, int, int], steps: int, rate: float, batch: int
+) -> None:
+    """FedIOD, appendix; of reconstruction it prints no batch."""
+    run = config.load(f"paper-{name}")
+    check_options(run.data, run.task.name)
+    given, method = run.nodes.local, run.method
+    assert (given.lr, given.batch, given.epochs, given.optimiser) == (*local, "adam")
+    assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
+    rates = (method.generator_lr, method.generator_lr_end, method.critic_lr, method.student_lr)
+    assert {*rates, method.student_lr_end} == {rate}
+    assert (method.generator_width, method.critic_width, method.obey, method.paired) == (64, 64, 0.0, 0.0)
+    assert run.nodes.perceptual
+    assert method.perceptual == 1.0
+
+
+def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
+    run = config.load("paper-xray")
+    check_options(run.data, run.task.name)
+    local, method = run.nodes.local, run.method
+    assert (local.optimiser, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
+    assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)
+    assert (method.optimiser, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
+    assert (run.split.how, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
+
+
+@pytest.mark.parametrize("name", ["mri-segmentation", "nuclei", "mri-reconstruction"])
+def test_published_presets_of_maps_have_nothing_beyond_the_papers_losses(name: str) -> None:
+    published, ours = (config.load(f"{name}-fediod{end}") for end in ("-published", ""))
+    method = published.method
+    assert (method.obey, method.paired, method.ensemble, method.tau) == (0.0, 0.0, "logits", math.inf)
+    same = {"obey": ours.method.obey, "paired": ours.method.paired}
+    same |= {"ensemble": ours.method.ensemble, "tau": ours.method.tau}
+    assert replace(method, **same) == ours.method
+    assert replace(published, name=ours.name, method=ours.method) == ours

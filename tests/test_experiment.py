@@ -17,16 +17,20 @@ from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
 from fedstill.experiment import Experiment
 from fedstill.methods.ensemble import EnsembleConfig
+from fedstill.methods.fedad import FedADConfig
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.methods.fedper import FedPerConfig
+from fedstill.methods.fl_mrcm import FLMRCMConfig
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.models import build
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig, StepsConfig
 from fedstill.records import Records
 from fedstill.setting import Setting
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
 
 SHAPE, SIZES = (1, 8, 8), (10, 20, 30)
 
@@ -60,6 +64,46 @@ def accuracy(model: nn.Module, data: TensorData) -> float:
     with torch.no_grad():
         outputs: torch.Tensor = model.eval()(data.inputs)
     return 100 * float((outputs.argmax(1) == data.targets).double().mean())
+
+
+def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
+    """In every figure of their own models: standalone, local, its shares, the labels, and at every look."""
+
+    def findings(count: int, seed: int, unknown: int | None = None) -> TensorData:
+        data = blobs(count, seed)
+        targets = torch.nn.functional.one_hot(data.targets, 3)
+        if unknown is not None:
+            targets[:, unknown] = -1
+        return TensorData(data.inputs, targets)
+
+    one = setting(
+        StandaloneConfig(),
+        task=MultiLabel(3),
+        parts=[findings(30, node, unknown=node) for node in range(3)],
+        local=LocalConfig(epochs=20, batch=10, lr=0.05),
+    )
+    one = replace(one, test=findings(40, 9))
+    experiment = Experiment(one)
+    figures = experiment.run()
+    truth = one.test.targets
+    means = []
+    for node, model in enumerate(one.models):
+        with torch.no_grad():
+            aucs = MultiLabel(3).per_class(model.eval()(one.test.inputs), truth)
+        assert aucs is not None
+        told = figures["labels"]["nodes"][experiment.nodes[node].name]
+        assert told == [None if label == node else pytest.approx(aucs[label]) for label in range(3)]
+        means.append(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
+    for whose in ("standalone", "local"):
+        assert figures[whose]["auc"]["per_node"] == pytest.approx(means)
+    assert figures["auc"] == pytest.approx(sum(means) / 3)
+    assert experiment._look()["auc"] == pytest.approx(figures["auc"])
+    for node, share in enumerate(figures["local"]["share"]["per_node"]):
+        rows = experiment.evaluation.share(node, 3)
+        with torch.no_grad():
+            aucs = MultiLabel(3).per_class(one.models[node](one.test.inputs[rows]), truth[rows])
+        assert aucs is not None
+        assert share == pytest.approx(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
 
 
 # --- what stands for a central model ---------------------------------------------------------------
@@ -121,7 +165,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
     number = torch.arange(test).view(-1, 1, 1, 1)
     one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be told
     experiment = Experiment(one)
-    shares = [experiment._share(index) for index in range(nodes)]
+    shares = [one.test.subset(experiment.evaluation.share(index, nodes)) for index in range(nodes)]
     found = sorted(round(x * 1000) for share in shares for x in share.inputs[:, 0, 0, 0].tolist())
     assert found == list(range(test))
     sizes = {len(share) for share in shares}
@@ -134,7 +178,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
 def test_shares_are_random_and_the_seeds_own() -> None:
     def shares(seed: int) -> list[torch.Tensor]:
         experiment = Experiment(setting(StandaloneConfig(), seed=seed))
-        return [experiment._share(index).inputs for index in range(3)]
+        return [experiment.test.inputs[experiment.evaluation.share(index, 3)] for index in range(3)]
 
     first, again, other = shares(0), shares(0), shares(1)
     assert all(torch.equal(mine, same) for mine, same in zip(first, again, strict=True))
@@ -145,14 +189,15 @@ def test_shares_are_random_and_the_seeds_own() -> None:
 
 def test_fewer_test_examples_than_nodes_leave_nobody_without_a_share() -> None:
     experiment = Experiment(setting(StandaloneConfig(), test=2, nodes=3))
-    assert [len(experiment._share(index)) for index in range(3)] == [1, 1, 1]
+    assert [len(experiment.evaluation.share(index, 3)) for index in range(3)] == [1, 1, 1]
 
 
 def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
     one = setting(StandaloneConfig(), test=41)
     experiment = Experiment(one)
     figures = experiment.run()
-    each = [accuracy(model, experiment._share(index)) for index, model in enumerate(one.models)]
+    shares = [one.test.subset(experiment.evaluation.share(index, 3)) for index in range(3)]
+    each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
     assert figures["local"]["share"]["per_node"] == pytest.approx(each)
     assert figures["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
     assert experiment._look()["local_accuracy"] == pytest.approx(sum(each) / 3)
@@ -222,6 +267,44 @@ def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
     assert Experiment(setting(FedAvgConfig(rounds=1))).run()["public"] is None
 
 
+@pytest.mark.parametrize(
+    ("method", "error", "said"),
+    [
+        (FedIODConfig(steps=1, obey=1.0), ArgumentError, r"method\.obey is 1\.0: allowed is 0"),
+        (FedIODConfig(steps=1, paired=1.0), ArgumentError, r"method\.paired is 1\.0: allowed is 0"),
+        (
+            FLMRCMConfig(rounds=1, target="x"),
+            ArgumentError,
+            r"method\.target is 'x': allowed is one of node-0",
+        ),
+        (FedADConfig(epochs=1), ModelError, "the student"),
+    ],
+)
+def test_options_that_only_the_server_knows_to_be_wrong_are_refused_before_training(
+    method: Any, error: type[Exception], said: str
+) -> None:
+    changes: dict[str, Any] = {}
+    if isinstance(method, FedADConfig):
+        changes = {"student": build("mlp:8", SHAPE, 3, 0), "public": Public("p", blobs(6, 1).inputs)}
+    untouched(setting(method, "small-cnn:4", **changes), error, said)
+
+
+@pytest.mark.parametrize("method", [FedIODConfig(steps=1), FedAvgConfig(rounds=1)])
+def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    make = Experiment._make_server
+    monkeypatch.setattr(Experiment, "_make_server", lambda *given: made.append(make(*given)) or made[-1])
+    one, random = setting(method), torch.get_rng_state()
+    before = copy.deepcopy(one.student.state_dict())
+    experiment = Experiment(one)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in experiment.student.state_dict().items())
+    assert all(parameter.requires_grad for parameter in experiment.student.parameters())
+    assert experiment.server is None
+    assert [server.student is experiment.student for server in made] == [False]
+    assert experiment.ledger.summary()["questions"] == 0
+
+
 def test_the_first_node_that_will_not_share_parameters_is_named() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
     one = setting(FedAvgConfig(rounds=1), policies=policies)
@@ -287,6 +370,22 @@ def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: A
         assert all(torch.equal(value, before[name]) for name, value in one.models[1].state_dict().items())
         return
     assert "node-1" in said
+
+
+# --- whose each example is --------------------------------------------------------------------------
+
+
+def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
+    def notes(privacy: PrivacyConfig) -> str:
+        one = setting(FedAvgConfig(rounds=1), privacies=[privacy] * 3)
+        parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in one.parts]
+        experiment = Experiment(replace(one, parts=parts))
+        return str(experiment.run().get("notes"))
+
+    noise = StepsConfig(noise=4.0)
+    assert "privacy.group_size = 5" in notes(PrivacyConfig("dp-sgd", training=noise))
+    assert notes(PrivacyConfig("dp-sgd", training=noise, group_size=5)) == "None"
+    assert notes(PrivacyConfig()) == "None"
 
 
 # --- stops -----------------------------------------------------------------------------------------

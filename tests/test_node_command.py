@@ -259,3 +259,26 @@ def test_help_names_all(capsys: Capture) -> None:
     assert said == here(capsys)[1] == here(capsys, "check", "--help")[1]
     for command in ("init", "check", "start", "answer"):
         assert f"fedstill node {command} DIR" in said
+
+
+def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "scans"
+    here(capsys, "init", folder)
+    say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
+    images = np.zeros((3, 8, 8), dtype=np.uint8)
+    np.savez(folder / "data.npz", images=images, masks=images + np.eye(8, dtype=np.uint8))
+    code, out, err = here(capsys, "check", folder)
+    assert (code, err) == (0, "")
+    assert "images with masks: name the run, which says what the task is" in " ".join(out.split())
+    assert "No faults." in out
+    assert "In a run of each method" not in out
+    run = tmp_path / "run.toml"  # of maps; its own data are those of the node
+    run.write_text(
+        f'method.name = "fedkd"\ntask.name = "segmentation"\ndata.name = "{folder / "data.npz"}"\n'
+        'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n',
+        encoding="utf-8",
+    )
+    code, out, err = here(capsys, "check", folder, run)
+    assert (code, err) == (0, "")
+    assert "3 examples, 1 x 8 x 8, from data.npz" in out
+    assert "background: 87.5%, foreground: 12.5% of all pixels" in out

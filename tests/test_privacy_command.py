@@ -112,6 +112,35 @@ def test_a_runs_ledger_holds_the_events_of_its_plan(tmp_path: Path, case: str) -
     account.close()
 
 
+def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (48, 8, 8), dtype=np.uint8)
+    masks, patient = (images > 127).astype(np.uint8), np.arange(48) // 6
+    np.savez(tmp_path / "slices.npz", images=images, masks=masks, patient=patient)
+    path = write(tmp_path, FEDAVG, privacy("dp-sgd", more="group_size = 2\n"))
+    text = (
+        path.read_text()
+        .replace("mlp:8", "unet:4")
+        .replace("nodes = 2", 'nodes = 2\nhow = "iid"\nminimum = 4')
+    )
+    extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
+    path.write_text(extra + text)
+    run, places = _simulated(str(path))
+    plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
+
+    experiment, _ = prepare(load_toml(path))
+    assert [place.examples for place in places] == [len(node.data) for node in experiment.nodes]
+    assert all(
+        len(part) == 3 * place.examples for part, place in zip(experiment.setting.parts, places, strict=True)
+    )
+    (tmp_path / "out").mkdir()
+    experiment.run(tmp_path / "out")
+    account = Account(tmp_path / "out" / LEDGER, None, read_only=True)
+    for name, plan in plans.items():
+        assert plan.cost.price
+        assert dict(account.spent(name, RUN).run) == as_text(plan.cost.price)
+    account.close()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_lines_of_a_plan_are_the_whole_of_it(tmp_path: Path, case: str) -> None:
     run, places = _simulated(str(write(tmp_path, CASES[case])))

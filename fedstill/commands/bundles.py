@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli import _configure, _finish, _leave, _override, _take
 from fedstill.errors import ArgumentError, BundleError, UnknownName
-from fedstill.report.table import human_bytes
+from fedstill.report.words import human_bytes
 
 if TYPE_CHECKING:
     from fedstill.federation.bundles import Questions
@@ -209,7 +209,7 @@ def _print_questions(questions: Questions) -> None:
         "method": str(questions.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "form": f"{form.task}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
+        "form": f"{form.task.name}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
     }
     _print_facts(facts)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.config import RunConfig
+    from fedstill.data.dataset import TensorData
     from fedstill.data.public import Public
     from fedstill.methods import Method
     from fedstill.node.form import Form
@@ -136,7 +136,7 @@ def _check(words: list[str]) -> None:
     _print_node(console, folder, found)
     if asking is not None:
         _print_questions(console, folder, asking, found)
-    else:
+    elif not found.untold:  # else which methods serve follows from a task that is not known
         _print_methods(console, found)
     if found.faults:
         _leave(folder, found.faults)
@@ -160,13 +160,11 @@ def _asking(target: str) -> _Asking:
 
     config = load(target)
     try:
-        data = load_data(config.data)
-        public = load_public(config.public, data)[1]
+        data = load_data(config.data, config.task)
+        public = load_public(config.public, data, config.task)[1]
     except DataError as error:
         return _Asking(target, config, None, None, str(error))
-    channels, height, width = data.train.inputs.shape[1:]
-    form = Form(config.task, data.classes, (channels, height, width), data.mean, data.std)
-    return _Asking(target, config, form, public, "")
+    return _Asking(target, config, Form.of(config.task, data), public, "")
 
 
 def _print_node(console: Console, folder: Path, found: Examined) -> None:
@@ -198,7 +196,10 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     if found.data is not None and found.form is not None:
         source = file.data.path if file.data.source in SOURCES else file.data.source
         facts["data"] = [f"{len(found.data)} examples, {times(found.form.shape)}, from {source}"]
-        facts["data"].append(_counts(found.form.classes, found.data.targets.tolist()))
+        if counts := _counts(found.form, found.data):
+            facts["data"].append(counts)
+    elif found.untold:
+        facts["data"] = [found.untold.removeprefix("data ")]
     if found.model is not None:
         facts["model"] = [f"{file.model.name}, {_about_model(found)}"]
     if found.compute is not None:
@@ -225,14 +226,22 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     return facts
 
 
-def _counts(classes: Sequence[str], targets: Sequence[int]) -> str:
-    """How many examples there are of each class, if that can be shown."""
-    counted = Counter(targets)
-    counts = [counted[number] for number in range(len(classes))]
+def _counts(form: Form, data: TensorData) -> str:
+    """How much there is of each class, in one line; empty where there are no classes."""
+    task, classes = form.make_task(), form.classes
+    if task.kind == "image":
+        return ""
+    counts = task.counts(data).tolist()
+    if task.kind == "map":
+        shares = (
+            f"{name}: {100 * count / len(data):.3g}%" for name, count in zip(classes, counts, strict=True)
+        )
+        return f"{', '.join(shares)} of all pixels"
     if len(classes) > FEW:
-        there = counted.values()
-        return f"{len(there)} of {len(classes)} classes, {min(there)} to {max(there)} of each"
-    return ", ".join(f"{name}: {count}" for name, count in zip(classes, counts, strict=True))
+        there = [round(count) for count in counts if count]
+        least, most = min(there, default=0), max(there, default=0)
+        return f"{len(there)} of {len(classes)} classes, {least} to {most} of each"
+    return ", ".join(f"{name}: {count:.0f}" for name, count in zip(classes, counts, strict=True))
 
 
 def _about_model(found: Examined) -> str:
@@ -253,18 +262,14 @@ def _about_model(found: Examined) -> str:
 
 def _side(method: Method, config: Any, found: Examined, public: Public | None) -> NodeSide:
     """A method's part at this node."""
-    import torch
-
     from fedstill.compute import Compute
-    from fedstill.data.public import Public
-    from fedstill.node.questions import NodeSetting
-    from fedstill.tasks import make_task
+    from fedstill.node.questions import NodeSetting, stand_in
+    from fedstill.tasks import TaskConfig, make_task
 
-    shape = found.form.shape if found.form else (1, 8, 8)
-    task = make_task("classification", len(found.form.classes) if found.form else 2)
-    stand_in = Public("none", torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long))
+    task = found.form.make_task() if found.form else make_task(TaskConfig(), 2)
     local = found.file.local if found.file else None
-    setting = NodeSetting(task, local, found.compute or Compute(), public or stand_in)  # type: ignore[arg-type]
+    known = public or stand_in(task, found.form.shape if found.form else ())
+    setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
     return method.node_side(config, setting)
 
 
@@ -296,7 +301,9 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
         says = f"refuses ({rules[name]})" if name in rules else f"answers with {kinds or 'nothing'}"
         table.add_row(f"  {name}", often, says)
     console.print(table)
-    if against is None and found.faults:
+    if against is None and found.untold:
+        console.print("Whether it can take part is not known, as your data were not looked at.")
+    elif against is None and found.faults:
         console.print("Whether it can take part is not known before the faults are mended.")
     elif against is None:
         console.print("It can take part.")
@@ -357,7 +364,7 @@ def _rules(
     """The rule by which each question is refused, if any, and why this node cannot take part, if so."""
     from torch import nn
 
-    from fedstill.node import owner
+    from fedstill.node import own_model, owner
     from fedstill.node.fit import architecture
 
     if found.file is None:
@@ -372,7 +379,7 @@ def _rules(
     elif limit and total > limit:
         against = f"it answers at most {limit} questions, and the run asks {total}"
     elif found.model is not None and found.form is not None and found.compute is not None:
-        against = owner.unfit(found.model, needs, found.form, found.compute)
+        against = own_model.unfit(found.model, needs, found.form, found.compute)
         if against is None and needs.same_architecture and student is not None:
             same = architecture(student) == architecture(found.model)
             against = None if same else "its model is not of the student's architecture"
@@ -393,7 +400,8 @@ def _student(asking: _Asking, found: Examined) -> Any:
     if found.form is None:
         return None
     try:
-        return models.build(asking.config.student.model, found.form.shape, len(found.form.classes), 0)
+        student, form = asking.config.student.model, found.form
+        return models.build(student, form.shape, len(form.classes), 0, vocabulary=form.vocabulary)
     except FedstillError:  # a factory of the server's own
         return None
 

@@ -14,7 +14,7 @@ from fedstill.node import owner
 from fedstill.node.guard import PARTS, Guard, unpriced
 from fedstill.node.owner import Examined, NodeFile
 from fedstill.node.planning import forecast, objection
-from fedstill.node.protect import wanted
+from fedstill.node.protect import unit_notes, wanted
 from fedstill.node.questions import NodeSide
 from fedstill.privacy.accounting import within
 from fedstill.privacy.bill import total
@@ -32,6 +32,8 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
         lines.append("none: answers leave as they are, without any guarantee")
     else:
         lines.append(f"{config.mechanism}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
+    if found.data is not None:
+        lines += unit_notes([found.data], [config])
     for what, most, delta in (
         ("a run", config.epsilon, config.delta),
         ("all runs on these data", *config.over_all),
@@ -78,7 +80,7 @@ def unprotected(
         config = replace(config, **parts)
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
-        guard = Guard(file.name, config, side, file.local, len(data), len(found.form.classes))
+        guard = Guard(file.name, config, side, file.local, len(data), found.form.make_task())
     except QuestionRefused as error:
         return {error.question: error.rule}, None, None
     except ArgumentError as error:

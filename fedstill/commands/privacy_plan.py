@@ -15,6 +15,7 @@ from fedstill.data.groups import limit_groups
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node.guard import PARTS, Guard
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
+from fedstill.node.protect import wanted
 from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, from_text
 
@@ -103,7 +104,7 @@ def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
-    run = Run(target, asking.config.method, len(form.classes), asking.public)
+    run = Run(target, asking.config.method, form, asking.public)
     _require_public(run, asking.note)
     spent = owner.spent(file, folder)
     place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.events))
@@ -114,22 +115,19 @@ def _simulated(target: str) -> tuple[Run, list[Place]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill import config
     from fedstill.data.loaders import load
-    from fedstill.data.public import HELD_OUT, held_out, load_public
-    from fedstill.data.splits import split
-    from fedstill.seeds import numpy_generator
+    from fedstill.node.form import Form
+    from fedstill.run import divide
 
     if (Path(target) / "node.toml").is_file() or Path(target).name == "node.toml":
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
     run = config.load(target)
-    data = load(run.data)
-    train, public = load_public(run.public, data)
-    kept = held_out(run.public, data)[0] if run.public.name == HELD_OUT else slice(None)
-    columns = {name: column[kept] for name, column in data.columns.items()}
-    generator = numpy_generator(run.seed, "split")
-    parts = split(train.targets, len(data.classes), run.split, generator, columns)
-    made = Run(target, run.method, len(data.classes), public)
+    data = load(run.data, run.task)
+    parts, public = divide(run, data)
+    made = Run(target, run.method, Form.of(run.task, data), public)
     _require_public(made, "")
     own = (run.nodes.privacy, run.nodes.local)
+    if wanted(run.nodes.privacy):  # as the run itself does then
+        parts = [limit_groups(part, run.nodes.privacy.group_size) for part in parts]
     return made, [Place(f"node-{k}", *own, len(part), Price()) for k, part in enumerate(parts)]
 
 
@@ -151,11 +149,10 @@ def _guard(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: L
     from fedstill.compute import Compute
     from fedstill.methods import method_of
     from fedstill.node.questions import NodeSetting
-    from fedstill.tasks import make_task
 
-    setting = NodeSetting(make_task("classification", run.classes), local, Compute(), run.public)
+    setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)
     side = method_of(method).node_side(method, setting)
-    return Guard(place.name, privacy, side, local, place.examples, run.classes)
+    return Guard(place.name, privacy, side, local, place.examples, setting.task)
 
 
 def _solve(run: Run, place: Place, wish: _Wish) -> Plan:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.data.public import Public
+    from fedstill.node.form import Form
     from fedstill.node.training import LocalConfig
     from fedstill.privacy.config import PrivacyConfig
 
@@ -35,7 +36,7 @@ class Run:
 
     name: str
     method: Any
-    classes: int
+    form: Form
     public: Public | None
 
 

@@ -38,17 +38,16 @@ from fedstill.methods.server import Ask
 from fedstill.node.digests import digest
 from fedstill.node.form import Form
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.plan import PROTOCOL, Plan, fingerprint, public_tensors
+from fedstill.node.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.node.questions import NodeSetting, Question
 from fedstill.node.training import LocalConfig
-from fedstill.tasks import make_task
 from fedstill.wire import Tensors, kind_of, pack, refine, size, unpack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-FORMAT = 2  # of both kinds of file
+FORMAT = 3  # of both kinds of file
 # What a node is that has answered all there is.
 READY = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
 QUESTIONS, ANSWERS = "questions", "answers"
@@ -146,8 +145,7 @@ class Questions:
 
     def declared(self) -> Mapping[str, Question]:
         """What the method declares about its questions."""
-        form = self.plan.form
-        setting = NodeSetting(make_task(form.task, len(form.classes)), LocalConfig(), Compute(), self.public)
+        setting = NodeSetting(self.plan.form.make_task(), LocalConfig(), Compute(), self.public)
         return METHODS[self.plan.method["name"]].node_side(self.plan.config(), setting).questions
 
     @property
@@ -229,20 +227,10 @@ def _check_public(path: Path, public: Public, form: Form) -> None:
     Raises:
         BundleError: it could not.
     """
-    found, labels = public.inputs, public.labels
-    if found.dtype != torch.float32 or tuple(found.shape[1:]) != form.shape or not len(found):
-        raise BundleError(
-            f"{path} holds public inputs {found.dtype} of shape {tuple(found.shape)}: allowed are float32 of "
-            f"shape (N, {', '.join(map(str, form.shape))})"
-        )
-    if not torch.isfinite(found).all():
-        raise BundleError(f"{path} holds public inputs with NaN or infinity")
-    if labels is not None and not (
-        labels.dtype == torch.int64
-        and labels.shape == found.shape[:1]
-        and 0 <= int(labels.min()) <= int(labels.max()) < len(form.classes)
-    ):
-        raise BundleError(f"{path} holds public labels that are none of its {len(form.classes)} classes")
+    try:
+        check_public(public, form, 0)
+    except DataError as error:
+        raise BundleError(f"{path}: {error}") from error
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -332,10 +320,10 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
                 f"{', '.join(sorted(answer))}: allowed are {', '.join(sorted(question.releases))}"
             )
         for name, tensor in refine(answer).items():
-            if question.releases[name] == LOGITS and tensor.shape[-1:] != (len(questions.plan.form.classes),):
+            if question.releases[name] == LOGITS and tuple(tensor.shape[1:]) != questions.plan.form.outputs:
                 raise BundleError(
                     f"{path} answers question {asked.number} ({asked.question}) with {name} of shape "
-                    f"{tuple(tensor.shape)}: allowed are {len(questions.plan.form.classes)} classes"
+                    f"{tuple(tensor.shape)}: allowed are outputs of {questions.plan.form.outputs}"
                 )
         for way, held, kinds in (
             ("up", answer, question.releases),

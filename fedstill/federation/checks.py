@@ -25,7 +25,7 @@ SIZED = {
     "head parameters": 1.0,
     "generator parameters": 1.0,
 }
-COUNTED = ("label counts", "data sizes")  # kinds that are whole numbers of examples
+WHOLE_NUMBERS, COUNTED = "data sizes", "label counts"  # kinds of numbers of examples, or of shares of one
 LARGEST = 1e12  # of these
 TINY = 1e-30  # stands for nothing where it is divided by
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -37,7 +37,7 @@ def faults(
     question: Question,
     outlier: float,
     rows: int | None = None,
-    classes: int | None = None,
+    outputs: tuple[int, ...] | None = None,
 ) -> dict[str, str]:
     """What is wrong with the nodes' answers to one question.
 
@@ -46,7 +46,7 @@ def faults(
         question: what was asked; its declaration says which tensors belong into an answer.
         outlier: how many times larger than the others' median a node's logits, scores or weights may be.
         rows: how many inputs it was about, if it was about inputs; logits have one row for each.
-        classes: how many columns logits have, if that is known.
+        outputs: the shape of an input's logits, if that is known.
 
     Returns:
         One line for each faulty node, by its name.
@@ -65,7 +65,7 @@ def faults(
             found[node] = f"answered {sorted(answer) or 'nothing'}, not {sorted(question.releases)}"
     for node, answer in answers.items():
         if node not in found:
-            found |= _unlike(node, answer, question, rows, classes)
+            found |= _unlike(node, answer, question, rows, outputs)
     found |= _misshapen(_without(answers, found), question.name)
     found |= not_finite(_without(answers, found))
     for node, answer in _without(answers, found).items():
@@ -160,9 +160,9 @@ def _without(answers: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[s
 
 
 def _unlike(
-    node: str, answer: Tensors, question: Question, rows: int | None, classes: int | None
+    node: str, answer: Tensors, question: Question, rows: int | None, outputs: tuple[int, ...] | None
 ) -> dict[str, str]:
-    """Whether a node's logits have a row for each input and a column for each class."""
+    """Whether a node's logits have a row for each input, and in it what the task has."""
     for name, kind in question.releases.items():
         shape = tuple(answer[name].shape)
         if kind in SIZED and answer[name].dtype == torch.bool:
@@ -171,8 +171,9 @@ def _unlike(
             continue
         if rows is not None and shape[:1] != (rows,):
             return {node: f"{name} are {shape}, for {rows} inputs"}
-        if classes is not None and shape[1:2] != (classes,):
-            return {node: f"{name} are {shape}, for {classes} classes"}
+        if outputs is not None and shape[1:] != outputs:
+            wanted = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
+            return {node: f"{name} are {shape}, for {wanted}"}
     return {}
 
 
@@ -203,11 +204,14 @@ def _misshapen(answers: Mapping[str, Tensors], question: str) -> dict[str, str]:
 
 def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str]:
     """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
-    counted = {name: answer[name].double() for name, kind in question.releases.items() if kind in COUNTED}
+    kinds = {name: kind for name, kind in question.releases.items() if kind in (WHOLE_NUMBERS, COUNTED)}
+    counted = {name: answer[name].double() for name in kinds}
     for name, numbers in counted.items():
-        if not ((numbers >= 0) & (numbers < LARGEST) & (numbers == numbers.round())).all():
-            return {node: f"{name} are not whole numbers from 0 up to {LARGEST:g}"}
-    if {"counts", "sizes"} <= counted.keys():
+        if not ((numbers >= 0) & (numbers < LARGEST)).all():
+            return {node: f"{name} are not numbers from 0 up to {LARGEST:g}"}
+        if kinds[name] == WHOLE_NUMBERS and not (numbers == numbers.round()).all():
+            return {node: f"{name} are not whole numbers"}
+    if kinds.get("counts") == kinds.get("sizes") == COUNTED:  # sizes are their sum
         labels, examples = float(counted["counts"].sum()), float(counted["sizes"].sum())
         if abs(labels - examples) > 1e-6 * examples:  # float32 does not tell all large numbers apart
             return {node: f"counts are {labels:g} labels in all, of {examples:g} examples"}

@@ -73,7 +73,7 @@ class Federation(ABC):
     ) -> None:
         self.nodes, self.questions = tuple(nodes), questions
         self.link = link or LinkConfig()
-        self.classes: int | None = None  # columns of logits, where an engine knows
+        self.outputs: tuple[int, ...] | None = None  # shape of an input's logits, where an engine knows
         self.number = 0  # of the next question; part of a run's state
         self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
         self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
@@ -204,7 +204,7 @@ class Federation(ABC):
         answers = self._refined(given, question, number)
         asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
         rows = asked_about[0] if asked_about else None
-        for node, fault in faults(answers, declared, self.link.outlier, rows, self.classes).items():
+        for node, fault in faults(answers, declared, self.link.outlier, rows, self.outputs).items():
             self.leave_out(node, question, fault, back=False, since=number)
             del answers[node]
         if not answers:

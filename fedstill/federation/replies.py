@@ -25,6 +25,7 @@ from fedstill.privacy.statement import Statement
 LONGEST = 300  # characters that are kept of a text
 MOST_EVENTS = 100  # kinds of event in one price
 MOST = 1000  # entries that a list or table may have
+MOST_NOTES = 10
 LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
 
 
@@ -79,6 +80,7 @@ class About:
         wants_public: it cannot join before it gets the public data; then nothing else is known.
         versions: of its software.
         privacy: how it says that it protects its records.
+        notes: what is switched off there, and why.
     """
 
     objections: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class About:
     wants_public: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     privacy: Statement = field(default_factory=Statement)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
@@ -110,6 +113,9 @@ class About:
         objections, marks = _table(told, "objections"), told.get("marks")
         if not isinstance(marks, list) or len(marks) > MOST:
             raise _odd("marks", marks)
+        notes = told.get("notes", [])
+        if not isinstance(notes, list) or len(notes) > MOST_NOTES:
+            raise _odd("notes", notes)
         return cls(
             objections={clip(name): _text(objections, name) for name in objections},
             most_questions=_whole(told, "most_questions", 0),
@@ -122,6 +128,7 @@ class About:
             frozen=_flag(told, "frozen") if "frozen" in told else False,
             versions=versions,
             privacy=_statement(_table(told, "privacy")) if told.get("privacy") else Statement(),
+            notes=tuple(_text({"notes": note}, "notes") for note in notes),
         )
 
 

@@ -46,7 +46,8 @@ from fedstill.node.plan import Plan, fingerprint
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.statement import Statement
-from fedstill.tasks import Classification
+from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import Classification
 from fedstill.wire import pack, unpack
 
 pytest.importorskip("cryptography")
@@ -54,7 +55,7 @@ pytest.importorskip("cryptography")
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
 CONFIG = FedKDConfig(epochs=3, batch=6, predictions=2, z_max=4.0)
-FORM = Form("classification", ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+FORM = Form(TaskConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 

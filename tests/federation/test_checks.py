@@ -144,14 +144,15 @@ def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, 
         ([0.0, 0.0, 0.0], 0.0, None),
         ([33333333.0, 33333333.0, 0.0], 66666668.0, None),  # as near as float32 comes
         ([3.0, 0.0, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
-        ([-3.0, 6.0, 7.0], 10.0, "counts are not whole numbers from 0 up to 1e+12"),
-        ([2.5, 0.5, 7.0], 10.0, "counts are not whole numbers"),
-        ([2e12, 0.0, 0.0], 2e12, "counts are not whole numbers"),
-        ([1e38, 1e38, 0.0], 2e38, "counts are not whole numbers"),
-        ([3.0, 0.0, 7.0], -10.0, "sizes are not whole numbers"),
+        ([-3.0, 6.0, 7.0], 10.0, "counts are not numbers from 0 up to 1e+12"),
+        ([2.5, 0.5, 7.0], 10.0, None),  # shares of pictures
+        ([2.5, 0.5, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
+        ([2e12, 0.0, 0.0], 2e12, "counts are not numbers"),
+        ([1e38, 1e38, 0.0], 2e38, "counts are not numbers"),
+        ([3.0, 0.0, 7.0], -10.0, "sizes are not numbers"),
     ],
 )
-def test_examples_are_counted_in_whole_numbers_that_agree(
+def test_examples_are_counted_in_numbers_that_agree(
     counts: list[float], size: float, wrong: str | None
 ) -> None:
     asked = Question(
@@ -163,6 +164,16 @@ def test_examples_are_counted_in_whole_numbers_that_agree(
     )
     assert list(told) == (["b"] if wrong else [])
     assert (wrong or "") in told.get("b", "")
+
+
+def test_sizes_that_are_told_by_themselves_are_whole_numbers_and_no_sum_of_labels() -> None:
+    told_apart = {"counts": "label counts", "sizes": "data sizes"}
+    asked = Question("count", lambda group, number: {}, releases=told_apart)
+    answers = {
+        "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
+        "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},
+    }
+    assert faults(answers, asked, 100.0) == {"b": "sizes are not whole numbers"}
 
 
 def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:

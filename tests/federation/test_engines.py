@@ -22,7 +22,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
-from fedstill.tasks import Classification
+from fedstill.tasks.classification import Classification
 
 SHAPE, TASK = (1, 8, 8), Classification(3)
 ALIKE = ("small-cnn:4",) * 4

@@ -1,0 +1,171 @@
+"""Running a planned comparison: what is not finished yet, one run after another, and then its files.
+
+Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedstill import run
+from fedstill.compare import FILE, Comparison, Place, read_folder, text_of
+from fedstill.config import RunConfig, load_toml
+from fedstill.errors import FedstillError, RunFolderError
+from fedstill.records import holding, write_text
+from fedstill.report.words import human_seconds
+
+__all__ = ["command_of", "compare", "not_run", "resume"]
+
+NOT_RUN = "not_run.json"
+
+
+def compare(
+    comparison: Comparison, out: Path, *, command: str, quiet: bool = False, bars: bool = False
+) -> None:
+    """Run what is not finished yet, one run after another, and write the comparison's files.
+
+    Args:
+        comparison: what is compared.
+        out: its folder; a new one, or one in which the same comparison was stopped.
+        command: the command that repeats it, for the report.
+        quiet: say nothing of the runs on standard error.
+        bars: show each run's own progress bars.
+
+    Raises:
+        RunFolderError: the folder holds another comparison or other files, or is in use.
+        FedstillError: no method can run at all; then no folder is made.
+    """
+    from fedstill.report.compare import write_comparison
+
+    _check_folder(out, comparison)
+    console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
+    refused = _refusals(comparison, out, console)
+    out.mkdir(parents=True, exist_ok=True)
+    with holding(out, "comparison"):
+        if not (out / FILE).exists():
+            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+        _remember(out, refused)
+        for reason in dict.fromkeys(refused.values()):
+            console.print(Text(f"refused: {reason}"))
+        waiting = [place for place in comparison.places() if place.folder not in refused]
+        for count, place in enumerate(waiting, start=1):
+            folder = out / place.folder
+            if not (folder / "result.json").exists():
+                _tell(console, f"run {count} of {len(waiting)}", place, time.monotonic() - start)
+            try:
+                _run(comparison.config(place), folder, bars)
+            except RunFolderError:
+                raise  # not the method's fault
+            except FedstillError as error:  # such as a limit in a node's policy, reached
+                refused[place.folder] = f"stopped: {error}"
+                _remember(out, refused)
+        write_comparison(out, comparison)
+
+
+def resume(out: Path, *, quiet: bool = False, bars: bool = False) -> None:
+    """Go on with the comparison in a folder, to the figures that it would have reached.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    compare(read_folder(out), out, command="", quiet=quiet, bars=bars)
+
+
+def not_run(out: Path) -> Mapping[str, str]:
+    """Why runs of a comparison could not run, by their folders."""
+    if not (out / NOT_RUN).exists():
+        return {}
+    reasons: dict[str, str] = json.loads((out / NOT_RUN).read_text(encoding="utf-8"))
+    return reasons
+
+
+def command_of(out: Path) -> str:
+    """The command that made a comparison's folder."""
+    return text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
+
+
+def _run(config: RunConfig[Any], folder: Path, bars: bool) -> None:
+    """One run: from the start, or from where it stopped; nothing if it is finished."""
+    if not (folder / "config.toml").exists():
+        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
+        (folder / "config.toml.part").unlink(missing_ok=True)
+        again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
+        run.run(config, folder, command=again, progress=bars)
+        return
+    if load_toml(folder / "config.toml") != config:
+        raise RunFolderError(
+            f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
+        )
+    if not (folder / "result.json").exists():
+        run.resume(folder, progress=bars)
+
+
+def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
+    """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs.
+
+    Raises:
+        FedstillError: none of a setting's methods can.
+    """
+    refused: dict[str, str] = {}
+    places = [place for place in comparison.places() if not (out / place.folder / "result.json").exists()]
+    with console.status("checking") as status:
+        for count, place in enumerate(places, start=1):
+            status.update(f"checking run {count} of {len(places)}")
+            try:
+                run.prepare(comparison.config(place))
+            except FedstillError as error:
+                refused[place.folder] = str(error)
+    for setting in comparison.settings:
+        here = [place.folder for place in comparison.places() if place.setting == setting]
+        if all(folder in refused for folder in here):
+            where = f" in setting {setting!r}" if setting else ""
+            raise FedstillError(f"no method can run{where}: {refused[here[0]]}")
+    return refused
+
+
+def _remember(out: Path, refused: Mapping[str, str]) -> None:
+    write_text(out / NOT_RUN, json.dumps(refused, indent=2) + "\n")
+
+
+def _check_folder(out: Path, comparison: Comparison) -> None:
+    """Refuse a folder with anything but this comparison in it."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise RunFolderError(f"{out} is a file: choose another folder")
+    if (out / FILE).exists():
+        before = read_folder(out)
+        for part in dataclasses.fields(Comparison):
+            if part.name not in ("name", "about") and _differ(before, comparison, part.name):
+                raise RunFolderError(
+                    f"{out} holds a comparison with another {part.name}: choose another folder, "
+                    f"or go on with it (fedstill compare --resume {out})"
+                )
+    elif {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
+        raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
+
+
+def _differ(first: Comparison, second: Comparison, part: str) -> bool:
+    """Whether a part differs, the order of methods and settings included."""
+    one, other = getattr(first, part), getattr(second, part)
+    return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
+
+
+def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:
+    """One line: a run begins."""
+    parts = (place.setting, place.label, f"seed {place.seed}")
+    line = Text.assemble(
+        (f"{count}  ", "dim"),
+        (", ".join(part for part in parts if part), "bold"),
+        (f"  after {human_seconds(elapsed)}", "dim"),
+    )
+    console.print(line, soft_wrap=True)

@@ -1,0 +1,117 @@
+"""Methods that make images from label maps give over messages what they give in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedstill.config import RunConfig, from_dict
+from fedstill.errors import DataError
+from fedstill.federation.replies import LONGEST, About
+from fedstill.models.vector import to_vector
+from fedstill.node.host import Host
+from tests.federation.test_remote import Away, here
+from tests.methods.map_world import blobs
+from tests.models.test_vgg import VGG16
+from tests.models.test_vgg import weights as vgg_weights
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fediod": {"steps": 2, "pretrain": 1, "memory": 16, "student_steps": 1, "student_batch": 8},
+    "asyndgan": {"steps": 2, "student_steps": 1, "student_batch": 8},
+}
+
+
+def config_of(method: str, folder: Path, **options: Any) -> RunConfig[Any]:
+    data = blobs(60, 0)
+    images = ((data.inputs + 1) * 127.5).round().byte().numpy()
+    np.savez(folder / "shapes.npz", images=images[:, 0], masks=data.targets.numpy().astype(np.uint8))
+    table = {"batch": 4, "generator_width": 2, "critic_width": 4, **METHODS[method], **options}
+    return from_dict(
+        {
+            "data": {"name": str(folder / "shapes.npz")},
+            "task": {"name": "segmentation"},
+            "split": {"how": "iid", "nodes": 3},
+            "nodes": {
+                "models": ["unet:2"],
+                "local": {"epochs": 1, "batch": 8, "lr": 5e-3},
+                "policy": {"label_maps": True},
+            },
+            "student": {"model": "unet:2"},
+            "evaluation": {"centralised": False, "samples": 2},
+            "engine": {"name": "one-by-one"},
+            "method": {"name": method, **table},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fediod", {}), ("fediod", {"conditions": "drawn", "map_noise": 1}), ("asyndgan", {})],
+)
+def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(method, tmp_path, **options)
+    experiment, figures = here(config)
+    away = Away(config, tmp_path)
+    live = away.live()
+    told = live.run()
+    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert told["leaves"] == figures["leaves"]
+    assert ("perceptual loss is off" in str(figures.get("notes"))) == (not options)
+    assert told.get("notes") == figures.get("notes"), "nodes told it as they joined"
+    assert ("label maps" in told["leaves"]) == (not options)
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert told["dice"] == figures["dice"]
+    for node in experiment.nodes:
+        kept = away.modules(node.name, live)
+        for key, value in node.modules["critic"].state_dict().items():
+            assert torch.equal(kept["critic"][key], value), (node.name, key)
+
+
+def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named from where the run is begun, and not from where a node is."""
+    save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
+    config = config_of("fediod", tmp_path)
+    nodes = dataclasses.replace(config.nodes, perceptual="vgg.safetensors")
+    config = dataclasses.replace(config, nodes=nodes)
+    monkeypatch.chdir(tmp_path)
+    experiment, figures = here(config)
+    away = Away(config, tmp_path)
+    monkeypatch.chdir("/")
+    live = away.live()
+    told = live.run()
+    assert "notes" not in told
+    assert "notes" not in figures
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert torch.equal(to_vector(live.server.generator), to_vector(experiment.server.generator))
+
+
+def test_a_note_of_some_nodes_says_whose_it_is(tmp_path: Path) -> None:
+    save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
+    away = Away(config_of("asyndgan", tmp_path), tmp_path)
+    file = tmp_path / "nodes/node-1/node.toml"
+    path = str(tmp_path / "vgg.safetensors")
+    file.write_text(file.read_text().replace('perceptual = ""', f'perceptual = "{path}"'))
+    away.serve["node-1"] = Host(file.parent).serve
+    (note,) = away.live().run()["notes"]
+    assert note.startswith("node-0, node-2: perceptual loss is off")
+
+
+JOINED = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "last": -1}
+
+
+def test_notes_are_short_texts_and_few() -> None:
+    assert About.read(JOINED, {}).notes == (), "of a node that tells none"
+    (note,) = About.read({**JOINED, "notes": ["two\nlines " + "x" * 999]}, {}).notes
+    assert note.startswith("two lines x")
+    assert len(note) == LONGEST
+    for wrong in ("a text", [1], ["x"] * 11, None, {"a": "b"}):
+        with pytest.raises(DataError, match="notes is"):
+            About.read({**JOINED, "notes": wrong}, {})

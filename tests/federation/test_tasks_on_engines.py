@@ -1,0 +1,196 @@
+"""Every task gives the same figures stacked, one by one and over messages, and under DP-SGD; and is refused
+what cannot protect it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill import run
+from fedstill.config import RunConfig, from_dict
+from fedstill.errors import FedstillError
+from fedstill.models.vector import to_vector
+from tests.federation.test_remote import TINY, Away, here
+
+SIDE, COUNT, PICTURES = 16, 60, 16
+
+
+def maps(folder: Path) -> str:
+    """Bright squares on noise, ten patients at two sites."""
+    draw = np.random.default_rng(0)
+    images = draw.integers(20, 90, (COUNT, SIDE, SIDE), dtype=np.uint8)
+    masks = np.zeros_like(images)
+    for image, mask in zip(images, masks, strict=True):
+        top, left = draw.integers(2, 9, 2)
+        mask[top : top + 5, left : left + 5] = 1
+        image[mask == 1] += 120
+    path = folder / "maps.npz"
+    patient = np.arange(COUNT) // 6
+    np.savez(path, images=images, masks=masks, patient=patient, site=np.where(patient % 2, "east", "west"))
+    return str(path)
+
+
+def pictures(folder: Path) -> str:
+    """Pictures of two sites with bright discs, two of which touch: each is cut into four patches."""
+    draw, side = np.random.default_rng(3), 24
+    rows, columns = np.mgrid[:side, :side]
+    images = draw.integers(20, 60, (PICTURES, side, side), dtype=np.uint8)
+    instances = np.zeros((PICTURES, side, side), dtype=np.int32)
+    for image, objects in zip(images, instances, strict=True):
+        top, left = draw.integers(5, 18, 2)
+        for number, (y, x) in enumerate(((top, left), (top, left + 7), (23 - top, 23 - left)), start=1):
+            objects[(rows - y) ** 2 + (columns - x) ** 2 <= 12] = number
+        image[objects > 0] += 150
+    path = folder / "pictures.npz"
+    site = np.where(np.arange(PICTURES) % 2, "east", "west")
+    np.savez(path, images=images, instances=instances, site=site)
+    return str(path)
+
+
+def findings(folder: Path) -> str:
+    """Three findings, each a bright corner."""
+    draw = np.random.default_rng(1)
+    labels = draw.integers(0, 2, (COUNT, 3)).astype(np.int64)
+    images = draw.integers(0, 60, (COUNT, SIDE, SIDE)).astype(np.uint8)
+    for image, has in zip(images, labels, strict=True):
+        for finding, corner in enumerate(((0, 0), (0, 8), (8, 0))):
+            image[corner[0] : corner[0] + 8, corner[1] : corner[1] + 8] += np.uint8(150 * has[finding])
+    path = folder / "findings.npz"
+    np.savez(path, images=images, labels=labels, patient=np.arange(COUNT) // 2)
+    return str(path)
+
+
+def texts(folder: Path) -> str:
+    draw = np.random.default_rng(2)
+    words = (["good", "fine", "warm"], ["bad", "dull", "cold"])
+    path = folder / "texts.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["text", "label", "split"])
+        for number in range(COUNT):
+            label = int(draw.integers(2))
+            text = " ".join([*draw.choice(words[label], 3), f"word{draw.integers(9)}"])
+            rows.writerow([text, label, "test" if number % 4 == 0 else "train"])
+    return str(path)
+
+
+Make = Callable[[Path], str]
+TASKS: dict[str, tuple[Make, str, dict[str, Any]]] = {
+    "segmentation": (maps, "unet:4", {}),
+    "instances": (pictures, "unet:4", {"patch": SIDE}),
+    "reconstruction": (maps, "unet:4", {}),
+    "multi-label": (findings, "small-cnn:4", {}),
+    "text": (texts, "bag:8", {"words": 50, "length": 6}),
+}
+CASES = [
+    *((task, "fedavg") for task in TASKS),
+    *((task, "fedkd") for task in TASKS),
+    *((task, "fediod") for task in TASKS if task != "text"),
+]
+
+
+def tiny(
+    task: str, method: str, folder: Path, engine: str = "one-by-one", privacy: Mapping[str, Any] | None = None
+) -> RunConfig[Any]:
+    make, model, data = TASKS[task]
+    from dataclasses import fields
+
+    from fedstill.methods import METHODS
+
+    known = {field.name for field in fields(METHODS[method].config)}
+    options: dict[str, Any] = {**TINY, "batch": 4, "student_batch": 4, "levels": 0}
+    return from_dict(
+        {
+            "task": {"name": task, **({"smallest": 2} if task == "instances" else {})},
+            "data": {"name": make(folder), **data},
+            "split": {"how": "iid", "nodes": 3, "minimum": 1},
+            "nodes": {
+                "models": [model],
+                "local": {"epochs": 1, "batch": 8, "lr": 5e-3},
+                "policy": {"outputs_only": False},
+                "privacy": dict(privacy or {}),
+            },
+            "student": {"model": model},
+            "public": {"name": "held-out"} if method == "fedkd" else {},
+            "evaluation": {"centralised": False, "samples": 2},
+            "engine": {"name": engine},
+            "method": {"name": method, **{key: value for key, value in options.items() if key in known}},
+        }
+    )
+
+
+@pytest.mark.parametrize(("task", "method"), CASES)
+def test_messages_change_nothing(task: str, method: str, tmp_path: Path) -> None:
+    config = tiny(task, method, tmp_path)
+    experiment, figures = here(config)
+    live = Away(config, tmp_path / "away").live() if (tmp_path / "away").mkdir() is None else None
+    assert live is not None
+    told = live.run()
+    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    for figure in experiment.task.figures:
+        assert told[figure.key] == figures[figure.key] == figures["student"][figure.key]
+    assert told["sites"] is None or told["sites"]["central"] == figures["sites"]["central"]
+    assert (told["labels"] or {}).get("central") == (figures["labels"] or {}).get("central")
+
+
+def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
+    """The figures above are of pictures put together again from their patches, by site too."""
+    experiment, figures = here(tiny("instances", "fedavg", tmp_path))
+    cases = experiment.test.cases
+    assert cases is not None
+    assert cases.places is not None
+    assert len(experiment.test) == 4 * len(cases.present())
+    assert {cases.sizes[case] for case in cases.present()} == {(24, 24)}
+    outputs = experiment.evaluation.outputs(experiment.student)
+    assert figures["dice"] == experiment.task.metrics(outputs, experiment.test.targets, cases)["dice"]
+    assert figures["dice"] != experiment.task.metrics(outputs, experiment.test.targets)["dice"]
+    assert set(figures["sites"]["central"]) == {"east", "west"}
+
+
+@pytest.mark.parametrize(("task", "method"), CASES)
+def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path) -> None:
+    stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
+    assert [len(group) for group in stacked.groups["distillation"]] == [3]
+    torch.testing.assert_close(to_vector(stacked.student), to_vector(alone.student), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_under_dp_sgd_a_budget_is_kept_and_messages_change_nothing(task: str, tmp_path: Path) -> None:
+    privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
+    config = tiny(task, "fedavg", tmp_path, privacy=privacy)
+    experiment, figures = here(config)
+    (tmp_path / "away").mkdir()
+    live = Away(config, tmp_path / "away").live()
+    told = live.run()
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert told["privacy"] == figures["privacy"]
+    assert all(0 < node["epsilon"] <= 20.0 for node in told["privacy"]["nodes"])
+
+
+@pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
+@pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
+def test_maps_are_refused_by_mechanisms_that_cannot_protect_them(
+    task: str, mechanism: str, tmp_path: Path
+) -> None:
+    privacy = {"mechanism": mechanism, "epsilon": 5.0, "pate": {"teachers": 2}, "outputs": {"bound": 5.0}}
+    with pytest.raises(FedstillError, match="dp-sgd"):
+        run.prepare(tiny(task, "fedkd", tmp_path, privacy=privacy))
+
+
+@pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
+def test_under_a_budget_label_maps_do_not_leave(task: str, tmp_path: Path) -> None:
+    privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
+    with pytest.raises(FedstillError, match=r"conditions = .?.?drawn"):
+        run.prepare(tiny(task, "fediod", tmp_path, privacy=privacy))
+
+
+def test_texts_are_refused_where_inputs_are_made(tmp_path: Path) -> None:
+    with pytest.raises(FedstillError, match=r"FedIOD cannot run here: .*texts"):
+        run.prepare(tiny("text", "fediod", tmp_path))

@@ -1,0 +1,117 @@
+"""Figures on the test part: in all, by site, on shares that part no case."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedstill.compute import Compute
+from fedstill.data.dataset import Cases, TensorData
+from fedstill.evaluation import Evaluation, deviation, mean, plain
+from fedstill.records import Records
+from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import Classification
+
+NAMES, SITES = ("p0", "p1", "p2", "p3"), ("A", "B", "A", "")
+
+
+def parted() -> TensorData:
+    """Eight examples of four patients, the last at no site."""
+    cases = Cases(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), NAMES, SITES)
+    return TensorData(torch.zeros(8, 1, 4, 4), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), cases=cases)
+
+
+def evaluation(data: TensorData) -> Evaluation:
+    return Evaluation(Classification(2), data, Compute(), seed=0)
+
+
+ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
+
+
+def test_figures_of_all_and_of_each_site() -> None:
+    look = evaluation(parted())
+    assert look.sites == ["A", "B"]
+    assert look.metrics(ALL_ZERO) == {"accuracy": 50.0}
+    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0)
+    assert look.by_site(ALL_ZERO) == {"A": {"accuracy": 50.0}, "B": {"accuracy": 100.0}}
+
+
+def test_data_without_cases_have_no_sites() -> None:
+    data = parted()
+    assert evaluation(TensorData(data.inputs, data.targets)).details(ALL_ZERO, {}, None, ()) == {
+        "sites": None,
+        "labels": None,
+    }
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 4])
+def test_shares_part_no_patient_and_leave_none_out(of: int) -> None:
+    data = parted()
+    look = evaluation(data)
+    assert data.cases is not None
+    patients = [set(data.cases.of[look.share(index, of)].tolist()) for index in range(of)]
+    rows = [row for index in range(of) for row in look.share(index, of).tolist()]
+    assert sorted(rows) == list(range(8))
+    assert sum(map(len, patients)) == len(set().union(*patients)) == 4
+
+
+def test_of_fewer_cases_than_nodes_some_nodes_share() -> None:
+    look = evaluation(parted())
+    assert sorted(look.share(5, 6).tolist()) == sorted(look.share(1, 6).tolist())
+
+
+def test_what_cannot_be_said_is_left_out_of_means_and_is_none_in_files() -> None:
+    told = [{"dice": 40.0, "hd95": math.nan}, {"dice": 60.0, "hd95": 3.0}]
+    assert mean(told) == {"dice": 50.0, "hd95": 3.0}
+    assert plain(told[0]) == {"dice": 40.0, "hd95": None}
+    assert deviation([1.0, 3.0, math.nan]) == 1.0
+    assert math.isnan(mean([{"hd95": math.nan}])["hd95"])
+    assert math.isnan(deviation([math.nan]))
+
+
+def test_labels_are_told_one_by_one() -> None:
+    task = make_task(TaskConfig("multi-label"), 2)
+    data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 1], [1, 1], [0, 1]]))
+    outputs = torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
+    told = Evaluation(task, data, Compute(), seed=0).details(
+        outputs, {"a": -outputs}, None, ("Edema", "Mass")
+    )
+    assert told["labels"] == {
+        "names": ["Edema", "Mass"],
+        "central": [100.0, None],  # nobody is without a mass
+        "centralised": None,
+        "nodes": {"a": [0.0, None]},
+    }
+
+
+def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
+    """What no example of its data says anything of has no trained output, which guesses."""
+    task = make_task(TaskConfig("multi-label"), 2)
+    cases = Cases(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
+    data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 0], [1, 1], [0, 0]]), cases=cases)
+    # The first label, and that of one example only.
+    knows = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[-1, -1], [0, -1]]))
+    look = Evaluation(task, data, Compute(), 0, {"a": knows, "b": data})
+    outputs = torch.tensor([[2.0, 0.0], [1.0, 1.0], [3.0, 0.0], [0.0, 1.0]])  # 100% and 0%
+    assert look.metrics(outputs) == look.metrics(outputs, node="b") == {"auc": 50.0}
+    assert look.metrics(outputs, node="a") == {"auc": 100.0}
+    assert look.metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
+    told = look.details(outputs, {"a": outputs, "b": outputs}, outputs, ("Edema", "Mass"))
+    assert told["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
+    assert told["labels"]["central"] == told["labels"]["centralised"] == [100.0, 0.0]
+    assert told["sites"]["central"] == {"A": {"auc": 50.0}}
+    assert told["sites"]["nodes"] == {"a": {"A": {"auc": 100.0}}, "b": {"A": {"auc": 50.0}}}
+
+
+def test_of_other_tasks_all_is_asked_of_all() -> None:
+    data = parted()
+    one_class = data.subset(torch.tensor([0]))
+    look = Evaluation(Classification(2), data, Compute(), 0, {"a": one_class})
+    assert look.metrics(ALL_ZERO, node="a") == {"accuracy": 50.0}
+
+
+def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
+    look = evaluation(parted())
+    assert look.portray(ALL_ZERO, {}, (0.5,), (0.5,), Records(None)) is None

@@ -1,0 +1,119 @@
+"""Texts through whole runs: methods that take them, mixed nodes, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill import cli
+
+GOOD, BAD = ["fine", "warm", "bright", "sharp"], ["dull", "flat", "slow", "cold"]
+FILLERS = ["the", "film", "is", "a", "story", "of", "two", "days"]
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """240 reviews that one word in each decides, a third of them for testing."""
+    draw = random.Random(0)
+    lines = ["text,label,split"]
+    for number in range(240):
+        words = [*draw.sample(FILLERS, 4), draw.choice((BAD, GOOD)[number % 2])]
+        draw.shuffle(words)
+        lines.append(
+            f"{' '.join(words)},{('bad', 'good')[number % 2]},{'test' if number % 3 == 0 else 'train'}"
+        )
+    path = tmp_path_factory.mktemp("texts") / "reviews.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def run(reviews: Path, out: Path, *words: str, method: str = "fedkd", model: str = "bag:16") -> int:
+    """The exit code of the command line, in this process."""
+    (out / "run.toml").write_text(
+        f"""
+task = {{ name = "text" }}
+split = {{ nodes = 3, alpha = 5.0 }}
+public = {{ name = "held-out", share = 0.4 }}
+student = {{ model = "{model}" }}
+method = {{ name = "{method}" }}
+data = {{ name = "{reviews}", length = 8, words = 500 }}
+[nodes]
+models = ["{model}"]
+local = {{ epochs = 12, lr = 0.02, batch = 8 }}
+policy = {{ outputs_only = false }}
+[evaluation]
+centralised = false
+every = 0
+""",
+        encoding="utf-8",
+    )
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
+    assert isinstance(exit.value.code, int)
+    return exit.value.code
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedkd", ("--method.epochs", "30", "--method.batch", "16", "--method.lr", "0.01")),
+        ("fedavg", ("--method.rounds", "4")),
+        ("feddf", ("--method.rounds", "4", "--method.steps", "5")),
+        ("fedper", ("--method.rounds", "4")),
+        ("lg-fedavg", ("--method.rounds", "4")),
+        ("standalone", ()),
+    ],
+)
+def test_methods_learn_texts(reviews: Path, tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
+    assert run(reviews, tmp_path, *options, method=method) == 0
+    result = result_of(tmp_path)
+    assert (result["task"], result["metric"], result["data"]["shape"]) == ("text", "accuracy", [8])
+    accuracy = result["accuracy"] if result["accuracy"] is not None else result["local"]["accuracy"]["mean"]
+    assert accuracy > 80, "chance is 50"
+
+
+def test_nodes_of_different_architectures_teach_a_third_one(reviews: Path, tmp_path: Path) -> None:
+    models = ("--nodes.models", "bag:16", "transformer:16", "--student.model", "bag:32")
+    options = ("--method.epochs", "30", "--method.batch", "16", "--method.lr", "0.01")
+    assert run(reviews, tmp_path, *models, *options) == 0
+    result = result_of(tmp_path)
+    assert {node["model"] for node in result["nodes"]} == {"bag:16", "transformer:16"}
+    assert result["accuracy"] > 80
+
+
+def test_what_leaves_are_logits_and_counts_never_words(reviews: Path, tmp_path: Path) -> None:
+    assert run(reviews, tmp_path, "--method.epochs", "1") == 0
+    assert set(result_of(tmp_path)["leaves"]) == {"label counts", "logit range", "logits"}
+
+
+def test_nodes_learn_texts_with_dp_sgd(reviews: Path, tmp_path: Path) -> None:
+    privacy = ("--nodes.privacy.mechanism", "dp-sgd", "--nodes.privacy.epsilon", "8.0")
+    assert run(reviews, tmp_path, *privacy, "--method.epochs", "1", model="transformer:8") == 0
+    assert result_of(tmp_path)["privacy"]["guarantee"]
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "model", "said"),
+    [
+        ((), "fediod", "bag", "text"),
+        ((), "fedkd", "small-cnn", "as inputs are texts"),
+        (("--data.length", "none", "--task.name", "classification"), "fedkd", "bag", "data"),
+        (("--public.name", "noise"), "fedkd", "bag", "public.name"),
+    ],
+)
+def test_what_texts_cannot_do_is_refused_beforehand(
+    reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], method: str,
+    model: str, said: str,
+) -> None:  # fmt: skip
+    assert run(reviews, tmp_path, *words, method=method, model=model) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
