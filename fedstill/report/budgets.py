@@ -1,4 +1,4 @@
-"""Accuracy against epsilon, for comparisons whose settings differ in the nodes' budget: a table and a plot.
+"""What methods reach against epsilon, where settings differ in the nodes' budget: a table and a plot.
 
 The table is as FedIOD's Table 5 has it: one line a method, one column an epsilon, without a budget last.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedstill.report import plots
-from fedstill.report.plots import CHIP
-from fedstill.report.table import percent
+from fedstill.report.axes import Frame, levels, percentages, spread, text
+from fedstill.report.marks import CHIP, at, chip_at, colour
+from fedstill.report.words import percent
 
 UNLIMITED = 0.12  # the part of a plot's width that is kept for runs without a budget
 HEIGHT = 360
@@ -22,10 +22,10 @@ INFINITE = "\u221e"
 
 @dataclass(frozen=True)
 class Point:
-    """One method under one budget: accuracy in percent, its deviation over seeds if that is known."""
+    """One method under one budget: what it reaches in percent, its deviation over seeds if that is known."""
 
     epsilon: float
-    accuracy: float
+    value: float
     spread: float | None = None
 
     def text(self) -> str:
@@ -34,7 +34,7 @@ class Point:
         >>> print(Point(1.0, 93.04, 3.6).text())
         93.0 \u00b1 3.6
         """
-        return f"{self.accuracy:.1f}" + ("" if self.spread is None else f" \u00b1 {self.spread:.1f}")
+        return f"{self.value:.1f}" + ("" if self.spread is None else f" \u00b1 {self.spread:.1f}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Line:
     points: Sequence[Point]
 
     def at(self, epsilon: float) -> str:
-        """The accuracy under a budget, or a dash."""
+        """What is reached under a budget, or a dash."""
         return next((point.text() for point in self.points if point.epsilon == epsilon), "-")
 
 
@@ -86,8 +86,8 @@ def table(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def plot(lines: Sequence[Line]) -> Markup:
-    """Accuracy over epsilon on a logarithmic axis; what has no budget stands at the right edge.
+def plot(lines: Sequence[Line], title: str = "Accuracy") -> Markup:
+    """What methods reach over epsilon on a logarithmic axis; what has no budget stands at the right edge.
 
     Whiskers are one deviation to each side. Each line has its method's number at its end: the page's table
     says which is which. At least one point is needed. Returns an ``<svg>`` at least 360 pixels high.
@@ -107,45 +107,45 @@ def plot(lines: Sequence[Line]) -> Markup:
         )
 
     height = max(HEIGHT, (CHIP + 2) * len(drawn))
-    values = [(point.accuracy, point.spread or 0.0) for line in drawn for point in line.points]
-    frame = plots._Frame((0.0, 1.0), plots._accuracies(values), height)
-    parts = plots._levels(frame)
+    values = [(point.value, point.spread or 0.0) for line in drawn for point in line.points]
+    frame = Frame((0.0, 1.0), percentages(values), height)
+    parts = levels(frame)
     for epsilon in columns:
         style = "grid" if math.isfinite(epsilon) else "edge"
         x = frame.percent(across(epsilon) if math.isfinite(epsilon) else right)
         parts.append(
             Markup('<line class="{s}" x1="{x}" x2="{x}" y1="0" y2="{h}"/>').format(s=style, x=x, h=height)
         )
-        parts.append(plots._text(frame.percent(across(epsilon)), height + 22, named(epsilon), "tick middle"))
+        parts.append(text(frame.percent(across(epsilon)), height + 22, named(epsilon), "tick middle"))
     ordered = [sorted(line.points, key=lambda point: point.epsilon) for line in drawn]
-    ends = plots.spread([frame.down(points[-1].accuracy) for points in ordered], gap=CHIP + 2, bottom=height)
+    ends = spread([frame.down(points[-1].value) for points in ordered], gap=CHIP + 2, bottom=height)
     for line, points, end in zip(drawn, ordered, ends, strict=True):
-        route = [(across(point.epsilon), point.accuracy) for point in points]
+        route = [(across(point.epsilon), point.value) for point in points]
         inside = [place for place in route if place[0] < right]
         marks = [frame.line(inside, "curve")] if len(inside) > 1 else []
         marks += [frame.line(route[-2:], "curve pale")] if len(inside) < len(route) > 1 else []
         marks += [_dot(frame, across(point.epsilon), line.name, point) for point in points]
-        rise = round(end - frame.down(points[-1].accuracy), 2)
+        rise = round(end - frame.down(points[-1].value), 2)
         leader = Markup('<line class="leader" x1="0" x2="16" y1="0" y2="{}"/>').format(rise)
         last = frame.percent(route[-1][0]), frame.down(route[-1][1])
-        marks.append(plots._at(*last, [leader, plots._chip(line.place, 24, rise)]))
-        parts.append(Markup('<g class="{}">{}</g>').format(plots._colour(line.place), Markup("").join(marks)))
+        marks.append(at(*last, [leader, chip_at(line.place, 24, rise)]))
+        parts.append(Markup('<g class="{}">{}</g>').format(colour(line.place), Markup("").join(marks)))
     told = "; ".join(
-        f"{line.name}: " + ", ".join(f"{named(point.epsilon)} {percent(point.accuracy)}" for point in points)
+        f"{line.name}: " + ", ".join(f"{named(point.epsilon)} {percent(point.value)}" for point in points)
         for line, points in zip(drawn, ordered, strict=True)
     )
-    return frame.draw(f"Accuracy against epsilon. {told}.", parts)
+    return frame.draw(f"{title} against epsilon. {told}.", parts)
 
 
-def _dot(frame: plots._Frame, x: float, name: str, point: Point) -> Markup:
+def _dot(frame: Frame, x: float, name: str, point: Point) -> Markup:
     """A point with its deviation."""
-    y = frame.down(point.accuracy)
+    y = frame.down(point.value)
     parts = [
         Markup("<title>{}</title>").format(f"{name}, epsilon {named(point.epsilon)}: {point.text()}"),
         Markup('<circle class="point" r="4"/>'),
     ]
     if point.spread:
-        above, below = (frame.down(point.accuracy + sign * point.spread) - y for sign in (1, -1))
+        above, below = (frame.down(point.value + sign * point.spread) - y for sign in (1, -1))
         whisker = Markup('<line class="whisker" x1="0" x2="0" y1="{}" y2="{}"/>')
         parts.insert(1, whisker.format(round(above, 2), round(below, 2)))
-    return plots._at(frame.percent(x), y, parts)
+    return at(frame.percent(x), y, parts)

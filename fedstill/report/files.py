@@ -9,19 +9,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedstill.errors import RunFolderError
-from fedstill.report import plots
-from fedstill.report.table import number, pick, whole, words
+from fedstill.report.png import MOST_PIXELS, indexed, picture
+from fedstill.report.words import number, pick, whole, words
 
 MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
+# Fewer and larger ones where they were made from label maps, to see whether they show what they should.
+TO_ORDER = (4, 6, 128)  # rows, columns and pixels of the longer side
+MAPS = ".maps"  # after a step's name: what its inputs were made from
+# Of the codes of a label map, for any number of them; neighbours differ in brightness too.
+CODES = np.tile(
+    np.array(
+        [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)], np.uint8
+    ),
+    (43, 1),
+)[:256]
 
 
 @dataclass
 class Metrics:
     """What ``metrics.jsonl`` holds, by step. A step written again, after a resume, replaces the first."""
 
-    accuracy: dict[float, float] = field(default_factory=dict)  # percent, of what the run is judged by
-    own: dict[float, float] = field(default_factory=dict)  # percent, the mean of the nodes' own models
+    central: dict[float, float] = field(
+        default_factory=dict
+    )  # the metric in percent, of what a run is judged by
+    own: dict[float, float] = field(default_factory=dict)  # the same, the mean of the nodes' own models
     losses: dict[str, dict[float, float | None]] = field(default_factory=dict)  # None: not finite
     local: dict[str, dict[float, float | None]] = field(default_factory=dict)
     centralised: dict[float, float | None] = field(default_factory=dict)
@@ -82,7 +96,8 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
                 yield record
 
 
-def read_metrics(path: Path) -> Metrics:
+def read_metrics(path: Path, metric: str = "accuracy") -> Metrics:
+    """What a run measured on its way; ``metric`` is the key of what models are judged by."""
     metrics = Metrics()
     if not path.exists():
         return metrics
@@ -98,10 +113,10 @@ def read_metrics(path: Path) -> Metrics:
         elif phase == "centralised" and "loss" in record:
             metrics.centralised[step] = number(record, "loss")
         elif phase == "distillation":
-            accuracy = number(record, "accuracy")
-            if accuracy is not None:
-                metrics.accuracy[step] = accuracy
-            own = number(record, "local_accuracy")
+            central = number(record, metric)
+            if central is not None:
+                metrics.central[step] = central
+            own = number(record, f"local_{metric}")
             if own is not None:
                 metrics.own[step] = own
             losses = record.get("losses")
@@ -137,23 +152,36 @@ def read_ledger(path: Path) -> Ledger | None:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Rows of generated inputs, ``{"step": int, "pictures": [data address]}``, first and last among them."""
+    """Rows of generated inputs, first and last among them.
+
+    Each is ``{"step": int, "pictures": [data address], "maps": [data address]}``; maps are what a generator
+    was told to fill, none where it was told nothing.
+    """
     if not path.exists():
         return []
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            keys = sorted((key for key in file.keys() if key.isdecimal()), key=int)  # noqa: SIM118
-            if len(keys) > MOST_STEPS:
-                stride = (len(keys) - 1) / (MOST_STEPS - 1)
-                keys = [keys[round(row * stride)] for row in range(MOST_STEPS)]
-            stacks = {int(key): file.get_tensor(key)[:MOST_SAMPLES] for key in keys}
+            names = set(file.keys())
+            keys = sorted(filter(str.isdecimal, names), key=int)
+            made_to_order = any(f"{key}{MAPS}" in names for key in keys)
+            rows, columns, side = TO_ORDER if made_to_order else (MOST_STEPS, MOST_SAMPLES, MOST_PIXELS)
+            if len(keys) > rows:
+                stride = (len(keys) - 1) / (rows - 1)
+                keys = [keys[round(row * stride)] for row in range(rows)]
+            stacks = {int(key): file.get_tensor(key)[:columns] for key in keys}
+            told = [key for key in keys if f"{key}{MAPS}" in names]
+            maps = {int(key): file.get_tensor(f"{key}{MAPS}")[:columns] for key in told}
     except SafetensorError as error:
         raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
     # Inputs of other tasks (rows of a table, sequences) are not pictures: nothing to show.
     return [
-        {"step": step, "pictures": [plots.picture(image) for image in images]}
+        {
+            "step": step,
+            "pictures": [picture(image, side) for image in images],
+            "maps": [indexed(label_map, CODES) for label_map in maps.get(step, ())],
+        }
         for step, images in stacks.items()
         if images.dtype == "uint8" and images.ndim == 4 and images.shape[1] in (1, 3) and images.size
     ]

@@ -12,61 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from fedstill.report import link, plots, privacy
+from fedstill.report import findings, link, pictures, plots, privacy
+from fedstill.report.facts import facts
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
-from fedstill.report.table import (
-    CENTRAL,
-    MISSING,
-    accuracy_of,
-    accuracy_text,
-    central_of,
-    comparison,
-    human_bytes,
-    human_seconds,
-    listed,
-    method_title,
-    number,
-    percent,
-    pick,
-    points,
-    whole,
-    words,
-)
-
-SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-
-# What each kind of message says, for a reader who has to answer for it.
-KINDS = {
-    "private data": "training examples themselves, as they are",
-    "logits": "the score that a node's model gives each class, for each input it was asked about",
-    "critic": "how unlike its own data a node's critic finds each input, part by part",
-    "inputs": "the inputs that the server asked about",
-    "gradients": "slopes of the server's loss, which tell it how to change its inputs",
-    "label counts": "how many examples of each class a node holds",
-    "logit range": "the largest score in a node's answers, which sets the steps they are rounded to",
-    "data sizes": "how many examples a node holds",
-    "indices": "which rows of the public data a question is about",
-    "schedule": "the number of the round",
-    "parameters": "the weights of a model",
-    "extractor parameters": "the weights of a model but for its last part, the head",
-    "head parameters": "the weights of a model's last part, which tells the classes apart",
-    "generator parameters": "the weights of a network that makes inputs or features like the node's",
-}
-MODELS = {kind for kind in KINDS if kind.endswith("parameters")}
-# Kinds that carry neither a training example nor a model. Of any other kind the page claims nothing.
-ANSWERS = {
-    "logits",
-    "critic",
-    "gradients",
-    "label counts",
-    "data sizes",
-    "indices",
-    "schedule",
-    "logit range",
-}
+from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
+from fedstill.report.sentence import KINDS, plain_sentence
+from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
+from fedstill.report.templates import environment, size
+from fedstill.report.words import human_bytes, human_seconds, number, pick, points, whole, words
+from fedstill.tasks.task import Figure
 
 REFERENCE_STYLES = {
     "standalone mean": "dotted",
@@ -76,6 +30,25 @@ REFERENCE_STYLES = {
 }
 
 MOST_PANELS = 24  # small plots of local training
+
+# What the counts of a node are, by task: a heading, a sentence and whether they sum to its examples.
+HELD: Mapping[str, tuple[str, str, bool]] = {
+    "": ("The classes each node holds", "Training examples of each class at each node", True),
+    "multi-label": (
+        "The findings each node holds",
+        "Training examples with each finding at each node (one may have several, or none)",
+        False,
+    ),
+    **dict.fromkeys(
+        ("segmentation", "instances"),
+        (
+            "What each node's images show",
+            "Training images at each node, each parted over the classes as its pixels are",
+            True,
+        ),
+    ),
+    "reconstruction": ("The images each node holds", "Training images at each node", True),
+}
 
 
 def write_report(folder: Path) -> Path:
@@ -92,130 +65,21 @@ def write_report(folder: Path) -> Path:
     return target
 
 
-def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made_up: bool = False) -> str:
-    """What happened, in words for people who do not know the method.
-
-    It claims only what the bytes by kind bear out. ``made_up`` says that the server generated the
-    inputs itself; ``ledger`` tells which questions were about inputs.
-    """
-    nodes = pick(result, "nodes")
-    count = len(nodes) if isinstance(nodes, list) else whole(result, "split", "nodes")
-    if count is None:
-        who = "Nodes, each with its own private data,"
-    elif count == 1:
-        who = "One node, with its own private data,"
-    else:
-        who = f"{_count_word(count).capitalize()} nodes, each with its own private data,"
-
-    central, asked = central_of(result), whole(result, "questions")
-    if central == "nodes" and asked == 0:
-        return f"{who} trained {'its model' if count == 1 else 'their models'} alone. {_what_left(result)}"
-    if asked is None:
-        how = "by answering questions"
-    elif asked == 0:
-        how = "without answering any question"
-    else:
-        how = f"by answering {_count_word(asked)} question{'' if asked == 1 else 's'}"
-        how += _about_inputs(result, asked, ledger, made_up)
-    what, end = {
-        "student": ("taught one central model", ""),
-        "virtual": ("trained models of their own", "; the average of these was made only to be measured"),
-        "ensemble": ("answer together, without any central model; they prepared this", ""),
-        "nodes": ("trained models of their own", ""),
-    }[central]
-    return f"{who} {what} {how}{end}. {_what_left(result)}"
-
-
-def _about_inputs(result: Mapping[str, Any], asked: int, ledger: Ledger | None, made_up: bool) -> str:
-    if not whole(result, "bytes", "by_kind", "inputs", "down"):
-        return ""
-    inputs = "inputs that the server made up" if made_up else "inputs that the server sent"
-    names = pick(result, "questions_by_name")
-    names = names if isinstance(names, Mapping) else {}
-    if ledger is not None:
-        about = sum(whole(names, name) or 0 for name in ledger.about_inputs)
-    else:
-        about = asked if len(names) == 1 else 0
-    if about == asked:
-        return f" about {inputs}"
-    if 0 < about < asked:
-        return f", {_count_word(about)} of them about {inputs}"
-    return f", some of them about {inputs}"
-
-
-def _what_left(result: Mapping[str, Any]) -> str:
-    by_kind = pick(result, "bytes", "by_kind")
-    if not isinstance(by_kind, Mapping):
-        return f"What left the nodes was {MISSING}."
-    left = {kind for kind in by_kind if whole(by_kind, kind, "up") != 0}
-    if "private data" in left:
-        return "The nodes' training data left them."
-    if left - ANSWERS - MODELS:
-        extra = " Parameters of models are among it." if left & MODELS else ""
-        return f"What left each node is listed below, kind by kind.{extra}"
-    if left & MODELS:
-        sentence = f"No training data left a node, but {listed(sorted(left & MODELS))} of models did."
-    elif not by_kind:
-        sentence = "Nothing left a node."
-    elif MODELS & set(by_kind):
-        sentence = "No training data left a node; parameters of models were sent to the nodes."
-    else:
-        sentence = "No training data and no model left a node."
-    count = "roughly, with noise, how many" if privacy.counts_are_noisy(result) else "how many"
-    if "label counts" in left:
-        sentence += f" Beside its answers, each node told {count} examples of each class it holds."
-    elif "data sizes" in left:
-        sentence += f" Each node told {count} examples it holds."
-    return sentence
-
-
-def _count_word(count: int) -> str:
-    return SMALL_NUMBERS[count] if 0 <= count < len(SMALL_NUMBERS) else f"{count:,}"
-
-
-# --- reading the folder ---
-
-
-def environment() -> Environment:
-    """The templates of this folder, with the words that pages use for figures."""
-    made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters["size"] = _size
-    made.filters["count"] = lambda value: MISSING_MARK if value is None else f"{value:,}"
-    made.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
-    made.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
-    made.filters["known"] = lambda value: MISSING_MARK if value is None else value
-    return made
-
-
-MISSING_MARK = Markup('<span class="missing">{}</span>').format(MISSING)
-
-
-def _size(count: int | None) -> Markup:
-    """Bytes for people, with the exact number for whoever points at them."""
-    if count is None:
-        return MISSING_MARK
-    return Markup('<span title="{:,} bytes">{}</span>').format(count, human_bytes(count))
-
-
 def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the template names, computed: the template decides only how it looks."""
-    metrics = read_metrics(folder / "metrics.jsonl")
+    figures = figures_of(result)
+    metric = figures[0]
+    metrics = read_metrics(folder / "metrics.jsonl", metric.key)
     ledger = read_ledger(folder / "ledger.jsonl")
     samples = read_samples(folder / "samples.safetensors")
     config = folder / "config.toml"
     rows = comparison(result)
     references = [
-        (row.name, REFERENCE_STYLES[row.name], row.accuracy)
+        (row.name, REFERENCE_STYLES[row.name], row.value)
         for row in rows
-        if row.accuracy is not None and not row.is_student
+        if row.value is not None and not row.is_student
     ]
-    line = sorted(metrics.accuracy.items())
+    line = sorted(metrics.central.items())
     turn = words(result, "turn") or "step"
     # Where the nodes' models are trained before the first turn, theirs would be a flat line.
     own = sorted(metrics.own.items()) if turn == "round" and central_of(result) != "nodes" else []
@@ -232,10 +96,14 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "data_name": words(result, "data", "name"),
         "context": _context(result),
         "key_figures": _key_figures(result),
-        "rows": [(row, accuracy_text(row), plots.accuracy_bar(row)) for row in rows],
+        "metric": {"title": metric.title, "name": in_a_sentence(metric.title)},
+        "others": [head(figure) for figure in figures[1:]],
+        "rows": [(row, texts(row, figures), plots.value_bar(row)) for row in rows],
         "references": references,
-        "unmeasured": [row.name for row in rows if row.accuracy is None and not row.is_student],
-        "accuracy_plot": plots.accuracy_plot(line, references, central, own, turn) if line else None,
+        "unmeasured": [row.name for row in rows if row.value is None and not row.is_student],
+        "metric_plot": plots.metric_plot(line, references, central, own, turn, metric.title)
+        if line
+        else None,
         "central": central_of(result),
         # Neither a simulation nor a rehearsal, which read nodes' figures past their gates.
         "apart": "files" in result
@@ -245,9 +113,13 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "turn": turn,
         "turns": whole(result, "turns"),
         "own": own[-1][1] if own else None,
-        "own_title": "Accuracy alone" if _own_accuracies(result)[0] else "Accuracy of its own",
-        "last_accuracy": line[-1][1] if line else None,
+        "own_title": f"{metric.title} {'alone' if _own_values(result, metric)[0] else 'of its own'}",
+        "last_value": line[-1][1] if line else None,
         "holdings": _holdings(result),
+        "held": HELD.get(words(result, "task") or "", HELD[""]),
+        "findings": findings.section(result),
+        "sites": findings.sites(result),
+        "pictures": pictures.section(folder, result),
         "noisy_counts": privacy.counts_are_noisy(result),
         "samples": samples,
         "losses": _panels(list(metrics.losses.items())),
@@ -262,7 +134,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "privacy": privacy.section(result, ledger),
         "nodes": _nodes(result),
         "command": words(result, "command"),
-        "facts": _facts(result),
+        "facts": facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
     }
 
@@ -273,14 +145,16 @@ def _processes(result: Mapping[str, Any]) -> str:
 
 
 def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    reached, alone = accuracy_of(result), number(result, "standalone", "accuracy", "mean")
+    figures = figures_of(result)
+    metric, name = figures[0], in_a_sentence(figures[0].title)
+    reached, alone = value_of(result), number(result, "standalone", metric.key, "mean")
     up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
     total, distillation = number(result, "seconds", "total"), number(result, "seconds", "distillation")
     tests = whole(result, "data", "test")
     first = comparison(result)[0]
-    first_text = _unbroken(accuracy_text(first))
-    title = {"student": "Student accuracy", "virtual": "Accuracy of the average",
-             "ensemble": "Ensemble accuracy", "nodes": "Mean accuracy of the nodes"}  # fmt: skip
+    first_text = _unbroken(texts(first, figures)[0])
+    title = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
+             "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
     central = central_of(result)
     gain: dict[str, Any] = {
         "name": "Gain over standalone",
@@ -291,19 +165,19 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     if central == "nodes" or (alone is None and first.name == "nodes' own models"):
         gain = {
             "name": "Nodes' own models",
-            "value": None if first.accuracy is None else percent(first.accuracy),
-            "note": None if first.spread is None else f"\u00b1 {first.spread:.1f} over the nodes",
+            "value": None if first.value is None else told(metric, first.value),
+            "note": None if first.spread is None else f"\u00b1 {bare(metric, first.spread)} over the nodes",
         }
     return [
         {
             "name": title[central],
-            "value": None if reached is None else percent(reached),
+            "value": None if reached is None else told(metric, reached),
             "note": None if tests is None else f"on {tests:,} test examples",
         },
         gain,
         {
             "name": "Crossed the wire",
-            "value": None if up is None or down is None else _size(up + down),
+            "value": None if up is None or down is None else size(up + down),
             "note": None
             if up is None or down is None
             else f"{_unbroken(human_bytes(up))} left the nodes, {_unbroken(human_bytes(down))} came to them",
@@ -346,6 +220,11 @@ def _context(result: Mapping[str, Any]) -> str | None:
     how, alpha = words(result, "split", "how"), number(result, "split", "alpha")
     if how is not None and alpha is not None:
         how += f", alpha\u00a0{alpha:g}"
+    values = pick(result, "split", "values")
+    if isinstance(values, list) and len(values) == len(held):
+        names = [_node_name(place, node) for place, node in enumerate(_node_records(result))]
+        each = ", ".join(f"{name} has {value}" for name, value in zip(names, values, strict=True))
+        how = f"by {words(result, 'split', 'column')}: {each}"
     note = words(result, "data", "note")
     public, rows = words(result, "public", "name"), whole(result, "public", "examples")
     if public is not None and rows is not None:
@@ -479,14 +358,19 @@ def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
 
 
 def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    _, alone = _own_accuracies(result)
+    metric = figures_of(result)[0]
+    _, alone = _own_values(result, metric)
+
+    def shown(value: float | None) -> str | None:
+        return None if value is None else told(metric, value)
+
     nodes: list[dict[str, Any]] = [
         {
             "name": _node_name(place, node),
             "model": words(node, "model"),
             "parameters": whole(node, "parameters"),
             "examples": whole(node, "examples"),
-            "alone": number({"accuracy": alone[place]}, "accuracy") if place < len(alone) else None,
+            "alone": shown(number({"value": alone[place]}, "value")) if place < len(alone) else None,
         }
         for place, node in enumerate(_node_records(result))
     ]
@@ -498,108 +382,15 @@ def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "model": words(result, "student", "model"),
             "parameters": whole(result, "student", "parameters"),
             "is_student": True,
-            "accuracy": accuracy_of(result),
+            "value": shown(value_of(result)),
         },
     ]
 
 
-def _own_accuracies(result: Mapping[str, Any]) -> tuple[bool, list[Any]]:
-    """Whether the nodes' models were trained alone, and their accuracies."""
-    stored = pick(result, "standalone", "accuracy", "per_node")
+def _own_values(result: Mapping[str, Any], metric: Figure) -> tuple[bool, list[Any]]:
+    """Whether the nodes' models were trained alone, and what they reach."""
+    stored = pick(result, "standalone", metric.key, "per_node")
     if isinstance(stored, list):
         return True, stored
-    at_the_end = pick(result, "local", "accuracy", "per_node")
+    at_the_end = pick(result, "local", metric.key, "per_node")
     return "local" not in result, at_the_end if isinstance(at_the_end, list) else []
-
-
-def _engine(result: Mapping[str, Any]) -> str | None:
-    """The engine with what it ran on: "auto, cpu, float32, 1 thread"."""
-    threads = whole(result, "engine", "threads")
-    parts = [words(result, "engine", key) for key in ("name", "device", "precision")]
-    if threads is not None:
-        parts.append(f"{threads:,} thread{'' if threads == 1 else 's'}")
-    return ", ".join(part for part in parts if part) or None
-
-
-def _grouping(result: Mapping[str, Any]) -> list[str]:
-    """How the engine computed the nodes, a sentence a phase."""
-    phases = pick(result, "engine", "groups")
-    lines = []
-    for phase, groups in phases.items() if isinstance(phases, Mapping) else ():
-        sizes = (
-            [len(group) for group in groups if isinstance(group, list)] if isinstance(groups, list) else []
-        )
-        stacked = [size for size in sizes if size > 1]
-        alone = sizes.count(1)
-        parts = []
-        if stacked:
-            many = f"{_count_word(len(stacked))} group{'' if len(stacked) == 1 else 's'}"
-            parts.append(f"{sum(stacked):,} nodes stacked in {many}")
-        if alone:
-            parts.append(f"{alone:,} node{'' if alone == 1 else 's'} one by one")
-        if parts:
-            in_rounds = phase == "distillation" and words(result, "turn") == "round"
-            name = "rounds" if in_rounds else str(phase).replace("_", " ")
-            lines.append(f"{name}: {', '.join(parts)}{_ratios(result, str(phase))}")
-    return lines
-
-
-def _ratios(result: Mapping[str, Any], phase: str) -> str:
-    """What the engine measured before it chose, for each kind of node by the name of its first."""
-    stored = pick(result, "engine", "stacked_over_one_by_one", phase)
-    names = list(stored) if isinstance(stored, Mapping) else []
-    measured = {str(name): ratio for name in names if (ratio := number(stored, name)) is not None}
-    if not measured:
-        return ""
-    times = {name: f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2g}" for name, ratio in measured.items()}
-    if len(times) == 1:
-        return f" (stacked measured {next(iter(times.values()))} times as long)"
-    each = ", ".join(f"{time} for {name} and its like" for name, time in times.items())
-    return f" (stacked measured, times as long: {each})"
-
-
-def _facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What else the result tells of the run; a run from Python records less."""
-    seconds = [
-        f"{label} {human_seconds(value)}"
-        for label, key in (
-            ("local training", "local_training"),
-            ("centralised", "centralised"),
-            ("rounds" if words(result, "turn") == "round" else "distillation", "distillation"),
-        )
-        if (value := number(result, "seconds", key)) is not None
-    ]
-    versions = pick(result, "versions")
-    memory = whole(result, "peak_memory_mb")
-    date = words(result, "date")
-    facts = [
-        ("Seed", words(result, "seed")),
-        ("Date", date and date.replace("T", " ", 1).replace("+00:00", " UTC")),
-        ("Machine", words(result, "machine")),
-        ("Engine", _engine(result)),
-        ("Nodes computed", "\n".join(_grouping(result)) or None),
-        ("Files", "\n".join(_files(result)) or None),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-         if isinstance(versions, Mapping) and versions else words(result, "fedstill")),
-        ("Time", ", ".join(seconds) or None),
-        ("Peak memory", None if memory is None else f"{memory:,} MB"),
-    ]  # fmt: skip
-    return [(name, value) for name, value in facts if value]
-
-
-def _files(result: Mapping[str, Any]) -> list[str]:
-    """What was carried by hand, and whose keys signed it, where questions and answers came as files."""
-    asked, answers = pick(result, "files", "questions"), pick(result, "files", "answers")
-    lines = []
-    if isinstance(asked, Mapping):
-        size, inputs = human_bytes(whole(asked, "bytes") or 0), whole(asked, "public_inputs") or 0
-        lines.append(f"questions: {size} with {inputs:,} public inputs, SHA-256 {words(asked, 'sha256')}")
-    for node in answers if isinstance(answers, list) else []:
-        known = "the node's own" if pick(node, "key_known") else "which nobody compared"
-        size = human_bytes(whole(node, "bytes") or 0)
-        asker = pick(node, "asker_known")
-        asked = "" if asker is None else f"; it had {'' if asker else 'not '}compared the server's key"
-        lines.append(
-            f"{words(node, 'node')}: {size}, signed by key {words(node, 'signed_by')}, {known}{asked}"
-        )
-    return lines

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
-from fedstill.report.table import listed, number, percent, pick, whole, words
+from fedstill.report.words import listed, number, percent, pick, whole, words
 
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {

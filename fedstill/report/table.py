@@ -1,6 +1,6 @@
-"""The figures of a run, in words and numbers that people read: percent, bytes, time.
+"""The figures of a run as lines of a table, and the table in the terminal.
 
-The page and the terminal share what is here, so that they can never disagree.
+The page takes its lines from here, so that it and the terminal can never disagree.
 """
 
 from __future__ import annotations
@@ -17,125 +17,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-MISSING = "not measured"
+from fedstill.report.metrics import Measured, bare, figures_of, head, in_a_sentence, metric_of, spread_text
+from fedstill.report.words import MISSING, human_bytes, human_seconds, number, pick, whole, words
+from fedstill.tasks.task import Figure
+
 UNBROKEN = "\u00a0"  # a space at which no line ends
-LARGEST = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison. Accuracies are percent, from 0 to 100; None is not measured."""
+    """One line of the comparison. Values are what models are judged by, in percent; None is not measured."""
 
     name: str
     meaning: str
-    accuracy: float | None
+    value: float | None
     spread: float | None = None  # standard deviation over the nodes
-    each: tuple[float, ...] = ()  # one accuracy a node
+    each: tuple[float, ...] = ()  # one value a node
     is_student: bool = False
+    others: tuple[Measured, ...] = ()  # the task's other figures, in their order
 
-
-def pick(record: object, *keys: str) -> Any:
-    """The value at a path of keys, or None where any part of the path is missing.
-
-    >>> pick({"bytes": {"up": 3}}, "bytes", "up")
-    3
-    >>> pick({"bytes": None}, "bytes", "up") is None
-    True
-    """
-    for key in keys:
-        if not isinstance(record, Mapping):
-            return None
-        record = record.get(key)
-    return record
-
-
-def number(record: object, *keys: str) -> float | None:
-    """The finite number at a path of keys, or None: a report shows no NaN and no guess.
-
-    >>> number({"seconds": {"total": 2}}, "seconds", "total")
-    2.0
-    >>> number({"accuracy": float("nan")}, "accuracy") is None
-    True
-    """
-    value = pick(record, *keys)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
-        return None
-    return float(value)
-
-
-def whole(record: object, *keys: str) -> int | None:
-    """The number at a path of keys as a whole number (bytes, counts), or None."""
-    value = number(record, *keys)
-    return None if value is None else round(value)
-
-
-def words(record: object, *keys: str) -> str | None:
-    """The value at a path of keys as text, or None where it is missing or empty."""
-    value = pick(record, *keys)
-    return None if value in (None, "") else str(value)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence.
-
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    *before, last = names
-    return f"{', '.join(before)} and {last}" if before else last
-
-
-def percent(value: float) -> str:
-    """A percentage with one decimal.
-
-    >>> percent(93.37)
-    '93.4%'
-    """
-    return f"{value:.1f}%"
-
-
-def points(difference: float) -> str:
-    """A difference of two percentages, with its sign.
-
-    >>> points(12.34), points(-2), points(-0.01)
-    ('+12.3', '-2.0', '0.0')
-    """
-    rounded = round(difference, 1)
-    return f"{rounded:+.1f}" if rounded else "0.0"
-
-
-def human_bytes(count: int) -> str:
-    """Bytes in decimal units (1 kB is 1000 bytes), to about three digits.
-
-    >>> human_bytes(999), human_bytes(16384), human_bytes(786_000), human_bytes(999_500)
-    ('999 B', '16.4 kB', '786 kB', '1.0 MB')
-    """
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 999.5:  # from here on it would print as 1000
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
-
-
-def human_seconds(seconds: float) -> str:
-    """A duration as a person says it.
-
-    >>> human_seconds(0.01), human_seconds(42.34), human_seconds(192), human_seconds(7500)
-    ('under 0.1 s', '42.3 s', '3 min 12 s', '2 h 5 min')
-    """
-    if seconds < 0.05:
-        return "under 0.1 s"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    if seconds < 3599.5:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    hours, rest = divmod(round(seconds / 60), 60)
-    return f"{hours} h {rest} min"
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """All of the task's figures, in their order."""
+        return (Measured(self.value, self.spread, self.each), *self.others)
 
 
 def method_title(result: Mapping[str, Any]) -> str:
@@ -176,10 +80,11 @@ def central_of(result: Mapping[str, Any]) -> str:
     return central if central in CENTRAL else "student"
 
 
-def accuracy_of(result: Mapping[str, Any]) -> float | None:
-    """Accuracy in percent of what a run is judged by."""
-    accuracy = number(result, "accuracy")
-    return number(result, "student", "accuracy") if accuracy is None else accuracy
+def value_of(result: Mapping[str, Any], key: str | None = None) -> float | None:
+    """One figure of what a run is judged by: by its key, or the one that models are judged by."""
+    key = metric_of(result).key if key is None else key
+    value = number(result, key)
+    return number(result, "student", key) if value is None else value
 
 
 def comparison(result: Mapping[str, Any]) -> list[Row]:
@@ -188,34 +93,58 @@ def comparison(result: Mapping[str, Any]) -> list[Row]:
     What a method does not have (a node's model trained alone, an ensemble) its result holds as null, and
     there is no line; what a result does not hold at all was not measured.
     """
+    figures = figures_of(result)
     name, meaning = CENTRAL[central_of(result)]
-    ours = Row(f"{name} ({method_title(result)})", meaning, accuracy_of(result), is_student=True)
+    ours = [Measured(value_of(result, figure.key)) for figure in figures]
+    ours_name = f"{name} ({method_title(result)})"
+    has_own = pick(result, "local", figures[0].key) is not None
     rows = []
     if not _has_none(result, "standalone"):
         alone = "each node alone, on its own data"
-        rows.append(_over_nodes("standalone mean", alone, pick(result, "standalone", "accuracy")))
+        rows.append(_over_nodes("standalone mean", alone, pick(result, "standalone"), figures))
     if central_of(result) == "nodes":
-        ours = dataclasses.replace(_over_nodes(ours.name, meaning, pick(result, "local", "accuracy")),
-                                   accuracy=accuracy_of(result), is_student=True)  # fmt: skip
-        rows = []  # the same models
-    elif _has_none(result, "standalone") and pick(result, "local", "accuracy") is not None:
-        own = "each node's own model, at the end"
-        rows.append(_over_nodes("nodes' own models", own, pick(result, "local", "accuracy")))
-    rows.append(ours)
+        mean = _over_nodes(ours_name, meaning, pick(result, "local"), figures)
+        ours = [
+            dataclasses.replace(each, value=own.value) for each, own in zip(mean.measured, ours, strict=True)
+        ]
+        meaning, rows = mean.meaning, []  # the same models
+    elif _has_none(result, "standalone") and has_own:
+        own_meaning = "each node's own model, at the end"
+        rows.append(_over_nodes("nodes' own models", own_meaning, pick(result, "local"), figures))
+    rows.append(_row(ours_name, meaning, ours, is_student=True))
     if not _has_none(result, "ensemble") and central_of(result) != "ensemble":
         together = _among("the nodes' models, answering together", pick(result, "ensemble"))
-        rows.append(Row("teachers' ensemble", together, number(result, "ensemble", "accuracy")))
-    rows.append(Row("centralised", "one model, if all data lay in one place",
-                    number(result, "centralised", "accuracy")))  # fmt: skip
+        rows.append(_row("teachers' ensemble", together, _alone(pick(result, "ensemble"), figures)))
+    rows.append(
+        _row(
+            "centralised",
+            "one model, if all data lay in one place",
+            _alone(pick(result, "centralised"), figures),
+        )
+    )
     return rows
 
 
-def _over_nodes(name: str, meaning: str, figures: object) -> Row:
-    """A line with one accuracy a node."""
-    per_node = pick(figures, "per_node")
-    each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
-    known = tuple(value for value in each if value is not None)
-    return Row(name, _among(meaning, figures), number(figures, "mean"), number(figures, "std"), known)
+def _row(name: str, meaning: str, measured: Sequence[Measured], is_student: bool = False) -> Row:
+    first, *others = measured
+    return Row(name, meaning, first.value, first.spread, first.each, is_student, tuple(others))
+
+
+def _alone(record: object, figures: Sequence[Figure]) -> list[Measured]:
+    """Figures of one model."""
+    return [Measured(number(record, figure.key)) for figure in figures]
+
+
+def _over_nodes(name: str, meaning: str, record: object, figures: Sequence[Figure]) -> Row:
+    """A line with one value a node."""
+    measured = []
+    for figure in figures:
+        told = pick(record, figure.key)
+        per_node = pick(told, "per_node")
+        each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
+        known = tuple(value for value in each if value is not None)
+        measured.append(Measured(number(told, "mean"), number(told, "std"), known))
+    return _row(name, _among(meaning, pick(record, figures[0].key)), measured)
 
 
 def _among(meaning: str, figures: object) -> str:
@@ -228,26 +157,40 @@ def _has_none(result: Mapping[str, Any], key: str) -> bool:
     return key in result and result[key] is None
 
 
-def accuracy_text(row: Row) -> str:
-    """The accuracy of a row with its spread, in percent: "81.1% ± 4.2" or "not measured"."""
-    if row.accuracy is None:
-        return MISSING
-    return percent(row.accuracy) + ("" if row.spread is None else f" ± {row.spread:.1f}")
+def texts(row: Row, figures: Sequence[Figure]) -> list[str]:
+    """The figures of a row, each with its spread and its unit: "81.1% ± 4.2" or "not measured"."""
+    return [spread_text(figure, each) for figure, each in zip(figures, row.measured, strict=False)]
+
+
+def bare_texts(row: Row, figures: Sequence[Figure]) -> list[str]:
+    """The same without units, and with a dash for what is not measured: "81.1 ± 4.2"."""
+    told = []
+    for figure, each in zip(figures, row.measured, strict=False):
+        spread = "" if each.spread is None else f" \u00b1 {bare(figure, each.spread)}"
+        told.append("-" if each.value is None else f"{bare(figure, each.value)}{spread}")
+    return told
 
 
 def print_table(result: Mapping[str, Any], console: Console) -> None:
-    """Print the table at the end of a run: accuracies in percent, then bytes and time.
+    """Print the table at the end of a run: the task's figures, then bytes and time.
 
     ``result`` is the content of ``result.json``; what it lacks is printed as "not measured".
     Names come from users: they are printed as they are, never read as markup.
     """
     # An explicit Text keeps rich from reading a name such as "[red]" as a colour.
-    table = Table(box=box.SIMPLE_HEAD, title=Text(words(result, "name") or "run"), title_justify="left")
+    title = Text(words(result, "name") or "run")
+    figures = figures_of(result)
+    several = len(figures) > 1  # then units stand above, to make room
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0 if several else 1)
+    )
     table.add_column("")
-    table.add_column("accuracy", justify="right", no_wrap=True)
+    for figure in figures:
+        table.add_column(Text(in_a_sentence(head(figure, units=several))), justify="right", no_wrap=True)
     for row in comparison(result):
         style = "bold" if row.is_student else ""
-        table.add_row(Text(row.name, style=style), Text(accuracy_text(row), style=style))
+        cells = bare_texts(row, figures) if several else texts(row, figures)
+        table.add_row(*(Text(cell, style=style) for cell in (row.name, *cells)))
     console.print(table)
 
     from fedstill.report.privacy import in_words
@@ -262,9 +205,9 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
         *_reached(result),
     ):
         # Under each other where the terminal is narrow, and no figure parted from its unit.
-        figures = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value)
+        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value)
         told = textwrap.fill(
-            f"  {label + ':':<19}{figures}",
+            f"  {label + ':':<19}{unbroken}",
             width=console.width,
             subsequent_indent=" " * 21,
             break_on_hyphens=False,

@@ -18,7 +18,7 @@ from fedstill import compare
 from fedstill.compare import Comparison
 from fedstill.config import PaperFigure
 from fedstill.records import write_text
-from fedstill.report import plots
+from fedstill.report import marks as drawings
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
 from tests.report.test_report_page import Page
 
@@ -186,7 +186,7 @@ def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -
         a_run(folder, f"centralised-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
     [setting] = summarise(folder, plan).settings
     # Standalone is alone of its kind, centralised is no federation.
-    assert setting.highest() == {"fediod"}
+    assert setting.best() == {"fediod"}
 
 
 def test_a_seed_that_is_missing_is_said(folder: Path) -> None:
@@ -314,15 +314,15 @@ def test_same_files_same_bytes(folder: Path) -> None:
 
 def test_scatter_places_bytes_on_a_logarithmic_axis_and_nothing_at_the_edge() -> None:
     marks = [
-        plots.Mark(1, "silent", 0, 20.0),
-        plots.Mark(2, "low", 1e3, 20.0),
-        plots.Mark(3, "middle", 1e5, 60.0, 10.0),
-        plots.Mark(4, "high", 1e7, 100.0),
+        drawings.Mark(1, "silent", 0, 20.0),
+        drawings.Mark(2, "low", 1e3, 20.0),
+        drawings.Mark(3, "middle", 1e5, 60.0, 10.0),
+        drawings.Mark(4, "high", 1e7, 100.0),
     ]
-    drawing = plots.scatter_plot(marks)
+    drawing = drawings.scatter_plot(marks)
     places = re.findall(r'<svg class="c\d" x="([0-9.]+)%" y="([0-9.]+)"', drawing)
     x, y = [float(place) for place, _ in places], [float(place) for _, place in places]
-    assert x[0] < 100 * plots.EDGE < x[1]
+    assert x[0] < 100 * drawings.EDGE < x[1]
     assert x[1] == 16.0  # 10^3 is where the axis begins,
     assert x[3] == 96.0  # 10^7 where it ends,
     assert x[2] == 56.0  # and 10^5 half way
@@ -331,11 +331,11 @@ def test_scatter_places_bytes_on_a_logarithmic_axis_and_nothing_at_the_edge() ->
     assert ">1 kB</text>" in drawing
     assert ">10 MB</text>" in drawing
     assert 'class="edge"' in drawing
-    assert 'class="edge"' not in plots.scatter_plot(marks[1:])
+    assert 'class="edge"' not in drawings.scatter_plot(marks[1:])
 
 
 def test_scatter_of_what_sends_nothing_can_be_drawn() -> None:
-    drawing = plots.scatter_plot([plots.Mark(1, "a", 0, 50.0), plots.Mark(2, "b", 0, 50.0)])
+    drawing = drawings.scatter_plot([drawings.Mark(1, "a", 0, 50.0), drawings.Mark(2, "b", 0, 50.0)])
     assert "nan" not in drawing
     assert "kB" not in drawing
     # The same dot twice: its two numbers stand apart.
@@ -344,8 +344,8 @@ def test_scatter_of_what_sends_nothing_can_be_drawn() -> None:
 
 
 def test_curves_end_with_their_numbers_apart() -> None:
-    curves = [plots.Curve(place, f"m{place}", [(0.5, 40.0), (1.0, 90.0)]) for place in range(1, 13)]
-    drawing = plots.curves_plot(curves)
+    curves = [drawings.Curve(place, f"m{place}", [(0.5, 40.0), (1.0, 90.0)]) for place in range(1, 13)]
+    drawing = drawings.curves_plot(curves)
     assert 'points="500.0,' in drawing
     chips = sorted(float(y) for y in re.findall(r'class="disc" cx="24" cy="(-?[0-9.]+)"', drawing))
     assert len(chips) == 12
@@ -356,8 +356,8 @@ def test_curves_end_with_their_numbers_apart() -> None:
 
 def test_names_are_escaped_in_drawings() -> None:
     for drawing in (
-        plots.scatter_plot([plots.Mark(1, "<script>", 10, 50.0)]),
-        plots.curves_plot([plots.Curve(1, "<script>", [(1.0, 50.0)])]),
+        drawings.scatter_plot([drawings.Mark(1, "<script>", 10, 50.0)]),
+        drawings.curves_plot([drawings.Curve(1, "<script>", [(1.0, 50.0)])]),
     ):
         assert "<script>" not in drawing
         assert "&lt;script&gt;" in drawing

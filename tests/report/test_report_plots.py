@@ -11,14 +11,16 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedstill.errors import DataError
-from fedstill.report import plots
+from fedstill.report import axes, plots, png
 from fedstill.report.table import Row
 
 
 def decoded(address: str) -> npt.NDArray[np.uint8]:
-    """The pixels (H, W, channels) of a PNG that plots.picture wrote, read independently of it."""
+    """The pixels (H, W, channels) of a PNG that png.picture wrote, read independently of it."""
     head = "data:image/png;base64,"
     assert address.startswith(head)
     png = base64.b64decode(address[len(head) :], validate=True)
@@ -43,20 +45,20 @@ def decoded(address: str) -> npt.NDArray[np.uint8]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_picture_keeps_every_pixel(channels: int) -> None:
     image = np.random.default_rng(0).integers(0, 256, (channels, 5, 8), dtype=np.uint8)
-    assert np.array_equal(decoded(plots.picture(image)), image.transpose(1, 2, 0))
+    assert np.array_equal(decoded(png.picture(image)), image.transpose(1, 2, 0))
 
 
 def test_large_picture_is_averaged_in_blocks() -> None:
     image = np.zeros((1, 128, 128), np.uint8)
     image[0, 0, 0] = 200  # one of the four pixels of the first block
-    small = decoded(plots.picture(image))
+    small = decoded(png.picture(image))
     assert small.shape == (64, 64, 1)
     assert small[0, 0, 0] == 50
     assert small.sum() == 50
 
 
 def test_long_thin_picture_keeps_a_row() -> None:
-    assert decoded(plots.picture(np.full((1, 1, 640), 9, np.uint8))).shape == (1, 64, 1)
+    assert decoded(png.picture(np.full((1, 1, 640), 9, np.uint8))).shape == (1, 64, 1)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +66,12 @@ def test_long_thin_picture_keeps_a_row() -> None:
 )
 def test_what_is_no_picture_is_refused(image: npt.NDArray[np.uint8]) -> None:
     with pytest.raises(DataError, match="allowed is uint8"):
-        plots.picture(image)
+        png.picture(image)
 
 
 def test_accuracy_plot_places_line_and_references() -> None:
     # The axis runs from 0% to 100% over 320 pixels, so 25% lies at 240 and 75% at 80.
-    drawing = plots.accuracy_plot(
+    drawing = plots.metric_plot(
         [(0, 0.0), (50, 25.0), (100, 100.0)], [("centralised", "solid", 75.0)], "student"
     )
     assert 'points="0.0,320.0 500.0,240.0 1000.0,0.0"' in drawing
@@ -80,17 +82,17 @@ def test_accuracy_plot_places_line_and_references() -> None:
 
 
 def test_accuracy_axis_shows_at_least_one_percent() -> None:
-    drawing = plots.accuracy_plot([(1, 98.4), (2, 98.4)], [], "student")
+    drawing = plots.metric_plot([(1, 98.4), (2, 98.4)], [], "student")
     assert ">97.4%</text>" in drawing
     assert ">98.4%</text>" in drawing
-    low = plots.accuracy_plot([(1, 0.2)], [], "student")
+    low = plots.metric_plot([(1, 0.2)], [], "student")
     assert ">0%</text>" in low
     assert ">1%</text>" in low
     assert "-" not in "".join(re.findall(r">([^<]*%)</text>", low))
 
 
 def test_labels_at_the_same_level_do_not_cover_each_other() -> None:
-    places = plots.spread([100.0, 100.0, 101.0, 318.0], gap=18, bottom=320)
+    places = axes.spread([100.0, 100.0, 101.0, 318.0], gap=18, bottom=320)
     ordered = sorted(places)
     assert all(b - a >= 18 for a, b in itertools.pairwise(ordered))
     assert max(places) <= 320
@@ -111,20 +113,28 @@ def test_flat_line_and_single_point_can_be_drawn(value: float) -> None:
 
 def test_long_lines_are_thinned_and_keep_their_mean() -> None:
     line = [(float(step), float(step % 7)) for step in range(6000)]
-    short = plots.thin(line)
-    assert len(short) == plots.MOST_POINTS
+    short = axes.thin(line)
+    assert len(short) == axes.MOST_POINTS
     assert np.mean([y for _, y in short]) == pytest.approx(np.mean([y for _, y in line]))
 
 
 def test_bar_shows_mean_spread_and_nodes() -> None:
-    bar = plots.accuracy_bar(Row("standalone mean", "", 60.0, 10.0, (50.0, 70.0)))
+    bar = plots.value_bar(Row("standalone mean", "", 60.0, 10.0, (50.0, 70.0)))
     assert 'width="60.00%"' in bar
     assert 'x1="50.00%" x2="70.00%"' in bar
     assert bar.count("<circle") == 2
-    assert plots.accuracy_bar(Row("centralised", "", None)) == ""
+    assert plots.value_bar(Row("centralised", "", None)) == ""
 
 
 def test_names_are_escaped_in_drawings() -> None:
     drawing = plots.small_plot('"><script>', [(0, 1.0), (1, 2.0)])
     assert "<script>" not in drawing
     assert "&#34;&gt;&lt;script&gt;" in drawing
+
+
+@given(st.floats(0, 99), st.floats(0.1, 60))
+def test_no_level_lies_outside_its_drawing(low: float, room: float) -> None:
+    frame = axes.Frame((0.0, 1.0), axes.percentages([(low, 0.0), (low + room, 0.0)]), 340)
+    heights = [float(y) for y in re.findall(r'y1="([-0-9.]+)"', "".join(axes.levels(frame)))]
+    assert heights
+    assert all(0 <= y <= 340 for y in heights)

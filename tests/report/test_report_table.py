@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedstill.report import print_table
-from fedstill.report.table import human_bytes, human_seconds, number, percent, points
+from fedstill.report.words import human_bytes, human_seconds, number, percent, points
 
 RESULT: dict[str, Any] = {
     "name": "digits-fediod",

@@ -1,0 +1,127 @@
+"""Which figures a run's task has, and how they are written: with unit and digits, and which way is better.
+
+A result names its figures itself, so a report needs no task. Results of before there were several tasks name
+none: theirs is accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedstill.report.words import MISSING, number, pick, words
+from fedstill.tasks.task import Figure
+
+ACCURACY = Figure("accuracy", "Accuracy")
+MOST_DIGITS = 6  # after the point; a result that asks for more is no task's
+
+
+def figures_of(result: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """The figures of a result, what models are judged by first.
+
+    >>> [figure.title for figure in figures_of({})]
+    ['Accuracy']
+    """
+    stored = pick(result, "figures")
+    found = {}
+    for told in stored if isinstance(stored, list) else ():
+        key = words(told, "key")
+        if key is None:
+            continue
+        digits = number(told, "digits")
+        found[key] = Figure(
+            key,
+            words(told, "title") or key,
+            words(told, "unit") or "",
+            1 if digits is None else min(max(int(digits), 0), MOST_DIGITS),
+            "lower" if words(told, "better") == "lower" else "higher",
+        )
+    first = words(result, "metric") or next(iter(found), ACCURACY.key)
+    judged = found.pop(first, ACCURACY if first == ACCURACY.key else Figure(first, first))
+    return (judged, *found.values())
+
+
+def metric_of(result: Mapping[str, Any]) -> Figure:
+    """What models are judged by: in percent, and higher is better."""
+    return figures_of(result)[0]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One figure of one model, or its mean over nodes; None is not measured."""
+
+    value: float | None
+    spread: float | None = None  # standard deviation over the nodes
+    each: tuple[float, ...] = ()  # one a node
+
+
+def told(figure: Figure, value: float) -> str:
+    """A value with its unit.
+
+    >>> told(ACCURACY, 93.37), told(Figure("hd95", "HD95", "px", 2, "lower"), 12.3456)
+    ('93.4%', '12.35 px')
+    """
+    return bare(figure, value) + unit(figure)
+
+
+def unit(figure: Figure) -> str:
+    """What follows a value: "%", " px" or nothing."""
+    return figure.unit if figure.unit in ("%", "") else f" {figure.unit}"
+
+
+def bare(figure: Figure, value: float) -> str:
+    """A value without its unit, for columns whose heads have it."""
+    return f"{value:.{figure.digits}f}"
+
+
+def spread_text(figure: Figure, measured: Measured) -> str:
+    """A value with its unit and its spread, or "not measured".
+
+    >>> print(spread_text(ACCURACY, Measured(81.1, 4.24)))
+    81.1% \u00b1 4.2
+    """
+    if measured.value is None:
+        return MISSING
+    return told(figure, measured.value) + (
+        "" if measured.spread is None else f" \u00b1 {bare(figure, measured.spread)}"
+    )
+
+
+def gap_text(figure: Figure, difference: float) -> str:
+    """A difference of two values, with its sign, without a unit.
+
+    >>> gap_text(ACCURACY, 12.34), gap_text(ACCURACY, -2), gap_text(ACCURACY, -0.01)
+    ('+12.3', '-2.0', '0.0')
+    """
+    rounded = round(difference, figure.digits)
+    return f"{rounded:+.{figure.digits}f}" if rounded else bare(figure, 0.0)
+
+
+def head(figure: Figure, *, units: bool = False) -> str:
+    """A figure over its column; an arrow where lower is better.
+
+    >>> print(head(Figure("hd95", "HD95", "px", 2, "lower"), units=True))
+    HD95 \u2193 px
+    """
+    arrow = " \u2193" if figure.better == "lower" else ""
+    return f"{figure.title}{arrow}" + (f" {figure.unit}" if units and figure.unit else "")
+
+
+def in_a_sentence(title: str) -> str:
+    """A title within a sentence: "accuracy", but "AUC" and "HD95" keep their capitals.
+
+    >>> in_a_sentence("Accuracy"), in_a_sentence("Object Dice"), in_a_sentence("HD95")
+    ('accuracy', 'object Dice', 'HD95')
+    """
+    first, _, rest = title.partition(" ")
+    name = first[1:] != first[1:].lower() or len(first) < 2 or first in NAMES
+    return title if name else f"{first[0].lower()}{first[1:]}" + (f" {rest}" if rest else "")
+
+
+NAMES = ("Dice",)  # figures called after a person
+
+
+def by_model(record: object, figures: Sequence[Figure]) -> dict[str, float | None]:
+    """Values by key of a record that has them by key, such as "ensemble"."""
+    return {figure.key: number(record, figure.key) for figure in figures}

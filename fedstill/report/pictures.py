@@ -1,0 +1,242 @@
+"""Predictions beside the truth, drawn: outlines on the image, images with their errors.
+
+The best, the median and the worst case of the central model, as fedstill/pictures.py has put them together.
+Two outlines that coincide are both seen: the truth is a wide yellow line, the prediction a narrow blue one
+on it, both on a dark rim, so that they are legible on grey scans and on stained tissue, and by people who do
+not tell red from green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from fedstill.errors import RunFolderError
+from fedstill.report.metrics import figures_of, told
+from fedstill.report.outlines import outline
+from fedstill.report.png import indexed, picture
+from fedstill.report.table import CENTRAL, central_of
+from fedstill.report.words import number, pick, whole, words
+
+FILE = "pictures.safetensors"
+MOST_MODELS = 6  # drawn a case: the central model and the first nodes'
+MOST_SIDE = 256  # pixels of a drawn picture
+SATURATED = 0.995  # quantile of the models' errors that the brightest colour stands for
+
+# From black over red and yellow to white, brighter all the way: errors can be told apart without hues.
+HOT = np.array([(0, 0, 0), (70, 10, 90), (190, 40, 60), (245, 130, 20), (250, 215, 70), (255, 255, 255)])
+
+Array = npt.NDArray[Any]
+
+
+def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The section's content; None for a run without pictures.
+
+    Raises:
+        RunFolderError: the file of pictures is broken, or does not hold what the result tells of it.
+    """
+    about = pick(result, "pictures")
+    cases = [case for case in about if isinstance(case, Mapping)] if isinstance(about, list) else []
+    if not cases:
+        return None
+    kind = words(cases[0], "kind")
+    if not (folder / FILE).exists():
+        return {"missing": FILE, "kind": kind, "cases": [], "more": 0}
+    figure = figures_of(result)[0]
+    tensors = _read(folder / FILE)
+    cases = [_renamed(case, CENTRAL[central_of(result)][0]) for case in cases]
+    parts = [_parts(folder / FILE, place, case, tensors) for place, case in enumerate(cases)]
+    most = max(map(_largest, parts)) if kind == "image" else 0.0
+    views = [
+        {"title": _title(words(case, "rank")), "about": _about(case), **_drawn(f"case-{place}", part, most)}
+        for place, (case, part) in enumerate(zip(cases, parts, strict=True))
+    ]
+    for view, case in zip(views, cases, strict=True):
+        models = _models(case)
+        for panel, model in zip(view["panels"][view["first"] :], models, strict=False):
+            score = number(model, "score")
+            panel["score"] = None if score is None else told(figure, score)
+    return {
+        "missing": None,
+        "kind": kind,
+        "metric": figure.title,
+        "cases": views,
+        "more": max(0, max(len(_models(case)) for case in cases) - MOST_MODELS),
+        "coloured": any(part.kind == "map" and len(part.below) == 3 for part in parts),
+        "scale": _scale() if kind == "image" else None,
+        "most": f"{100 * most:.1f}%",
+    }
+
+
+def _renamed(case: Mapping[str, Any], central: str) -> dict[str, Any]:
+    """A case whose central model is called what the page calls it: no average is a student."""
+    first, *others = _models(case) or [{}]
+    if words(first, "name") == "student":
+        first = {**first, "name": central}
+    return {**case, "models": [first, *others] if first else []}
+
+
+def _models(case: Mapping[str, Any]) -> list[Any]:
+    models = pick(case, "models")
+    return models if isinstance(models, list) else []
+
+
+def _read(path: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
+
+
+class _Parts(NamedTuple):
+    """What there is of one case. Of maps ``below`` is the image, of images it is what the models saw."""
+
+    kind: str
+    truth: Array
+    below: Array
+    models: list[str]
+    made: list[Array]
+
+
+def _parts(path: Path, place: int, case: Mapping[str, Any], tensors: Mapping[str, Array]) -> _Parts:
+    """One case's tensors."""
+
+    def tensor(name: str, dimensions: int) -> Array:
+        found = tensors.get(f"{place}/{name}")
+        if found is None or found.ndim != dimensions or 0 in found.shape:
+            form = "missing" if found is None else f"of shape {found.shape}"
+            axes = "(H, W)" if dimensions == 2 else "(1 or 3, H, W)"
+            raise RunFolderError(f"{path}: {place}/{name} is {form}: allowed is {axes}")
+        return found
+
+    kind, axes = ("image", 3) if words(case, "kind") == "image" else ("map", 2)
+    names = [words(model, "name") or "model" for model in _models(case)][:MOST_MODELS]
+    made = [tensor(f"output/{m}", axes) for m in range(len(names))]
+    return _Parts(kind, tensor("truth", axes), tensor("seen" if kind == "image" else "image", 3), names, made)
+
+
+def _drawn(name: str, parts: _Parts, most: float) -> dict[str, Any]:
+    return _images(parts, most) if parts.kind == "image" else _outlines(name, parts)
+
+
+def _title(rank: str | None) -> str:
+    return {"best": "Best case", "median": "Median case", "worst": "Worst case"}.get(
+        rank or "", "The only case"
+    )
+
+
+def _about(case: Mapping[str, Any]) -> str:
+    """Which case it is, from where, and which part of it is seen."""
+    parts = [words(case, "case"), words(case, "site")]
+    part, parts_in_all = whole(case, "part"), whole(case, "parts")
+    if part is not None and parts_in_all is not None:
+        parts.append(f"slice {part + 1} of {parts_in_all}")
+    window, size = pick(case, "window"), pick(case, "size")
+    if isinstance(window, list) and isinstance(size, list) and window[2:] != size:
+        shown, whole_size = (" \u00d7 ".join(str(side) for side in sides) for sides in (window[2:], size))
+        parts.append(f"{shown} of its {whole_size} pixels")
+    return ", ".join(part for part in parts if part)
+
+
+# --- maps ---
+
+
+def _outlines(name: str, parts: _Parts) -> dict[str, Any]:
+    """The image with the true outline, then for each model with its own too; the image is there only once."""
+    truth = parts.truth
+    height, width = truth.shape
+    base = Markup('<image id="{n}" href="{png}" width="{w}" height="{h}"/>').format(
+        n=name, png=picture(parts.below, MOST_SIDE), w=width, h=height
+    )
+    again = Markup('<use href="#{}"/>').format(name)
+    true = f"{name}-truth"
+
+    def drawing(label: str, drawn: Sequence[Markup]) -> Markup:
+        return Markup('<svg class="sight" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+            width, height, label, Markup("").join(drawn)
+        )
+
+    first = drawing(
+        "the image with the true outline",
+        [base, _path(true, truth), _line(true, "rim"), _line(true, "truth")],
+    )
+    panels: list[dict[str, Any]] = [{"name": "truth", "score": None, "drawing": first}]
+    for place, (model, found) in enumerate(zip(parts.models, parts.made, strict=True)):
+        own = f"{name}-{place}"
+        rims = [_line(true, "rim"), _line(own, "rim")]  # below both lines, as neither may hide the other
+        lines = [again, _path(own, found), *rims, _line(true, "truth"), _line(own, "made")]
+        label = f"the image with the true outline and that of {model}"
+        panels.append({"name": model, "score": None, "drawing": drawing(label, lines)})
+    return {"panels": panels, "first": 1, "errors": []}
+
+
+def _path(name: str, regions: Array) -> Markup:
+    """An outline to be drawn by its name."""
+    return Markup('<defs><path id="{}" d="{}"/></defs>').format(name, outline(regions))
+
+
+def _line(name: str, style: str) -> Markup:
+    return Markup('<use class="{}" href="#{}"/>').format(style, name)
+
+
+# --- images ---
+
+
+def _errors(parts: _Parts) -> list[Array]:
+    """How far what the models saw is from the truth, then what each made of it: ``(H, W)``, of white."""
+    truth = parts.truth.astype(np.float32)
+    return [np.abs(image.astype(np.float32) - truth)[0] for image in (parts.below, *parts.made)]
+
+
+def _largest(parts: _Parts) -> float:
+    """The error that the brightest colour stands for: nearly the largest of the models'."""
+    seen, *made = _errors(parts)
+    return max(float(np.quantile(error, SATURATED)) for error in (made or [seen]))
+
+
+def _images(parts: _Parts, most: float) -> dict[str, Any]:
+    """The true image, what the models saw and what they made of it; below them their errors, on one scale."""
+    names = ["truth", "measured, zero-filled", *parts.models]
+    panels: list[dict[str, Any]] = [
+        {"name": name, "score": None, "drawing": _shown(picture(_bytes(image), MOST_SIDE), f"image: {name}")}
+        for name, image in zip(names, (parts.truth, parts.below, *parts.made), strict=True)
+    ]
+    scaled = [_bytes(error / (most or 1.0)) for error in _errors(parts)]
+    errors = [
+        _shown(indexed(error, hot()), f"error of {name}")
+        for name, error in zip(names[1:], scaled, strict=True)
+    ]
+    return {"panels": panels, "first": 2, "errors": errors}
+
+
+def _bytes(image: Array) -> npt.NDArray[np.uint8]:
+    return np.clip(image.astype(np.float32) * 255, 0, 255).round().astype(np.uint8)
+
+
+def _shown(address: str, label: str) -> Markup:
+    return Markup('<img src="{}" alt="{}">').format(address, label)
+
+
+def hot() -> npt.NDArray[np.uint8]:
+    """256 colours from no error to the largest, ``(256, 3)``."""
+    at = np.linspace(0, len(HOT) - 1, 256)
+    return (
+        np.stack([np.interp(at, range(len(HOT)), HOT[:, c]) for c in range(3)], axis=1)
+        .round()
+        .astype(np.uint8)
+    )
+
+
+def _scale() -> Markup:
+    """The colours from the smallest error to the largest."""
+    return _shown(
+        indexed(np.arange(256, dtype=np.uint8)[None], hot()), "colours from no error to the largest"
+    )

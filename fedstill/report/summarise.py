@@ -1,0 +1,193 @@
+"""From the folders of a comparison's runs to its figures, and what a reader must know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.report.files import read_metrics, read_result
+from fedstill.report.metrics import in_a_sentence
+from fedstill.report.summary import LOCAL, Row, Run, Setting, Summary
+from fedstill.report.table import CENTRAL, needs_words
+from fedstill.report.words import listed, whole, words
+from fedstill.tasks.task import Figure
+
+if TYPE_CHECKING:
+    from fedstill.compare import Comparison
+
+
+def summarise(out: Path, comparison: Comparison) -> Summary:
+    """The figures of a comparison, from the folders of its runs.
+
+    Raises:
+        RunFolderError: a file in them is broken.
+    """
+    from fedstill import comparing
+
+    reasons = comparing.not_run(out)
+    settings = []
+    for name in comparison.settings:
+        rows = tuple(_row(out, comparison, name, label, reasons) for label in comparison.methods)
+        settings.append(Setting(name, _context(comparison, name, rows), rows, _figures(comparison, name)))
+    found = {
+        figure: None for setting in settings for row in setting.rows for figure in row.published.values()
+    }
+    return Summary(
+        name=comparison.name,
+        about=comparison.about,
+        seeds=comparison.seeds,
+        settings=tuple(settings),
+        notes=tuple(_notes(comparison, settings)),
+        published=tuple(found),
+        command=comparing.command_of(out),
+    )
+
+
+def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
+    """The figures of a setting's task."""
+    from fedstill.compare import Place
+    from fedstill.tasks import task_type
+
+    first = Place(setting, next(iter(comparison.methods)), comparison.seeds[0])
+    return task_type(comparison.config(first).task.name).figures
+
+
+def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:
+    from fedstill import compare
+    from fedstill.methods import method_of
+
+    figures = _figures(comparison, setting)
+    metric = figures[0].key
+    runs, not_run, missing = [], {}, []
+    for seed in comparison.seeds:
+        place = compare.Place(setting, label, seed)
+        if place.folder in reasons:
+            not_run[seed] = reasons[place.folder]
+        elif (out / place.folder / "result.json").exists():
+            result = read_result(out / place.folder / "result.json")
+            metrics = read_metrics(out / place.folder / "metrics.jsonl", metric)
+            runs.append(Run(seed, place.folder, result, metrics))
+        else:
+            missing.append(seed)
+    config = comparison.config(compare.Place(setting, label, comparison.seeds[0]))
+    method = method_of(config.method)
+    names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
+    published = {name: comparison.published(setting, label, name) for name in names}
+    return Row(
+        label=label,
+        method=method.name,
+        title=method.title,
+        central=method.central,
+        leaves=compare.what_leaves(config),
+        needs=needs_words(method.needs(config.method)),
+        runs=tuple(runs),
+        not_run=not_run,
+        missing=tuple(missing),
+        published={figure: paper for figure, paper in published.items() if paper is not None},
+        budget=config.nodes.privacy.epsilon,
+        metric=metric,
+    )
+
+
+def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
+    """Data, split, networks and local budget, in one line."""
+    from fedstill.compare import Place
+
+    # What holds for all methods is best seen in one that has no run options of its own.
+    label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
+    config = comparison.config(Place(setting, label, comparison.seeds[0]))
+    data, split, local = config.data, config.split, config.nodes.local
+    how = {
+        "dirichlet": f"Dirichlet alpha {split.alpha:g}",
+        "shards": f"{split.classes_per_node} classes a node",
+    }
+    batch = f"batch {local.batch}"
+    parts = [
+        f"{data.name}, {split.nodes} nodes, {how.get(split.how, split.how)}",
+        f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
+        f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
+    ]
+    notes = {words(run.result, "data", "note"): None for row in rows for run in row.runs}
+    public = {_public(run.result): None for row in rows for run in row.runs}
+    return "; ".join([*parts, *(note for note in (*notes, *public) if note)])
+
+
+def _public(result: Mapping[str, Any]) -> str | None:
+    name = words(result, "public", "name")
+    if name is None:
+        return None
+    count, note = whole(result, "public", "examples"), words(result, "public", "note")
+    size = "" if count is None else f", {count:,} examples"
+    return f"public data: {name}{size}" + ("" if note is None else f" ({note})")
+
+
+def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
+    """What a reader must know to call the comparison fair, or not."""
+    from fedstill.compare import SHARED
+
+    count = len(comparison.seeds)
+    over = (
+        "one seed alone: no spread is known" if count == 1 else f"mean \u00b1 sample deviation, {count} seeds"
+    )
+    figures = {figure.key: figure for setting in settings for figure in setting.figures}
+    metrics = {setting.metric.title: None for setting in settings}
+    notes = [
+        f"{listed(list(metrics))} {'is' if len(metrics) == 1 else 'are'} in percent, of the last round, on "
+        f"test data that no node saw ({over}).",
+        "One seed gives all methods the same split, first weights drawn alike, the same local optimiser, "
+        "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
+        "network: they travel and are averaged with the parameters around them.",
+        f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "
+        "model, where no data leave a node; methods stand as given.",
+    ]
+    if any(row.spread_is_over_nodes for setting in settings for row in setting.rows):
+        notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")
+    lower = [figure.title for figure in figures.values() if figure.better == "lower"]
+    if lower:
+        notes.append(f"Lower is better: {', '.join(lower)}.")
+    if not comparison.sets_policy:
+        notes.append(
+            "Nodes let outputs pass and nothing else, except to methods that need more: these run under a "
+            "policy that allows it, which owners of data would have to give."
+        )
+    kinds = {row.central for setting in settings for row in setting.rows}
+    notes += [f"{CENTRAL[kind][0].capitalize()}: {CENTRAL[kind][1]}." for kind in CENTRAL if kind in kinds]
+    if "ensemble" in kinds:
+        notes.append(
+            "An ensemble asks all nodes about every input that it is used on: that is not in its bytes."
+        )
+    notes.append(
+        f"Local {in_a_sentence(settings[0].metric.title)} is the mean over the nodes' own models at the end, "
+        "each on a random share of the "
+        "test data of its own (FedMD-CG, section 3.1); on all test data it is in the CSV."
+    )
+    deltas = {kept[1] for setting in settings for row in setting.rows if (kept := row.epsilon()) is not None}
+    if deltas:
+        notes.append(
+            "Epsilon: what a run costs each record (or group of records) of a node, the most over nodes and "
+            f"seeds, rounded up, at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}. What was "
+            "learned in choosing options by looking at private data is not in it."
+        )
+    for label, table in comparison.runs.items():
+        keys = ", ".join(_dotted(table))
+        # How a node is protected is of its owner, and what a comparison by privacy is about.
+        nodes = {key: value for key, value in table.get("nodes", {}).items() if key != "privacy"}
+        if nodes or any(key in SHARED for key in table if key != "nodes"):
+            notes.append(f"Not on equal terms: {label} has other run options ({keys}).")
+        elif keys:
+            notes.append(f"{label} has run options of its own: {keys}.")
+    if comparison.changed:
+        notes.append(f"Options given on the command line: {', '.join(comparison.changed)}.")
+        if comparison.paper:
+            notes.append("Published figures are of the setting without those options.")
+    return notes
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Every value of a table with its dotted name: "evaluation.every = 5"."""
+    found = []
+    for key, value in table.items():
+        nested = isinstance(value, Mapping)
+        found += _dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key} = {value}"]
+    return found

@@ -1,0 +1,37 @@
+"""The templates of this folder, and the words that pages use for figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedstill.report.words import MISSING, human_bytes, human_seconds, percent
+
+
+def environment() -> Environment:
+    """The templates of this folder, with the words that pages use for figures."""
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["size"] = size
+    made.filters["count"] = lambda value: MISSING_MARK if value is None else f"{value:,}"
+    made.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
+    made.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
+    made.filters["known"] = lambda value: MISSING_MARK if value is None else value
+    return made
+
+
+MISSING_MARK = Markup('<span class="missing">{}</span>').format(MISSING)
+
+
+def size(count: int | None) -> Markup:
+    """Bytes for people, with the exact number for whoever points at them."""
+    if count is None:
+        return MISSING_MARK
+    return Markup('<span title="{:,} bytes">{}</span>').format(count, human_bytes(count))

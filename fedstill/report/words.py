@@ -1,0 +1,116 @@
+"""What pages and terminals share: values out of JSON, and numbers in words that people read.
+
+A page and a terminal that write figures alike can never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MISSING = "not measured"
+LARGEST = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
+
+
+def pick(record: object, *keys: str) -> Any:
+    """The value at a path of keys, or None where any part of the path is missing.
+
+    >>> pick({"bytes": {"up": 3}}, "bytes", "up")
+    3
+    >>> pick({"bytes": None}, "bytes", "up") is None
+    True
+    """
+    for key in keys:
+        if not isinstance(record, Mapping):
+            return None
+        record = record.get(key)
+    return record
+
+
+def number(record: object, *keys: str) -> float | None:
+    """The finite number at a path of keys, or None: a report shows no NaN and no guess.
+
+    >>> number({"seconds": {"total": 2}}, "seconds", "total")
+    2.0
+    >>> number({"accuracy": float("nan")}, "accuracy") is None
+    True
+    """
+    value = pick(record, *keys)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
+        return None
+    return float(value)
+
+
+def whole(record: object, *keys: str) -> int | None:
+    """The number at a path of keys as a whole number (bytes, counts), or None."""
+    value = number(record, *keys)
+    return None if value is None else round(value)
+
+
+def words(record: object, *keys: str) -> str | None:
+    """The value at a path of keys as text, or None where it is missing or empty."""
+    value = pick(record, *keys)
+    return None if value in (None, "") else str(value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def percent(value: float) -> str:
+    """A percentage with one decimal.
+
+    >>> percent(93.37)
+    '93.4%'
+    """
+    return f"{value:.1f}%"
+
+
+def points(difference: float) -> str:
+    """A difference of two percentages, with its sign.
+
+    >>> points(12.34), points(-2), points(-0.01)
+    ('+12.3', '-2.0', '0.0')
+    """
+    rounded = round(difference, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in decimal units (1 kB is 1000 bytes), to about three digits.
+
+    >>> human_bytes(999), human_bytes(16384), human_bytes(786_000), human_bytes(999_500)
+    ('999 B', '16.4 kB', '786 kB', '1.0 MB')
+    """
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:  # from here on it would print as 1000
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration as a person says it.
+
+    >>> human_seconds(0.01), human_seconds(42.34), human_seconds(192), human_seconds(7500)
+    ('under 0.1 s', '42.3 s', '3 min 12 s', '2 h 5 min')
+    """
+    if seconds < 0.05:
+        return "under 0.1 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    if seconds < 3599.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours} h {rest} min"

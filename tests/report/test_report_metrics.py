@@ -1,0 +1,248 @@
+"""Pages, tables and comparisons of tasks that are not judged by accuracy, and have several figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedstill import compare
+from fedstill.compare import Comparison
+from fedstill.config import PaperFigure
+from fedstill.errors import ArgumentError, UnknownName
+from fedstill.records import write_text
+from fedstill.report import write_report
+from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
+from fedstill.report.metrics import Measured, figures_of, gap_text, metric_of, spread_text
+from tests.report.test_report_compare import records
+from tests.report.test_report_page import Page, a_folder, a_result
+from tests.report.test_report_table import printed
+
+FIGURES = [
+    {"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"},
+    {"key": "sensitivity", "title": "Sens.", "unit": "%", "digits": 1, "better": "higher"},
+    {"key": "specificity", "title": "Spec.", "unit": "%", "digits": 1, "better": "higher"},
+    {"key": "hd95", "title": "HD95", "unit": "px", "digits": 1, "better": "lower"},
+]
+
+
+def by_key(*values: float | None) -> dict[str, float | None]:
+    return dict(zip((figure["key"] for figure in FIGURES), values, strict=True))  # type: ignore[misc]
+
+
+def over_nodes(*figures: tuple[float, float]) -> dict[str, Any]:
+    each = {"mean": 0.0, "std": 0.0, "per_node": [None, None]}
+    return {
+        str(figure["key"]): {**each, "mean": mean, "std": std, "per_node": [mean - std, mean + std]}
+        for figure, (mean, std) in zip(FIGURES, figures, strict=True)
+    }
+
+
+def segmented() -> dict[str, Any]:
+    """FedIOD's Table 2 as a run's result; its specificity is not a number."""
+    result = a_result()
+    student = by_key(75.38, 79.47, None, 11.76)
+    result.update(task="segmentation", metric="dice", figures=FIGURES, **student)
+    result["student"] = {"model": "unet", "parameters": 9, **student}
+    result["standalone"] = over_nodes((65.03, 3.31), (69.27, 4.72), (99.35, 0.15), (24.61, 3.62))
+    result["ensemble"] = None
+    result["centralised"] = by_key(74.85, 79.83, 99.55, 12.85)
+    return result
+
+
+def test_the_terminal_shows_all_figures_as_the_papers_table_does() -> None:
+    text = printed(segmented())
+    assert re.search(r"Dice % +sens\. % +spec\. % +HD95 ↓ px", text)
+    assert re.search(r"standalone mean +65\.0 ± 3\.3 +69\.3 ± 4\.7 +99\.3 ± 0\.1 +24\.6 ± 3\.6", text)
+    assert re.search(r"student \(FedIOD\) +75\.4 +79\.5 +- +11\.8", text)
+    assert re.search(r"centralised +74\.8 +79\.8 +99\.5 +12\.8", text)
+    assert "accuracy" not in text.lower()
+
+
+def test_the_page_is_about_the_tasks_figures(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, segmented())
+    lines = [{"phase": "distillation", "step": step, "losses": {}, "dice": 60.0 + step} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    for told in (
+        "Student Dice 75.4% on 360 test examples",
+        "Gain over standalone +10.3 points a node alone reaches 65.0% ± 3.3",
+        "Model Dice Sens. Spec. HD95 ↓ Dice, 0 to 100%",
+        "65.0% ± 3.3 69.3% ± 4.7 99.3% ± 0.1 24.6 px ± 3.6",
+        "75.4% 79.5% not measured 11.8 px",
+        "Dice over the steps of distillation",
+        "Parameters Examples Dice alone",
+        "north small-cnn 24,330 703 61.7%",
+        "What each node's images show",
+    ):
+        assert told in page.text, told
+    assert "ccuracy" not in page.text
+    assert any(
+        label.startswith("Dice on the test data over 2 steps.") for label in page.attributes("aria-label")
+    )
+
+
+def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
+    own = {"breast": by_key(77.92, 1, 2, 12.34), "<liver>": by_key(None, 1, 2, None)}
+    sites = {"names": ["breast", "<liver>"], "central": {"breast": by_key(80.48, 1, 2, 11.22)},
+             "nodes": {"north": own}, "centralised": None}  # fmt: skip
+    text = Page(write_report(a_folder(tmp_path, {**segmented(), "sites": sites})).read_text("utf-8")).text
+    assert "Dice % breast <liver> student 80.5 not measured north 77.9 not measured" in text
+    assert "HD95 ↓ px breast <liver> student 11.2 not measured north 12.3 not measured" in text
+    assert "centralised 7" not in text[text.index("Site by site") : text.index("The other figures")]
+
+
+def test_findings_stand_by_themselves(tmp_path: Path) -> None:
+    labels = {"names": ["Effusion", "<Mass>"], "central": [70.0, None], "centralised": [80.0, 60.0],
+              "nodes": {"north": [60.0, None], "south": [50.0, 40.0]}}  # fmt: skip
+    auc = [{"key": "auc", "title": "AUC", "unit": "%", "digits": 1, "better": "higher"}]
+    result = {**a_result(), "task": "multi-label", "metric": "auc", "figures": auc, "labels": labels}
+    source = write_report(a_folder(tmp_path, result)).read_text(encoding="utf-8")
+    text = Page(source).text
+    assert "AUC of each finding" in text
+    assert "each on the findings that its node knows" in text
+    assert "Effusion 70.0% 80.0% 55.0%" in text  # the mean of 60 and 50
+    assert "<Mass> not measured 60.0% 40.0%" in text  # of the one node that has a figure
+    drawn = source[source.index(">Effusion<") : source.index("&lt;Mass&gt;</th>")]
+    assert 'width="70.00%"' in drawn
+    assert '<line class="mark" x1="80.00%" x2="80.00%"' in drawn
+    assert '<line class="mean" x1="55.00%" x2="55.00%"' in drawn
+    assert drawn.count('class="node"') == 2
+    assert "one may have several, or none" in text
+
+
+def test_a_result_without_figures_is_judged_by_accuracy() -> None:
+    assert metric_of({}).title == "Accuracy"
+    assert [figure.key for figure in figures_of({"metric": "hd95", "figures": FIGURES})] == [
+        "hd95", "dice", "sensitivity", "specificity",
+    ]  # fmt: skip
+    broken = figures_of({"metric": "x", "figures": [{"key": "x", "digits": 99}, 7, {"title": "none"}]})
+    assert [(figure.key, figure.digits) for figure in broken] == [("x", 6)]
+    hd95 = figures_of({"metric": "dice", "figures": FIGURES})[3]
+    assert spread_text(hd95, Measured(None)) == "not measured"
+    assert spread_text(hd95, Measured(24.61, 3.62)) == "24.6 px ± 3.6"
+    assert gap_text(hd95, -1.09) == "-1.1"
+
+
+# --- comparisons ---
+
+PAPER = (
+    PaperFigure(method="fediod", figure="dice", value=75.38, source="FedIOD, Table 2"),
+    PaperFigure(method="fediod", figure="hd95", value=111.76, source="FedIOD, Table 2"),
+)
+
+
+def a_plan(seeds: int) -> Comparison:
+    table = {
+        "methods": ["standalone", "fedavg", "fediod"],
+        "seeds": seeds,
+        "base": {"task": {"name": "segmentation"}, "data": {"name": "brain-mri"}},
+        "paper": [vars(figure) for figure in PAPER],
+    }
+    return compare._comparison(table, "mri", {})
+
+
+def write_run(folder: Path, central: dict[str, float | None], **changes: Any) -> None:
+    folder.mkdir(parents=True)
+    result = {**segmented(), "standalone": None, **central, "student": central, "questions": 3, **changes}
+    (folder / "result.json").write_text(json.dumps(result))
+    line = {"phase": "distillation", "step": 4, "dice": central["dice"]}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_text(tmp_path / "compare.toml", f"# Made by: fedstill compare mri.toml\n\n{a_plan(1).to_toml()}")
+    own = over_nodes((65.0, 3.0), (69.0, 4.0), (99.0, 0.5), (24.0, 3.5))
+    write_run(tmp_path / "standalone-seed0", by_key(65.0, 69.0, 99.0, 24.0), local=own, student=None)
+    own_fedavg = {**over_nodes((70.0, 1), (71.0, 1), (98.0, 1), (20.0, 1)), "share": {"mean": 72.5}}
+    write_run(tmp_path / "fedavg-seed0", by_key(74.0, 79.0, None, 10.0), local=own_fedavg)
+    write_run(tmp_path / "fediod-seed0", by_key(75.0, 78.0, 99.6, 11.0), local=None)
+    return tmp_path
+
+
+def test_each_figure_has_its_own_best(folder: Path) -> None:
+    [setting] = summarise(folder, a_plan(1)).settings
+    best = {figure.key: setting.best(figure) for figure in setting.figures}
+    # HD95 is better where it is lower; only one student has a specificity, so there is no best.
+    assert best == {
+        "dice": {"fediod"},
+        "sensitivity": {"fedavg"},
+        "specificity": set(),
+        "hd95": {"fedavg"},
+    }
+
+
+def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
+    lines = markdown(summarise(folder, a_plan(1))).splitlines()
+    head = (
+        "| method | judged by | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | questions |"
+    )
+    assert any(line.startswith(head) and "paper, HD95 | gap, HD95 |" in line for line in lines)
+    start = "| Standalone | nodes | 65.0 ± 3.0 | - | 69.0 ± 4.0 | 99.0 ± 0.5 | 24.0 ± 3.5 |"
+    assert any(line.startswith(start) for line in lines)  # over the nodes, as there is one seed
+    assert any(
+        line.startswith("| FedAvg | student | 74.0 | 72.5 | **79.0** | - | **10.0** |") for line in lines
+    )
+    [fediod] = [line for line in lines if line.startswith("| FedIOD |")]
+    assert fediod.endswith(" 75.4 | -0.4 | 111.8 | -100.8 |")
+
+
+def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
+    summary = summarise(folder, a_plan(1))
+    text = latex(summary)
+    assert "Method & Dice & Local Dice & Sens. & Spec. & HD95 $\\downarrow$ px" in text
+    assert "\\textbf{75.0}" in text
+    path = write_comparison(folder, a_plan(1))
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "Dice % Paper, gap Local Dice % Sens. % Spec. % HD95 ↓ px Paper, gap" in page.text
+    assert "75.0 75.4 -0.4 not measured 78.0 99.6 11.0 111.8 -100.8" in page.text
+    assert "Dice is in percent" in page.text
+    assert "Lower is better: HD95." in page.text
+    assert "Dice against bytes" in page.text
+    assert "ccuracy" not in page.text
+
+
+def test_the_csv_has_a_column_for_each_figure(folder: Path) -> None:
+    write_comparison(folder, a_plan(1))
+    [run] = [row for row in records(folder / "compare.csv") if row["method"] == "fedavg"]
+    told = (
+        "dice",
+        "local_dice",
+        "local_dice_all_tests",
+        "centralised",
+        "hd95",
+        "local_hd95",
+        "centralised_hd95",
+    )
+    assert [run[key] for key in told] == ["74.0", "72.5", "70.0", "74.85", "10.0", "20.0", "12.85"]
+    assert run["specificity"] == ""  # not measured, and no number made up for it
+    [row] = [row for row in records(folder / "compare-summary.csv") if row["method"] == "fediod"]
+    assert (row["hd95_mean"], row["paper_hd95"], row["dice_mean"]) == ("11.0", "111.76", "75.0")
+    assert float(row["hd95_gap"]) == pytest.approx(-100.76)
+
+
+@pytest.mark.parametrize("width", [80, 240])
+def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
+    out = StringIO()
+    print_comparison(summarise(folder, a_plan(1)), Console(file=out, width=width, color_system=None))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for figure in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
+        assert figure in text, figure
+
+
+def test_a_published_figure_is_one_of_a_tasks() -> None:
+    assert PaperFigure(method="a", figure="local psnr", value=134.0, source="s").value == 134
+    with pytest.raises(UnknownName, match="unknown published figure 'hd59': did you mean 'hd95'"):
+        PaperFigure(method="a", figure="hd59", value=1.0, source="s")
+    with pytest.raises(ArgumentError, match="from 0 to 100, in percent"):
+        PaperFigure(method="a", figure="local dice", value=101.0, source="s")
+    with pytest.raises(ArgumentError, match="a number from 0 up"):
+        PaperFigure(method="a", figure="hd95", value=float("nan"), source="s")

@@ -1,0 +1,233 @@
+"""Pictures in a run's page: what is drawn, from which file, and what is said where there is none."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+
+from fedstill.errors import DataError, RunFolderError
+from fedstill.report import write_report
+from fedstill.report.outlines import outline
+from fedstill.report.pictures import hot, section
+from fedstill.report.png import indexed
+from tests.report.test_report_page import Page, a_folder, a_result
+
+TRUTH = np.zeros((6, 8), np.int32)
+TRUTH[1:4, 2:5] = 1
+FOUND = np.zeros((6, 8), np.int32)
+FOUND[2:5, 2:5] = 1
+HOSTILE = '"><script>alert(1)</script>'
+
+
+def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, Any]:
+    case = {
+        "case": "patient 7",
+        "site": "Utrecht",
+        "rank": rank,
+        "kind": kind,
+        "models": [{"name": "student", "score": 66.667}, {"name": "north", "score": None}],
+        "part": 4,
+        "parts": 30,
+        "window": [0, 0, 6, 8],
+        "size": [6, 8],
+    }
+    return {**case, **changes}
+
+
+def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
+    """A folder with a run that has pictures of maps; returns its result."""
+    figures = [{"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"}]
+    result = {**a_result(), "metric": "dice", "figures": figures, "pictures": list(cases)}
+    a_folder(folder, result)
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for place in range(len(cases)):
+        image = np.full((3, 6, 8), 40 + place, np.uint8)
+        tensors |= {f"{place}/image": image, f"{place}/truth": TRUTH + place * 0}
+        tensors |= {f"{place}/output/0": FOUND.copy(), f"{place}/output/1": np.zeros_like(FOUND)}
+    save_file(tensors, folder / "pictures.safetensors")
+    return result
+
+
+def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path) -> None:
+    segmented(tmp_path, a_case("best"), a_case("worst", case="patient 9", window=[0, 0, 6, 8], size=[60, 80]))
+    source = write_report(tmp_path).read_text(encoding="utf-8")
+    page = Page(source)
+    for told in (
+        "Best case patient 7, Utrecht, slice 5 of 30",
+        "Worst case patient 9, Utrecht, slice 5 of 30, 6 \u00d7 8 of its 60 \u00d7 80 pixels",
+        "student 66.7%",
+        "north not measured",
+        "best, the median and the worst test case of student, by Dice",
+    ):
+        assert told in page.text, told
+    assert source.count(f'd="{outline(TRUTH)}"') == 2  # once a case, used by all its panels
+    assert source.count(f'd="{outline(FOUND)}"') == 2
+    assert sum(tag == "image" for tag, _ in page.tags) == 2  # so is the image
+    names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(names) == len(set(names))
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "use"]
+    assert set(links) <= {f"#{name}" for name in names}
+    drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "sight"]
+    assert [attrs["aria-label"] for attrs in drawings[:3]] == [
+        "the image with the true outline",
+        "the image with the true outline and that of student",
+        "the image with the true outline and that of north",
+    ]
+    assert {attrs["viewBox"] for attrs in drawings if "viewBox" in attrs} <= {"0 0 8 6"}
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    segmented(tmp_path, a_case())
+    (tmp_path / "pictures.safetensors").unlink()
+    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    assert "the run kept pictures of test cases, but pictures.safetensors is not in its folder" in text
+    assert "Best case" not in text
+
+
+def test_a_broken_file_and_a_missing_part_are_named(tmp_path: Path) -> None:
+    result = segmented(tmp_path, a_case())
+    save_file({"0/truth": TRUTH}, tmp_path / "pictures.safetensors")
+    with pytest.raises(RunFolderError, match=r"pictures\.safetensors: 0/output/0 is missing: allowed is"):
+        section(tmp_path, result)
+    save_file(
+        {"0/truth": TRUTH[None], "0/output/0": FOUND, "0/output/1": FOUND}, tmp_path / "pictures.safetensors"
+    )
+    with pytest.raises(RunFolderError, match=r"0/truth is of shape \(1, 6, 8\): allowed is \(H, W\)"):
+        section(tmp_path, result)
+    (tmp_path / "pictures.safetensors").write_bytes(b"no file of tensors")
+    with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
+        section(tmp_path, result)
+
+
+def test_a_run_without_pictures_has_no_section(tmp_path: Path) -> None:
+    for pictures in (None, [], "nonsense"):
+        assert section(tmp_path, {"pictures": pictures}) is None
+    page = Page(write_report(a_folder(tmp_path, a_result())).read_text(encoding="utf-8"))
+    assert "Predictions on test images" not in page.text
+
+
+def test_names_are_only_text(tmp_path: Path) -> None:
+    models = [{"name": HOSTILE, "score": 1.0}, {"name": HOSTILE, "score": 2.0}]
+    segmented(tmp_path, a_case(case=HOSTILE, site=HOSTILE, models=models))
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count(HOSTILE) >= 4
+
+
+def test_what_stands_for_a_central_model_is_called_so(tmp_path: Path) -> None:
+    result = segmented(tmp_path, a_case())
+    found = section(tmp_path, {**result, "central": "virtual"})
+    assert found is not None
+    assert [panel["name"] for panel in found["cases"][0]["panels"]] == ["truth", "average", "north"]
+
+
+def test_models_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
+    models = [{"name": f"node-{k}", "score": 1.0} for k in range(9)]
+    result = segmented(tmp_path, a_case(models=models))
+    tensors = {f"0/output/{k}": FOUND for k in range(9)}
+    image = np.zeros((1, 6, 8), np.uint8)
+    save_file({**tensors, "0/truth": TRUTH, "0/image": image}, tmp_path / "pictures.safetensors")
+    found = section(tmp_path, result)
+    assert found is not None
+    assert found["more"] == 3
+    assert len(found["cases"][0]["panels"]) == 7  # the truth and six models
+
+
+# --- reconstructions ---
+
+
+def decoded(address: str) -> tuple[int, npt.NDArray[np.uint8]]:
+    """A PNG's colour type and its bytes (H, W), one a pixel."""
+    png = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    width, height, _, kind = struct.unpack(">IIBB", png[16:26])
+    start = png.index(b"IDAT") + 4
+    size = struct.unpack(">I", png[start - 8 : start - 4])[0]
+    rows = np.frombuffer(zlib.decompress(png[start : start + size]), np.uint8).reshape(height, width + 1)
+    return kind, rows[:, 1:]
+
+
+def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
+    """One model is 0.1 of white off everywhere in the first case, 0.2 in the second: half as bright, full."""
+    cases = [a_case(rank, "image", models=[{"name": "student", "score": 90.0}]) for rank in ("best", "worst")]
+    truth = np.full((1, 4, 4), 0.5, np.float16)
+    tensors = {f"{k}/truth": truth + 0 * k for k in range(2)} | {f"{k}/seen": truth + 1 for k in range(2)}
+    tensors |= {"0/output/0": truth + np.float16(0.1), "1/output/0": truth - np.float16(0.2)}
+    result = segmented(tmp_path, *cases)
+    save_file(tensors, tmp_path / "pictures.safetensors")
+    found = section(tmp_path, result)
+    assert found is not None
+    assert found["most"] == "20.0%"
+    shades = []
+    for case in found["cases"]:
+        assert [panel["name"] for panel in case["panels"]] == ["truth", "measured, zero-filled", "student"]
+        address = re.search(r'src="([^"]+)"', case["errors"][1])
+        assert address is not None
+        kind, pixels = decoded(address[1])
+        assert kind == 3  # numbers of colours
+        shades.append(set(pixels.flatten().tolist()))
+    assert shades[1] == {255}
+    assert shades[0] <= {127, 128}
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "how far it is from the truth, 0 20.0% of white, or more" in page.text
+    assert "error of student" in page.attributes("alt")
+
+
+def test_larger_errors_are_brighter() -> None:
+    brightness = hot().astype(float) @ np.array([0.299, 0.587, 0.114])
+    assert (np.diff(brightness) > 0).all()
+    assert hot()[0].tolist() == [0, 0, 0]
+
+
+def test_a_colour_that_is_not_there_is_refused() -> None:
+    with pytest.raises(DataError, match="image has colour 2: allowed is from 0 to 1"):
+        indexed(np.array([[2]], np.uint8), np.zeros((2, 3), np.uint8))
+    with pytest.raises(DataError, match=r"allowed is uint8 \(H, W\)"):
+        indexed(np.zeros((1, 2, 2), np.uint8), np.zeros((2, 3), np.uint8))
+
+
+# --- what a generator was told ---
+
+
+def test_generated_images_stand_over_the_maps_they_were_made_from(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    images, maps = np.zeros((3, 1, 8, 8), np.uint8), np.zeros((3, 8, 8), np.uint8)
+    maps[1] = 2
+    save_file(
+        {"000002": images, "000002.maps": maps, "000004": images.copy()}, folder / "samples.safetensors"
+    )
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    labels = page.attributes("aria-label")
+    assert sum(label == "the label maps that they were made from" for label in labels) == 1
+    assert "3 generated inputs at step 4" in labels
+    sources = [attrs["src"] or "" for tag, attrs in page.tags if tag == "img"]
+    kinds = [decoded(source)[0] for source in sources if decoded_is_indexed(source)]
+    assert len(sources) == 9
+    assert len(kinds) == 3
+
+
+def test_images_made_to_order_are_fewer_and_larger(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    tensors: dict[str, npt.NDArray[np.uint8]] = {}
+    for step in range(0, 101, 10):
+        tensors[f"{step:06d}"] = np.zeros((12, 1, 256, 256), np.uint8)
+        tensors[f"{step:06d}.maps"] = np.zeros((12, 256, 256), np.uint8)
+    save_file(tensors, folder / "samples.safetensors")
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    labels = [label for label in page.attributes("aria-label") if "generated inputs at step" in label]
+    assert [label.rpartition(" ")[2] for label in labels] == ["0", "30", "70", "100"]
+    assert labels[0].startswith("6 generated")
+    first = next(attrs["src"] or "" for tag, attrs in page.tags if tag == "img")
+    assert decoded(first)[1].shape == (128, 128)
+
+
+def decoded_is_indexed(address: str) -> bool:
+    return base64.b64decode(address.removeprefix("data:image/png;base64,"))[25] == 3
