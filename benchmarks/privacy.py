@@ -43,7 +43,7 @@ from fedstill.privacy.config import (
     PrivacyConfig,
     StepsConfig,
 )
-from fedstill.tasks import make_task
+from fedstill.tasks import TaskConfig, make_task
 
 ROWS, CLASSES, RECORDS = 64, 10, 400
 NOISY = PrivacyConfig(
@@ -82,7 +82,7 @@ def question_seconds(
     """Of so many questions, each: what the gate takes."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
     config = FedIODConfig(steps=times, batch=ROWS)
-    setting = NodeSetting(make_task("classification", CLASSES), LocalConfig(), compute)
+    setting = NodeSetting(make_task(TaskConfig(), CLASSES), LocalConfig(), compute)
     side = METHOD.node_side(config, setting)
     path = Path(tempfile.mkdtemp(dir=folder))
     if privacy is not None:
@@ -107,7 +107,7 @@ def question_seconds(
 
 def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
     """One step of plain training and one of DP-SGD, taken in turn: medians."""
-    compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task("classification", CLASSES)
+    compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task(TaskConfig(), CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
     setting, method = NodeSetting(task, local, compute), FedIODConfig(gan=0.0)

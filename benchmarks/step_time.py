@@ -41,7 +41,8 @@ from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import LocalConfig, cosine, set_lr
 from fedstill.seeds import seeded, torch_generator
-from fedstill.tasks import Classification, functional
+from fedstill.tasks import functional
+from fedstill.tasks.classification import Classification
 
 Precision = Literal["float32", "bfloat16"]
 Shape = tuple[int, int, int]

@@ -31,7 +31,7 @@ from fedstill.node.questions import NodeSetting
 from fedstill.node.training import WHOLE, LocalConfig
 from fedstill.report.features import Panel, pca, scatter
 from fedstill.seeds import torch_generator
-from fedstill.tasks import make_task
+from fedstill.tasks import TaskConfig, make_task
 
 SHOWN = 600  # dots a panel
 
@@ -57,7 +57,7 @@ def main(
     except DataError:
         data = load(DataConfig(name="digits"))
     compute = Compute(EngineConfig(threads=1))
-    task = make_task("classification", len(data.classes))
+    task = make_task(TaskConfig(), len(data.classes))
     channels, height, width = data.test.inputs.shape[1:]
     setting = NodeSetting(task, LocalConfig(epochs=epochs, batch=64, smoothing=0.0), compute)
     model = split(build("lenet5", (channels, height, width), task.classes, seed), "teacher")
