@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.methods import Method, Needs, Server
 from fedstill.node.ledger import Ledger
@@ -81,3 +82,15 @@ def common(
         "privacy": summary(statements, {name: ledger.spent(name) for name in server.federation.nodes}),
     }
     return told, by_node
+
+
+def told_cases(test: TensorData) -> dict[str, Any]:
+    """Of how many cases test examples are parts, as figures are means over those; empty: of none.
+
+    ``test_cases`` says how many, ``case`` what one is: a patient of several slices, a picture of several
+    patches.
+    """
+    count = 0 if test.cases is None else len(test.cases.present())
+    if test.cases is None or count in (0, len(test)):
+        return {}
+    return {"test_cases": count, "case": "patient" if test.cases.places is None else "picture"}

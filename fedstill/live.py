@@ -25,7 +25,7 @@ from fedstill.errors import MethodRefused
 from fedstill.evaluation import Evaluation, plain
 from fedstill.federation.remote import Link, Meter, Remote
 from fedstill.federation.replies import About
-from fedstill.figures import common
+from fedstill.figures import common, told_cases
 from fedstill.methods import Server, ServerSetting, method_of, refusal
 from fedstill.methods.counting import Census
 from fedstill.node.fit import architecture, fitted
@@ -65,6 +65,9 @@ class Live:
         self.needs = self.method.needs(config.method)
         self.data = load(config.data, config.task, train_needed=False)
         self.task = make_task(config.task, self.data.classes)
+        reason = refusal(self.needs, self.task)
+        if reason is not None:
+            raise MethodRefused(self.method.title, "every node", reason)
         self.task.check(self.data.test, "test data")
         self.compute = Compute(dataclasses.replace(config.engine, name="one-by-one", startup_kit=""))
         form = Form.of(config.task, self.data)
@@ -81,9 +84,6 @@ class Live:
         self.evaluation = Evaluation(
             self.task, self.data.test.to(self.compute.device), self.compute, config.seed
         )
-        reason = refusal(self.needs, self.task)
-        if reason is not None:
-            raise MethodRefused(self.method.title, "every node", reason)
         _, public = load_public(config.public, self.data, config.task)
         if (self.needs.public or self.needs.public_labels) and public is None:
             raise MethodRefused(self.method.title, "every node", "there is no public data: set public.name")
@@ -279,6 +279,7 @@ class Live:
                 "classes": list(self.data.classes),
                 "train": None,
                 "test": len(self.data.test),
+                **told_cases(self.data.test),
                 "shape": list(self.shape),
                 "note": self.data.note,
             },

@@ -20,8 +20,10 @@ from fedstill.data.dataset import DataSet, TensorData
 from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.splits import conceal, split
-from fedstill.errors import ArgumentError, RunFolderError
+from fedstill.errors import ArgumentError, MethodRefused, RunFolderError
 from fedstill.experiment import Experiment
+from fedstill.figures import told_cases
+from fedstill.methods import method_of, refusal
 from fedstill.records import write_text
 from fedstill.report import write_report
 from fedstill.seeds import numpy_generator
@@ -144,7 +146,10 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
         The experiment, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
-    task = make_task(config.task, data.classes)
+    task, method = make_task(config.task, data.classes), method_of(config.method)
+    reason = refusal(method.needs(config.method), task)
+    if reason is not None:  # before all that could be mended in vain
+        raise MethodRefused(method.title, "every node", reason)
     task.check(data.train, "training data")
     parts, public = divide(config, data)
     shape = tuple(data.train.inputs.shape[1:])
@@ -190,6 +195,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             "classes": list(data.classes),
             "train": sum(map(len, parts)),
             "test": len(data.test),
+            **told_cases(data.test),
             "shape": list(shape),
             "note": data.note,
         },

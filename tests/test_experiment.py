@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from fedstill.compute import EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.data.dataset import Cases, TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
 from fedstill.experiment import Experiment
+from fedstill.figures import told_cases
 from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.fedad import FedADConfig
 from fedstill.methods.fedavg import FedAvgConfig
@@ -272,6 +273,22 @@ def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
     [
         (FedIODConfig(steps=1, obey=1.0), ArgumentError, r"method\.obey is 1\.0: allowed is 0"),
         (FedIODConfig(steps=1, paired=1.0), ArgumentError, r"method\.paired is 1\.0: allowed is 0"),
+        *(
+            (
+                FedIODConfig(steps=1, **{name: value}),
+                ArgumentError,
+                rf"method\.{name} is {value!r}: allowed is {given!r}, as task classification has no maps",
+            )
+            for name, value, given in [
+                ("conditions", "drawn", "nodes"),
+                ("most_maps", 3, 0),
+                ("map_augment", "turn", "none"),
+                ("map_noise", 1, 0),
+                ("critic_sees", "image", "pair"),
+                ("perceptual", 0.5, 1.0),
+                ("pixel", 10.0, 1.0),
+            ]
+        ),
         (
             FLMRCMConfig(rounds=1, target="x"),
             ArgumentError,
@@ -426,3 +443,13 @@ def test_what_was_chosen_and_measured_is_kept_over_a_stop(
     figures = second.run(tmp_path)
     assert second.groups == first.groups
     assert figures["engine"]["stacked_over_one_by_one"] == first.ratios
+
+
+def test_a_result_says_of_how_many_cases_its_test_examples_are() -> None:
+    part = blobs(4, 0)
+    of, places = torch.tensor([2, 2, 5, 5]), torch.zeros(4, 2, dtype=torch.int64)
+    cases = Cases(of, tuple("abcdef"), ("",) * 6)
+    assert told_cases(part) == {}
+    assert told_cases(replace(part, cases=cases)) == {"test_cases": 2, "case": "patient"}
+    assert told_cases(replace(part, cases=replace(cases, places=places)))["case"] == "picture"
+    assert told_cases(replace(part, cases=replace(cases, of=torch.arange(4)))) == {}

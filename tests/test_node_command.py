@@ -268,9 +268,10 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, capsys: C
     images = np.zeros((3, 8, 8), dtype=np.uint8)
     np.savez(folder / "data.npz", images=images, masks=images + np.eye(8, dtype=np.uint8))
     code, out, err = here(capsys, "check", folder)
-    assert (code, err) == (0, "")
+    assert (code, err) == (1, "")
     assert "images with masks: name the run, which says what the task is" in " ".join(out.split())
-    assert "No faults." in out
+    assert "Not checked: data 'data.npz': images with masks" in out
+    assert "No faults." not in out
     assert "In a run of each method" not in out
     run = tmp_path / "run.toml"  # of maps; its own data are those of the node
     run.write_text(
@@ -282,3 +283,50 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, capsys: C
     assert (code, err) == (0, "")
     assert "3 examples, 1 x 8 x 8, from data.npz" in out
     assert "background: 87.5%, foreground: 12.5% of all pixels" in out
+
+
+def _scans(folder: Path, capsys: Capture) -> None:
+    """A node with three masked images of 16 pixels a side."""
+    here(capsys, "init", folder)
+    say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
+    images = np.zeros((3, 16, 16), dtype=np.uint8)
+    np.savez(folder / "data.npz", images=images, masks=images + np.eye(16, dtype=np.uint8))
+
+
+RUN = """
+method.name = "fediod"
+task.name = "segmentation"
+data.name = "/nowhere/else.npz"
+nodes.models = ["unet:8"]
+student.model = "unet:8"
+"""
+
+
+def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(tmp_path: Path, capsys: Capture) -> None:
+    folder, run = tmp_path / "scans", tmp_path / "run.toml"
+    _scans(folder, capsys)
+    run.write_text(RUN, encoding="utf-8")
+    code, out, err = here(capsys, "check", folder, run)
+    assert (code, err) == (0, "")
+    said = " ".join(out.split())
+    assert "shape and classes are those of yours" in said
+    assert "3 examples, 1 x 16 x 16, from data.npz" in said
+    assert "background: 93.8%, foreground: 6.25% of all pixels" in said
+    assert "tell_maps refuses (" in said
+    assert "It cannot take part: it refuses" in said
+    assert "No faults." in said
+
+
+def test_data_whose_form_is_with_the_server_are_not_checked(tmp_path: Path, capsys: Capture) -> None:
+    folder, run = tmp_path / "scans", tmp_path / "run.toml"
+    _scans(folder, capsys)
+    say(folder, ("fit = false", "fit = true"))  # to a size that only the server knows
+    run.write_text(RUN, encoding="utf-8")
+    code, out, err = here(capsys, "check", folder, run)
+    assert (code, err) == (1, "")
+    said = " ".join(out.split())
+    assert "shape and classes are not known" in said
+    assert "tell_maps refuses (" in said
+    assert "It cannot take part: it refuses" in said
+    assert "Not checked: data 'data.npz': its form for task segmentation is the run's to say" in said
+    assert "No faults." not in said

@@ -291,6 +291,22 @@ def charge(folder: Path, price: Price, number: int = 0, *, guarantee: bool = Tru
     account.close()
 
 
+def test_a_plan_for_one_record_says_that_a_patient_has_several(
+    clinic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(clinic / "data.npz") as arrays:
+        np.savez(clinic / "data.npz", **arrays, patient=np.arange(200) // 4)
+    path = clinic / "node.toml"
+    first = path.read_text()
+    assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd")
+    path.write_text(f'{first}[data]\ngroup = "patient"\n')
+    told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
+    assert "epsilon is of one record: a patient or slide has up to 4 at one node" in told
+    assert "privacy.group_size = 4 protects all records of one together" in told
+    path.write_text(f'{first}group_size = 4\n[data]\ngroup = "patient"\n')
+    assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd", "--epsilon", "8")
+
+
 def test_a_node_has_its_own_training_records_and_ledger(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,10 +20,18 @@ from torch import nn
 
 import fedstill
 from fedstill import cli
-from fedstill.config import load_toml
-from fedstill.errors import ArgumentError, DataError, ModelError, QuestionRefused, RunFolderError
+from fedstill.config import from_dict, load_toml
+from fedstill.errors import (
+    ArgumentError,
+    DataError,
+    MethodRefused,
+    ModelError,
+    QuestionRefused,
+    RunFolderError,
+)
 from fedstill.models import MLP, SmallCNN
 from fedstill.records import Records
+from fedstill.run import prepare
 from fedstill.seeds import seeded
 
 SHORT = [
@@ -268,6 +276,12 @@ def test_bad_input_is_one_clear_line_and_nothing_is_written(
     assert len(lines) == 1, lines
     assert said in lines[0]
     assert not out.exists()
+
+
+def test_a_method_that_cannot_learn_the_task_is_told_before_trifles() -> None:
+    table = {"method": {"name": "asyndgan"}, "data": {"name": "digits"}, "split": {"nodes": 100_000}}
+    with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: every node: it makes images from"):
+        prepare(from_dict(table))
 
 
 def test_a_damaged_ledger_is_one_line_and_a_mended_one_goes_on(

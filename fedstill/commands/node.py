@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedstill.node.form import Form
     from fedstill.node.owner import Examined
     from fedstill.node.questions import NodeSide
+    from fedstill.tasks import TaskConfig
 
 HELP = """\
 A node is a folder that belongs to the owner of its data.
@@ -129,7 +130,8 @@ def _check(words: list[str]) -> None:
     from fedstill.node import owner
 
     asking = _asking(given[1]) if len(given) > 1 else None
-    found = owner.examine(folder, asking.form if asking else None)
+    known = (asking.form, asking.config.task) if asking else (None, None)
+    found = owner.examine(folder, known[0], task=known[1])
     if found.file is None:
         _leave(folder, found.faults)
     console = Console(highlight=False, markup=False, emoji=False)
@@ -140,6 +142,9 @@ def _check(words: list[str]) -> None:
         _print_methods(console, found)
     if found.faults:
         _leave(folder, found.faults)
+    if found.untold:
+        print(f"Not checked: {found.untold}. Nothing else is wrong.")
+        sys.exit(1)
     print("No faults.")
 
 
@@ -260,13 +265,15 @@ def _about_model(found: Examined) -> str:
     return f"{sum(sizes):,} parameters{weights}, {share} trained here"
 
 
-def _side(method: Method, config: Any, found: Examined, public: Public | None) -> NodeSide:
-    """A method's part at this node."""
+def _side(
+    method: Method, config: Any, found: Examined, public: Public | None, task_config: TaskConfig
+) -> NodeSide:
+    """A method's part at this node; of the task that is named where the data do not say their form."""
     from fedstill.compute import Compute
     from fedstill.node.questions import NodeSetting, stand_in
-    from fedstill.tasks import TaskConfig, make_task
+    from fedstill.tasks import any_task
 
-    task = found.form.make_task() if found.form else make_task(TaskConfig(), 2)
+    task = found.form.make_task() if found.form else any_task(task_config)
     local = found.file.local if found.file else None
     known = public or stand_in(task, found.form.shape if found.form else ())
     setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
@@ -283,11 +290,10 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     config = asking.config
     method = method_of(config.method)
     if asking.note:
-        console.print(
-            f"The run's own data are not here, so shape and classes are those of yours ({asking.note})."
-        )
+        whose = "those of yours" if found.form else "not known"
+        console.print(f"The run's own data are not here, so shape and classes are {whose} ({asking.note}).")
         console.print()
-    side = _side(method, config.method, found, asking.public)
+    side = _side(method, config.method, found, asking.public, config.task)
     questions = side.questions
     rules, against = _rules(method, config, found, questions, _student(asking, found))
     bare, dear, guard = unprotected(found, side, folder)
@@ -320,6 +326,7 @@ def _print_methods(console: Console, found: Examined) -> None:
 
     from fedstill.commands.node_privacy import unprotected
     from fedstill.methods import METHODS
+    from fedstill.tasks import TaskConfig
 
     if found.file is None:
         return
@@ -329,7 +336,7 @@ def _print_methods(console: Console, found: Examined) -> None:
         table.add_column(head, header_style="bold")
     unseen = found.data is None or found.model is None or found.compute is None
     for name, method in METHODS.items():
-        side = _side(method, method.config(), found, None)
+        side = _side(method, method.config(), found, None, TaskConfig())
         questions = side.questions
         rules, against = _rules(method, None, found, questions, None)
         bare, dear, _ = unprotected(found, side, None)

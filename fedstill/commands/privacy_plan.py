@@ -15,7 +15,7 @@ from fedstill.data.groups import limit_groups
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node.guard import PARTS, Guard
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
-from fedstill.node.protect import wanted
+from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, from_text
 
@@ -100,11 +100,12 @@ def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
 
     folder = path.parent if path.name == owner.FILE else path
     file, asking = owner.read(folder), _asking(target)
-    data, form = private.load(file.data, folder, asking.form)
+    data, form = private.load(file.data, folder, asking.form, asking.config.task)
+    notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
-    run = Run(target, asking.config.method, form, asking.public)
+    run = Run(target, asking.config.method, form, asking.public, notes)
     _require_public(run, asking.note)
     spent = owner.spent(file, folder)
     place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.events))
@@ -123,7 +124,8 @@ def _simulated(target: str) -> tuple[Run, list[Place]]:
     run = config.load(target)
     data = load(run.data, run.task)
     parts, public = divide(run, data)
-    made = Run(target, run.method, Form.of(run.task, data), public)
+    notes = unit_notes(parts, [run.nodes.privacy] * len(parts))
+    made = Run(target, run.method, Form.of(run.task, data), public, notes)
     _require_public(made, "")
     own = (run.nodes.privacy, run.nodes.local)
     if wanted(run.nodes.privacy):  # as the run itself does then

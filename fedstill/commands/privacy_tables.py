@@ -32,12 +32,21 @@ DROWNED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as its cost depends on it."""
+    """A run, as far as its cost depends on it.
+
+    Args:
+        name: as it was given.
+        method: its config.
+        form: of inputs and classes.
+        public: public data, or None.
+        notes: what is to be said of its unit of privacy: that records belong together, and epsilon is of one.
+    """
 
     name: str
     method: Any
     form: Form
     public: Public | None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
         facts = {
             "mechanism": f"{config.mechanism}; noise from {config.randomness} randomness",
             "unit": statement.unit,
+            **({"but": "; ".join(run.notes)} if run.notes else {}),
             "delta": f"{config.delta:g}",
         }
         length = "" if most.length is None else most.length.name

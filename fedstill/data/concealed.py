@@ -46,10 +46,12 @@ def conceal(
     labels, nodes = parts[0].targets.shape[1], len(parts)
     least = min(math.ceil(labels / nodes) + 1, labels)
     if not least <= config.findings <= labels:
+        some = f"from {least} to {labels}" if least < labels else str(labels)
         raise ArgumentError(
             "split.findings",
             config.findings,
-            f"0 (all), or from {least} to {labels}: {nodes} nodes then know all {labels} labels and overlap",
+            f"{some}, with which {nodes} nodes know all {labels} labels and overlap; or set "
+            "split.findings 0 (all)",
         )
     circle = generator.permutation(labels)
     known = []

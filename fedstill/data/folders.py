@@ -73,7 +73,7 @@ def map_files(folder: Path, *, masks: bool) -> Found:
     return Found(tuple(names), tuple(images), tuple(beside), part, columns)
 
 
-def in_one_size(folder: Path, *, masks: bool, size: int = 0) -> Raw:
+def in_one_size(folder: Path, *, masks: bool, size: int = 0, gaps: bool = False) -> Raw:
     """Images, with masks of classes if they are wanted, all of one size.
 
     A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
@@ -82,6 +82,7 @@ def in_one_size(folder: Path, *, masks: bool, size: int = 0) -> Raw:
         folder: as :func:`map_files` takes it.
         masks: whether each image must have one.
         size: height and width wanted; 0: all have one size already.
+        gaps: as :func:`mask_classes` takes it.
 
     Raises:
         DataError: as :func:`map_files`, or images of different sizes or kinds; the line names the file.
@@ -108,22 +109,34 @@ def in_one_size(folder: Path, *, masks: bool, size: int = 0) -> Raw:
         return Raw(
             np.stack(images), np.zeros(len(images), dtype=np.int64), ("image",), found.test, found.columns
         )
-    labels, classes = joined_masks(maps, f"{folder / 'masks'}", size)
+    whose = tuple(map(str, found.masks))
+    labels, classes = joined_masks(maps, f"{folder / 'masks'}", size, whose, gaps=gaps)
     return Raw(np.stack(images), labels, classes, found.test, found.columns)
 
 
 def joined_masks(
-    maps: Sequence[npt.NDArray[np.int64]], what: str, size: int
+    maps: Sequence[npt.NDArray[np.int64]], what: str, size: int, whose: Sequence[str], *, gaps: bool = False
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Masks of one size, ``(N, H, W)``, and the names of their classes.
+
+    Args:
+        maps: N masks.
+        what: they are, the first words of an error.
+        size: height and width wanted; 0: all have one size already.
+        whose: the file of each, N.
+        gaps: as :func:`mask_classes` takes it.
 
     Raises:
         DataError: they are no masks of classes.
     """
     values = np.unique(np.concatenate([np.unique(mask) for mask in maps]))
+    odd = None if gaps else stray(values)
+    if odd is not None:
+        first = next(file for mask, file in zip(maps, whose, strict=True) if (mask == odd).any())
+        raise DataError(f"{first}: has value {odd}, and all masks together {_gap(values)}")
     if not size:
-        return mask_classes(np.stack(maps), what, (), values)
-    parts = [mask_classes(mask, what, (), values) for mask in maps]
+        return mask_classes(np.stack(maps), what, (), values, gaps=gaps)
+    parts = [mask_classes(mask, what, (), values, gaps=gaps) for mask in maps]
     small = [resized_maps(torch.from_numpy(mask)[None], size, size)[0].numpy() for mask, _ in parts]
     return np.stack(small), parts[0][1]
 
@@ -133,6 +146,8 @@ def mask_classes(
     what: str,
     names: tuple[str, ...],
     values: npt.NDArray[np.generic] | None = None,
+    *,
+    gaps: bool = False,
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Masks as class indices, and the classes' names; 255 beside nothing but 0 is class 1.
 
@@ -141,9 +156,11 @@ def mask_classes(
         what: they are, the first words of an error.
         names: of the classes; empty: background, foreground, or numbers where there are more.
         values: those that occur in all masks, if these are only some.
+        gaps: whether numbers of classes without names may be missing, as where a node has not every class of
+            a federation; elsewhere one stray pixel would make classes that do not exist.
 
     Raises:
-        DataError: not whole numbers, or outside the classes.
+        DataError: not whole numbers, outside the classes, or with gaps between them.
 
     >>> masks, classes = mask_classes(np.array([[0, 255]]), "mine", ())
     >>> masks.tolist(), classes
@@ -152,6 +169,10 @@ def mask_classes(
     if masks.dtype.kind not in "biu":
         raise DataError(f"{what}: are {masks.dtype}: allowed are whole numbers, the class of each pixel")
     values = np.unique(masks) if values is None else values
+    odd = None if names or gaps else stray(values)
+    if odd is not None:
+        row = int(np.flatnonzero((masks == odd).reshape(len(masks), -1).any(1))[0])
+        raise DataError(f"{what}: example {row} has value {odd}, and all masks together {_gap(values)}")
     least, most = int(values.min()), int(values.max())
     if most == MOST and set(values.tolist()) <= {0, MOST}:
         masks, most = masks == MOST, 1
@@ -164,6 +185,24 @@ def mask_classes(
         count = max(most + 1, 2)
         names = ("background", "foreground") if count == 2 else ("background", *map(str, range(1, count)))
     return masks.astype(np.int64), names
+
+
+def stray(values: npt.NDArray[np.generic]) -> int | None:
+    """The first value of masks beyond a gap; None: 0..n without gaps, 0 and 255, or negative ones.
+
+    >>> stray(np.array([0, 1, 7])), stray(np.array([1, 2])), stray(np.array([0, 255]))
+    (7, None, None)
+    """
+    present = set(values.tolist()) | {0}  # no mask need show background
+    if present <= {0, MOST} or min(present) < 0:
+        return None
+    return next((value for value in sorted(present) if value and value - 1 not in present), None)
+
+
+def _gap(values: npt.NDArray[np.generic]) -> str:
+    known = [str(value) for value in values.tolist()]
+    listed = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
+    return f"have {listed}: allowed are 0..n without gaps, or 0 and {MOST}"
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -159,24 +159,29 @@ def _known(config: DataConfig) -> tuple[Raw, str, str]:
 
 
 def _path(config: DataConfig) -> tuple[Raw, str, str]:
-    place = located(config)
+    place = located(config, CLASSIFICATION.name)
     if place.is_dir():
         return read_folder(place), place.resolve().name, ""
     return read_npz(place), place.stem, ""
 
 
-def located(config: DataConfig, *suffixes: str) -> Path:
-    """The folder or file that a path in a configuration means: an ``.npz``, or of another suffix.
+def located(config: DataConfig, task: str, *suffixes: str) -> Path:
+    """The folder or file that a path in a configuration means: an ``.npz``, or what else a task reads.
 
     Raises:
         ArgumentError: neither a name that is known nor a path.
-        DataError: no such file or folder.
+        DataError: no such file or folder, or a file of a kind that the task does not read.
     """
     places = [Path(config.name).expanduser(), *(root / config.name for root in folders(config))]
+    places = list(dict.fromkeys(places))  # an absolute path is the same in every folder
     suffixes = (".npz", *suffixes)
     for place in places:
         if place.is_dir() or (place.is_file() and place.suffix in suffixes):
             return place
+    other = next((place for place in places if place.is_file()), None)
+    if other is not None:
+        kinds = " or ".join((*suffixes, *(() if task == "multi-label" else ("a folder",))))
+        raise DataError(f"{other}: is no kind of file that task {task} reads: allowed is {kinds}")
     if config.name.endswith(suffixes) or len(Path(config.name).parts) > 1:
         kinds = ", ".join(suffixes)
         raise DataError(f"data {config.name!r}: no such {kinds} or folder; looked for {_listed(places)}")

@@ -85,6 +85,6 @@ def own(config: DataConfig, task: TaskConfig) -> Source:
     from fedstill.data.loaders import located  # which imports this file
     from fedstill.data.own import read_own
 
-    place = located(config, *((".csv",) if task.name == "multi-label" else ()))
+    place = located(config, task.name, *((".csv",) if task.name == "multi-label" else ()))
     raw = read_own(place, task.name, size=config.size, slices=config.slices)
     return Source(raw, place.resolve().name if place.is_dir() else place.stem)

@@ -36,7 +36,7 @@ class CaseFiles:
     mask: Path | None
 
 
-def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0) -> Raw:
+def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0, gaps: bool = False) -> Raw:
     """Axial slices of all cases of a folder.
 
     A case is ``<case>_image.nii.gz`` with ``<case>_mask.nii.gz``; or a folder ``<case>`` with one file a
@@ -53,6 +53,7 @@ def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0) -
         masks: whether each case must have one.
         size: height and width; 0: as they are, all alike.
         slices: of each volume at most, evenly spread; 0: all.
+        gaps: whether numbers of classes may be missing (:func:`fedstill.data.folders.mask_classes`).
 
     Returns:
         Images ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``, with columns patient, slice and what
@@ -93,7 +94,8 @@ def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0) -
     if not masks:
         nothing = np.zeros(len(whose), dtype=np.int64)
         return Raw(np.concatenate(images), nothing, ("image",), part, columns)
-    labels, classes = joined_masks(maps, f"{folder}: masks", size)
+    files = [str(found[number].mask) for number in whose]
+    labels, classes = joined_masks(maps, f"{folder}: masks", size, files, gaps=gaps)
     return Raw(np.concatenate(images), labels, classes, part, columns)
 
 

@@ -88,7 +88,7 @@ def load_nuclei(config: DataConfig, task: TaskConfig) -> DataSet:
     if config.name not in ("monuseg", "dsb2018", "nuclei"):
         from fedstill.data.own import read_pictures
 
-        place = located(config)
+        place = located(config, task.name)
         pictures = read_pictures(place)
         return data_set(pictures, config, place.resolve().name if place.is_dir() else place.stem, "", column)
     return data_set(pictures, config, config.name, note, column)

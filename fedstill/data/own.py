@@ -54,12 +54,14 @@ def read_own(place: Path, task: str, *, size: int = 0, slices: int = 0, pixels: 
     return in_one_size(place, masks=task == "segmentation", size=size)
 
 
-def from_arrays(path: Path, arrays: Mapping[str, Column], task: str, *, pixels: bool = True) -> Raw:
+def from_arrays(
+    path: Path, arrays: Mapping[str, Column], task: str, *, pixels: bool = True, gaps: bool = False
+) -> Raw:
     """Arrays by name, checked: ``images``, and what the task is taught with.
 
     ``masks`` are ``(N, H, W)`` whole numbers; ``labels`` ``(N, C)`` of -1 unknown, 0 and 1. ``classes``
     names classes or findings, ``split`` is 0 (train) or 1 (test), all other ``(N,)`` arrays are columns:
-    ``patient`` and ``site`` are heeded.
+    ``patient`` and ``site`` are heeded. ``gaps``: as :func:`fedstill.data.folders.mask_classes` takes it.
 
     Raises:
         DataError: an array is missing, or of another form.
@@ -78,7 +80,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], task: str, *, pixels: 
         if masks.shape != (count, *images.shape[2:]):
             shapes = f"masks are {masks.shape} and images {images.shape}"
             raise DataError(f"{path}: {shapes}: allowed is one mask of its size for each image")
-        labels, classes = mask_classes(masks, f"{path}: masks", names)
+        labels, classes = mask_classes(masks, f"{path}: masks", names, gaps=gaps)
     else:
         labels, classes = _findings(path, need(path, arrays, "labels"), count, names)
     test = None
@@ -98,13 +100,16 @@ def _findings(
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form}: allowed are whole numbers, a row for each image")
     found = labels.astype(np.int64)
-    if not np.isin(found, (-1, 0, 1)).all():
-        raise DataError(f"{path}: labels are not all -1 (unknown), 0 or 1")
     names = names or tuple(str(number) for number in range(found.shape[1]))
     if len(names) != found.shape[1]:
         raise DataError(
             f"{path}: has {len(names)} classes: allowed is one for each of {found.shape[1]} labels"
         )
+    wrong = np.argwhere(~np.isin(found, (-1, 0, 1)))
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        where = f"example {row} has {found[row, column]} in column {column} ({names[column]!r})"
+        raise DataError(f"{path}: labels: {where}: allowed are 1, 0 and -1 (unknown)")
     return found, names
 
 

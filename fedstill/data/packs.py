@@ -311,6 +311,11 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")))
     if not names:
         raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
+    if {"images", "masks"} <= set(names):
+        raise DataError(
+            f"{folder}: this looks like images and masks: task segmentation (or instances) reads these, and "
+            "task classification one folder of images per class"
+        )
     return names
 
 

@@ -95,7 +95,9 @@ class PrivateConfig:
             raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
 
 
-def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple[TensorData, Form]:
+def load(
+    config: PrivateConfig, folder: Path, form: Form | None = None, task: TaskConfig | None = None
+) -> tuple[TensorData, Form]:
     """An owner's examples, in the form that a server declares.
 
     Args:
@@ -103,6 +105,7 @@ def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple
         folder: from which paths count.
         form: what the server declares; None takes shape and classes from the data themselves, and the usual
             normalisation.
+        task: what the data are for, where no form says so; None is images of classes.
 
     Returns:
         Inputs ``(N, C, H, W)`` float32, or texts ``(N, L)`` int64, and the targets of the form's task,
@@ -110,10 +113,14 @@ def load(config: PrivateConfig, folder: Path, form: Form | None = None) -> tuple
 
     Raises:
         ArgumentError: an option that cannot be followed.
-        RunNeeded: no form, and data that are no images of classes.
+        RunNeeded: no form, and data that are no images of classes, or do not tell the task's form.
         DataError: data that cannot be read or are of another form.
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
+    if form is None and task is not None and task.name != "classification":
+        from fedstill.data.private_tasks import own_form  # which imports this file
+
+        form = own_form(config, folder, task, what)
     if config.source == "tensors":
         from fedstill.data.private_tasks import load_tensors  # which imports this file
 

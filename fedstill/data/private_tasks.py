@@ -17,15 +17,17 @@ from fedstill.data.dataset import TensorData
 from fedstill.data.findings import read_findings
 from fedstill.data.folders import in_one_size
 from fedstill.data.groups import numbered
+from fedstill.data.loaders import MEAN, STD
 from fedstill.data.nifti import read_volumes
 from fedstill.data.own import from_arrays, read_pictures
 from fedstill.data.packs import Raw, arrays_of
 from fedstill.data.private import SOURCES, PrivateConfig, check_range, groups_of, inputs_of, locate
 from fedstill.data.rasters import resized_maps
 from fedstill.data.tables import read_csv
-from fedstill.errors import ArgumentError, DataError
+from fedstill.errors import ArgumentError, DataError, RunNeeded
 from fedstill.imports import OWN, find, first_line
 from fedstill.node.form import Form
+from fedstill.tasks import TaskConfig, task_type
 
 
 def load_task(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
@@ -52,6 +54,33 @@ def load_task(config: PrivateConfig, folder: Path, form: Form, what: str) -> Ten
         data = _images(config, folder, form, what)
     form.make_task().check(data, what)
     return data
+
+
+def own_form(config: PrivateConfig, folder: Path, task: TaskConfig, what: str) -> Form:
+    """The form that an owner's own images have for a task, with the usual normalisation.
+
+    Args:
+        config: where they are.
+        folder: from which paths count.
+        task: which is not classification.
+        what: the data are, the first words of an error.
+
+    Raises:
+        RunNeeded: what only a server can say is missing: the length and vocabulary of texts, the size of
+            patches, or to which images are to be fitted; all findings there are; how tensors were made.
+        DataError: data that cannot be read.
+    """
+    known = task.name in ("segmentation", "reconstruction") or (
+        task.name == "multi-label" and config.source == "npz"
+    )
+    if not known or config.fit or config.source == "tensors":
+        told = f"its form for task {task.name} is the run's to say, and the run's own data are not here"
+        raise RunNeeded(f"{what}: {told}")
+    least = ("",) * task_type(task.name).least
+    raw, _ = _read(config, folder, Form(task, least, (1, 8, 8), (MEAN,), (STD,)))  # whose size is not used
+    images = with_channels(raw.images[:1], config.channels, "data.channels")
+    channels, height, width = images.shape[1:]
+    return Form(task, raw.classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
 def load_tensors(config: PrivateConfig, path: Path, form: Form, what: str) -> TensorData:
@@ -109,10 +138,11 @@ def _read(config: PrivateConfig, folder: Path, form: Form) -> tuple[Raw, bool]:
     size = form.shape[1] if config.fit and form.shape[1] == form.shape[2] else 0
     if config.source == "npz":
         arrays = arrays_of(path)
-        return from_arrays(path, arrays, task, pixels=not config.normalised), "classes" in arrays
+        raw = from_arrays(path, arrays, task, pixels=not config.normalised, gaps=True)
+        return raw, "classes" in arrays
     if config.source not in SOURCES:
         given = _called(config, path, folder)
-        raw = from_arrays(Path(config.source), given, task, pixels=not config.normalised)
+        raw = from_arrays(Path(config.source), given, task, pixels=not config.normalised, gaps=True)
         return raw, "classes" in given
     if config.source == "csv" and task == "multi-label":
         return _findings(config, path, form, size), True
@@ -120,8 +150,8 @@ def _read(config: PrivateConfig, folder: Path, form: Form) -> tuple[Raw, bool]:
         allowed = "npz or csv" if task == "multi-label" else "npz, folder or nifti"
         raise ArgumentError("data.source", config.source, f"{allowed} for task {task}")
     if config.source == "folder":
-        return in_one_size(path, masks=masks, size=size), False
-    return read_volumes(path, masks=masks, size=size, slices=config.slices), False
+        return in_one_size(path, masks=masks, size=size, gaps=True), False
+    return read_volumes(path, masks=masks, size=size, slices=config.slices, gaps=True), False
 
 
 def _findings(config: PrivateConfig, path: Path, form: Form, size: int) -> Raw:

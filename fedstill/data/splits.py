@@ -191,8 +191,8 @@ def _check_config(config: SplitConfig) -> None:
         raise ArgumentError("split.how", config.how, f"one of {', '.join(get_args(How))}")
     least = 0 if config.how == "column" else 1
     if config.nodes < least:
-        zero = " (0: as many as the column has values)" if least == 0 else ""
-        raise ArgumentError("split.nodes", config.nodes, f"a whole number from {least} up{zero}")
+        only = "is for split.how = column only" if least else "as many as the column has values"
+        raise ArgumentError("split.nodes", config.nodes, f"a whole number from {least} up (0: {only})")
     if config.minimum < 1:
         raise ArgumentError("split.minimum", config.minimum, "a whole number from 1 up")
     drawn = config.how in ("dirichlet", "positives")

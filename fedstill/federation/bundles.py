@@ -347,7 +347,7 @@ def _fit(path: Path, header: AnswersHeader, questions: Questions) -> None:
         BundleError: they are not.
     """
     if header.form != questions.plan.form:
-        for name, mine in asdict(questions.plan.form).items():
+        for name, mine in vars(questions.plan.form).items():
             other = getattr(header.form, name)
             if other != mine:
                 what = f"{len(other)} classes" if name == "classes" else f"{name} {other}"

@@ -9,7 +9,7 @@ data, are nobody's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -38,7 +38,7 @@ NOBODY = -1  # owner of a map that is of no node
 
 @dataclass(frozen=True, kw_only=True)
 class MapsConfig:
-    """How images are made from maps. Without a meaning for tasks that have none."""
+    """How images are made from maps. For tasks that have none, all must be as they are here."""
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
     """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
@@ -294,9 +294,18 @@ class Maps:
 
 
 def make_source(config: MapsConfig, setting: ServerSetting, noise: int) -> Noise | Maps:
-    """What the generator of a task is told: maps where it has conditions, else noise of so many values."""
+    """What the generator of a task is told: maps where it has conditions, else noise of so many values.
+
+    Raises:
+        ArgumentError: an option of maps is set, and the task has none, so that it would change nothing.
+    """
     if setting.task.conditions:
         return Maps(config, setting)
+    for option in fields(MapsConfig):
+        value = getattr(config, option.name)
+        if value != option.default:
+            allowed = f"{option.default!r}, as task {setting.task.name} has no maps"
+            raise ArgumentError(f"method.{option.name}", value, allowed)
     return Noise(noise, setting.seed, setting.compute.device)
 
 

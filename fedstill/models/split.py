@@ -69,17 +69,24 @@ def split(model: nn.Module, whose: str) -> Split:
     return Split(nn.Sequential(OrderedDict(named[:at])), nn.Sequential(OrderedDict(named[at:])))
 
 
-def features(model: Split, example: torch.Tensor, whose: str) -> int:
-    """Values p that an extractor gives for an input (or for a pixel of it), which the head must take.
+def features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = False) -> int:
+    """Values p that an extractor gives for an input, which the head must take.
+
+    Args:
+        maps: whether it may also give a vector for each pixel, ``(B, p, H, W)``.
 
     Raises:
-        ModelError: it gives something else than one vector, or one map of vectors, an input.
+        ModelError: it gives something else than one vector an input.
     """
     training = model.training
     with torch.no_grad():
         found = model.eval().extractor(example)
     model.train(training)
-    if not isinstance(found, torch.Tensor) or found.ndim not in (2, 4) or len(found) != len(example):
+    if (
+        not isinstance(found, torch.Tensor)
+        or found.ndim not in ((2, 4) if maps else (2,))
+        or len(found) != len(example)
+    ):
         form = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise ModelError(f"the extractor of {whose} gives {form} for two inputs: allowed is (2, p)")
     return found.shape[1]

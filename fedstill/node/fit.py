@@ -9,7 +9,6 @@ from torch import nn
 
 from fedstill.compute import Compute
 from fedstill.errors import ModelError
-from fedstill.models import example
 from fedstill.models.split import features, split
 from fedstill.node.training import predict
 from fedstill.seeds import torch_generator
@@ -34,11 +33,11 @@ def fitted(
     if not parted:
         return placed
     parts = split(placed, whose)
-    features(parts, example(shape).to(compute.device), whose)
     x = torch.randn(2, *shape, generator=torch_generator(seed, "try"))
     x = (x.abs() * vocabulary).long() % vocabulary if vocabulary else x
     x = x.to(compute.device)
     whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
+    features(parts, x, whose, maps=whole.ndim > 2)
     if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
         raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")
     return parts

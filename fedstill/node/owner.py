@@ -37,6 +37,7 @@ from fedstill.node.questions import Question
 from fedstill.node.training import LocalConfig
 from fedstill.node.witness import released
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
 
@@ -283,12 +284,15 @@ def faults(folder: Path, form: Form | None = None, *, quick: bool = False) -> li
     return list(examine(folder, form, quick=quick).faults)
 
 
-def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> Examined:
+def examine(
+    folder: Path, form: Form | None = None, *, task: TaskConfig | None = None, quick: bool = False
+) -> Examined:
     """Load all that a folder names, and train nothing.
 
     Args:
         folder: the owner's.
         form: what a server declares; without it shape and classes are taken from the data.
+        task: what a run is about, where its form is not known; None is classification.
         quick: load neither data nor model, only see that they are there.
     """
     try:
@@ -316,7 +320,7 @@ def examine(folder: Path, form: Form | None = None, *, quick: bool = False) -> E
         attempt("data", lambda: private.locate(file.data, folder))
         data, known = None, None
     else:
-        loaded = attempt("data", lambda: private.load(file.data, folder, form))
+        loaded = attempt("data", lambda: private.load(file.data, folder, form, task))
         data, known = loaded if loaded is not None else (None, form)
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -12,15 +12,21 @@ from rich.text import Text
 
 from fedstill.compare import questions, what_leaves
 from fedstill.config import from_dict
-from fedstill.methods import METHODS
+from fedstill.methods import METHODS, refusal
 from fedstill.report.table import CENTRAL, NEEDS
+from fedstill.tasks import TASKS, TaskConfig, any_task
 
 WIDE = 120  # columns of a terminal
+MAPS = "segmentation"  # the task that stands for all whose inputs are made from label maps
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a method with its default options asks of those who take part."""
+    """What a method with its default options asks of those who take part.
+
+    What leaves and what is asked is of the first task that it can learn; what a task with maps adds to that
+    is said, too.
+    """
 
     name: str
     title: str
@@ -36,12 +42,20 @@ def terms(name: str) -> Terms:
 
     >>> terms("fedavg").leaves
     'data sizes, parameters'
+    >>> terms("fediod").leaves.partition("; ")[2]
+    'with maps also: difference, label maps'
     >>> [need for need, needed in terms("fedavg").needs.items() if needed]
     ['same architecture']
     """
-    method, run = METHODS[name], from_dict({"method": {"name": name}})
-    needs = vars(method.needs(run.method))
-    asked = questions(run)
+    method = METHODS[name]
+    own = method.needs(method.config())
+    needs = vars(own)
+    able = [task for task in TASKS if refusal(own, any_task(TaskConfig(task))) is None]  # type: ignore[arg-type]
+    tables = [{"method": {"name": name}, "task": {"name": task}} for task in (able[0], MAPS) if task in able]
+    first, *others = map(from_dict, tables)
+    asked = questions(first)
+    more = [kind for run in others for kind in what_leaves(run) if kind not in what_leaves(first)]
+    asked_more = [question for run in others for question in questions(run) if question not in asked]
     times = {
         question.name: f" x{question.times}" if question.times > 1 else "" for question in asked.values()
     }
@@ -50,10 +64,15 @@ def terms(name: str) -> Terms:
         title=method.title,
         paper=method.paper,
         judged=CENTRAL[method.central][0],
-        leaves=", ".join(what_leaves(run)) or "nothing",
+        leaves=(", ".join(what_leaves(first)) or "nothing") + _with_maps(more),
         needs={words: needs[key] for key, words in NEEDS.items()},
-        questions=", ".join(f"{question}{times[question]}" for question in asked) or "none",
+        questions=(", ".join(f"{question}{times[question]}" for question in asked) or "none")
+        + _with_maps(asked_more),
     )
+
+
+def _with_maps(more: Sequence[str]) -> str:
+    return f"; with maps also: {', '.join(more)}" if more else ""
 
 
 def print_methods(console: Console) -> None:

@@ -172,7 +172,7 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "name": title[central],
             "value": None if reached is None else told(metric, reached),
-            "note": None if tests is None else f"on {tests:,} test examples",
+            "note": None if tests is None else f"on {_tested(result, tests)}",
         },
         gain,
         {
@@ -191,6 +191,14 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             + ("in rounds" if words(result, "turn") == "round" else "distillation"),
         },
     ]
+
+
+def _tested(result: Mapping[str, Any], examples: int) -> str:
+    """What a figure is measured on: examples, or the cases that they are parts of."""
+    cases, case = whole(result, "data", "test_cases"), words(result, "data", "case") or "case"
+    if cases is None:
+        return f"{examples:,} test examples"
+    return f"{cases:,} test {case}{'' if cases == 1 else 's'} ({examples:,} examples)"
 
 
 def _unbroken(figure: str) -> str:

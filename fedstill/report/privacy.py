@@ -16,6 +16,7 @@ from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.words import listed, number, percent, pick, whole, words
 
+ASKED_OF_THEIR_OWNER = ("asyndgan",)  # methods whose questions about a node's label maps go to it alone
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {
     "training": "training of the model",
@@ -138,6 +139,7 @@ def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
         "known": isinstance(pick(result, "privacy"), Mapping),
         "text": words(result, "privacy", "text"),
         "facts": _older(result),
+        "pictures": of_pictures(result),
         "mechanisms": sorted(ledger.mechanisms) if ledger else [],
         # Without a mechanism at any node there is nothing to list.
         "rows": rows if any(about.mechanism != "none" for about in told) else [],
@@ -146,6 +148,32 @@ def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
         "protections": _protections(told, nodes),
         "differing": [row["name"] for row in rows if row["agrees"] is False],
     }
+
+
+def of_pictures(result: Mapping[str, Any]) -> list[str]:
+    """What label maps, and comparisons with real images, tell of nodes' images: a sentence each."""
+
+    def crossed(kind: str, way: str) -> bool:
+        return bool(whole(result, "bytes", "by_kind", kind, way))
+
+    told = []
+    if crossed("label maps", "up"):
+        seen = ""
+        if crossed("label maps", "down"):
+            own = words(result, "method") in ASKED_OF_THEIR_OWNER
+            seen = " Each went back to its own node only." if own else " They went on to all other nodes."
+        told.append(f"Label maps are the outlines of what is in private images, one map an image.{seen}")
+    if crossed("difference", "up"):
+        slopes = (
+            " Its gradients left as well, from which a server can work out the node's image itself."
+            if crossed("gradients", "up")
+            else ""
+        )
+        told.append(
+            "Comparisons with real images were on (method.perceptual, method.pixel): for the server's images "
+            f"nodes told the difference from their own images of the same label maps.{slopes}"
+        )
+    return told
 
 
 def odds(epsilon: float, delta: float) -> float:

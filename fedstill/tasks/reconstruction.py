@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import DataError
+from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity, functional, kspace
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.functional import Ensemble
@@ -44,6 +44,9 @@ class Reconstruction(Task):
         classes: channels of an output, 1.
         acceleration: one line of k-space of so many is measured.
         centre: the share of lines in the middle that always is.
+
+    Raises:
+        ArgumentError: other classes than 1.
     """
 
     name = "reconstruction"
@@ -58,7 +61,7 @@ class Reconstruction(Task):
 
     def __init__(self, classes: int = 1, acceleration: int = ACCELERATION, centre: float = CENTRE) -> None:
         if classes != 1:
-            raise DataError(f"reconstruction: images have {classes} channels: allowed is 1")
+            raise ArgumentError("classes", classes, "1 for task reconstruction: a model gives one image")
         super().__init__(classes)
         self.acceleration, self.centre = acceleration, centre
 

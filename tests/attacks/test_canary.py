@@ -160,7 +160,7 @@ def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
         ("counts", noise_times(0.0), 60),
         ("counts", noise_times(0.25), 150),
         ("votes", noise_times(0.0), 60),
-        ("votes", noise_times(0.5), 200),
+        ("votes", noise_times(0.5), 500),
         ("votes", noise_again, 60),
         ("votes", teachers_that_share, 60),
         ("label", noise_times(0.25), 200),

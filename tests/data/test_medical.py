@@ -286,7 +286,9 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
         assert torch.equal(part.targets, torch.from_numpy(labels)[numbers])
     assert not {n // 2 for n in shown(data.train)} & {n // 2 for n in shown(data.test)}
     np.savez(tmp_path / "mine.npz", **arrays | {"labels": labels * 2})
-    with pytest.raises(DataError, match="not all -1"):
+    row, column = np.argwhere(labels != 0)[0]  # the first that is 2 or -2 now
+    place = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
+    with pytest.raises(DataError, match=f"mine.npz: labels: {place}: allowed are 1, 0 and -1"):
         load(DataConfig(name=str(tmp_path / "mine.npz")), FINDINGS)
 
 

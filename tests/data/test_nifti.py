@@ -137,6 +137,17 @@ def test_squares_are_filled_up_before_they_are_averaged(tmp_path: Path) -> None:
     assert torch.from_numpy(raw.labels[2]).tolist() == [[0] * 4, [1] * 4, [1] * 4, [0] * 4]
 
 
+def test_a_stray_label_of_a_volume_is_no_class(tmp_path: Path) -> None:
+    for name in "ab":
+        mask = (volume(0) > 500).astype(np.uint8)
+        mask[0, 0, 3] = 4 if name == "b" else 1
+        write(tmp_path / f"{name}_image.nii.gz", volume(0))
+        write(tmp_path / f"{name}_mask.nii.gz", mask)
+    with pytest.raises(DataError, match=r"b_mask\.nii\.gz: has value 4, .* have 0, 1, 4: .* without gaps"):
+        read_volumes(tmp_path, masks=True)
+    assert read_volumes(tmp_path, masks=True, gaps=True).labels.max() == 4
+
+
 def test_faults_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a_image.nii.gz", volume(0))
     with pytest.raises(DataError, match=r"a_image\.nii\.gz: case 'a' has no mask"):

@@ -74,6 +74,12 @@ def test_named_classes_count_by_name(tmp_path: Path) -> None:
         load(npz(tmp_path, images=PIXELS, masks=MASKS * 2), tmp_path, MAPS)
 
 
+def test_an_owner_need_not_have_every_class(tmp_path: Path) -> None:
+    three = replace(MAPS, classes=("background", "tumour", "oedema"))
+    config = npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumour here
+    assert torch.equal(load(config, tmp_path, three)[0].targets, torch.from_numpy(MASKS).long() * 2)
+
+
 def test_other_sizes_are_refused_unless_they_are_to_be_fitted(tmp_path: Path) -> None:
     big, masks = PIXELS.repeat(2, 1).repeat(2, 2), MASKS.repeat(2, 1).repeat(2, 2)
     config = npz(tmp_path, images=big, masks=masks)

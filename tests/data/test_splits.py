@@ -239,7 +239,7 @@ def test_sorting_is_stable() -> None:
     ("settings", "name", "words"),
     [
         ({"how": "even"}, "split.how", "iid, dirichlet, shards, column, sorted"),
-        ({"nodes": 0}, "split.nodes", "from 1 up"),
+        ({"nodes": 0}, "split.nodes", "from 1 up .0: is for split.how = column only"),
         ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
         ({"minimum": 0}, "split.minimum", "from 1 up"),
         ({"alpha": 0.0}, "split.alpha", "from 1e-12 to 1e\\+12"),

@@ -21,6 +21,7 @@ from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, BundleError, MethodRefused, NodeFault, QuestionMismatch
 from fedstill.federation import InProcess, LinkConfig, bundles, partition, signed
 from fedstill.federation.bundles import (
+    FORMAT,
     AnswersHeader,
     Files,
     Model,
@@ -197,7 +198,7 @@ def test_methods_that_ask_again_are_refused() -> None:
         offline.make(read_toml('[method]\nname = "fediod"'))
     with pytest.raises(MethodRefused, match=r"no public data: set public\.name"):
         offline.make(read_toml('[method]\nname = "fedkd"\nlevels = 0\n'))
-    assert {name for name, method in METHODS.items() if method.one_round is not None} == {"fedkd"}
+    assert {name for name, method in METHODS.items() if method.one_round is not None} == {"fedkd", "fedad"}
 
 
 # --- the same figures ----------------------------------------------------------------------------
@@ -304,7 +305,7 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda h, t: h.update(format=1), "is of format 1: this version of fedstill reads 2"),
+        (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
         (lambda h, t: h.pop("questions"), "questions is ''"),
         (lambda h, t: h.update(surprise=1), "unknown key 'surprise'"),
         (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),
@@ -318,9 +319,18 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
             "does not list the questions that it holds",
         ),
         (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no question"),
-        (lambda h, t: t["public.inputs"].fill_(float("nan")), "public inputs with NaN or infinity"),
-        (lambda h, t: t.update({"public.inputs": torch.zeros(N, 3, 8, 8)}), r"allowed are float32 of shape"),
-        (lambda h, t: t.update({"public.labels": torch.full((N,), 3)}), "none of its 3 classes"),
+        (
+            lambda h, t: t["public.inputs"].fill_(float("nan")),
+            "public data: 23 examples hold NaN or infinity",
+        ),
+        (
+            lambda h, t: t.update({"public.inputs": torch.zeros(N, 3, 8, 8)}),
+            "public inputs are of shape (23, 3, 8, 8): allowed are (N, 1, 8, 8)",
+        ),
+        (
+            lambda h, t: t.update({"public.labels": torch.full((N,), 3)}),
+            "public data: label 3 of example 0 is outside 0..2",
+        ),
         (lambda h, t: h["plan"]["form"].update(std=[0.0]), "form.std is"),
         (
             lambda h, t: h["plan"].update(public_note=3),
@@ -391,7 +401,7 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
             lambda h, t: t.update({"0.weights": torch.zeros(2)}),
             "question 0 (count_labels) with counts, sizes, we",
         ),
-        (lambda h, t: t.update({"1.logits": t["1.logits"][:, :2]}), "(23, 2): allowed are 3 classes"),
+        (lambda h, t: t.update({"1.logits": t["1.logits"][:, :2]}), "(23, 2): allowed are outputs of (3,)"),
         (
             lambda h, t: t.update({"7.logits": t["1.logits"].clone()}),
             "does not hold the bytes that its ledger",

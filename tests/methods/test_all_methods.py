@@ -501,7 +501,7 @@ def test_a_gate_of_outputs_only_refuses_parameters_and_data_before_any_training(
     assert any(kind in error.rule for kind in told)
 
 
-OUTPUTS = {"ensemble", "fediod", "fedkd", "fedmd", "standalone"}
+OUTPUTS = {"ensemble", "fedad", "fediod", "fedkd", "fedmd", "public-only", "standalone"}
 
 
 def test_it_is_known_which_methods_pass_a_gate_of_outputs_only() -> None:

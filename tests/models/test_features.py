@@ -35,7 +35,7 @@ def test_the_generator_is_three_linear_layers_with_batch_norm() -> None:
 def test_the_critic_has_the_heads_layers_and_one_output(spec: str, widths: tuple[int, ...]) -> None:
     parts = split(build(spec, (1, 28, 28), 10, 0), "model")
     assert hidden_widths(parts.head) == widths
-    p = features(parts, (1, 28, 28), "model")
+    p = features(parts, torch.zeros(2, 1, 28, 28), "model")
     critic = FeatureCritic(p, 10, widths)
     linear = [layer for layer in critic if isinstance(layer, nn.Linear)]
     assert [layer.out_features for layer in linear] == [*widths, 1]

@@ -210,6 +210,7 @@ def test_features_are_one_vector_an_input() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
     with pytest.raises(ModelError, match=re.escape("extractor of student gives (2, 2, 6, 6) for two inputs")):
         features(split(model, "student"), example(SHAPE), "student")
+    assert features(split(model, "student"), example(SHAPE), "student", maps=True) == 2
 
 
 def test_counting_features_changes_nothing() -> None:

@@ -448,11 +448,15 @@ def test_an_image_smaller_than_eight_is_not_shifted() -> None:
 # --- prediction ----------------------------------------------------------------------------------
 
 
-def test_predict_is_evaluation_in_parts_that_changes_nothing() -> None:
+def test_predict_is_evaluation_in_parts_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "at_once", lambda inputs: 3)
+    seen: list[int] = []
     model = build("resnet8:4", (1, 8, 8), 3, 0).train()
     inputs = torch.randn(7, 1, 8, 8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    outputs = training.predict(model, inputs, COMPUTE, batch=3)
+    with model[0].register_forward_hook(lambda layer, given, out: seen.append(len(out))):
+        outputs = training.predict(model, inputs, COMPUTE)
+    assert seen == [3, 3, 1]
     assert model.training
     assert not outputs.requires_grad
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -87,6 +87,13 @@ def test_the_page_is_about_the_tasks_figures(tmp_path: Path) -> None:
     )
 
 
+def test_a_mean_over_patients_says_how_many(tmp_path: Path) -> None:
+    result = segmented()
+    result["data"] |= {"test_cases": 22, "case": "patient"}
+    text = Page(write_report(a_folder(tmp_path, result)).read_text(encoding="utf-8")).text
+    assert "Student Dice 75.4% on 22 test patients (360 examples)" in text
+
+
 def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
     own = {"breast": by_key(77.92, 1, 2, 12.34), "<liver>": by_key(None, 1, 2, None)}
     sites = {"names": ["breast", "<liver>"], "central": {"breast": by_key(80.48, 1, 2, 11.22)},

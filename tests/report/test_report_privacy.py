@@ -12,7 +12,7 @@ import pytest
 from fedstill.privacy.statement import epsilon_text
 from fedstill.report import write_report
 from fedstill.report.files import read_ledger
-from fedstill.report.privacy import guaranteed, in_words, odds, section, sentence
+from fedstill.report.privacy import guaranteed, in_words, odds, of_pictures, section, sentence
 from tests.report.test_report_page import Page, a_folder, a_ledger, a_result, only_result, page_of
 from tests.report.test_report_table import printed
 
@@ -265,3 +265,32 @@ def test_the_head_of_a_page_is_true() -> None:
     assert section({**a_result(), "privacy": {"guarantee": True, "text": "x"}}, None)["facts"] == [
         ("guarantee", "true")
     ]
+
+
+# --- of images ---
+
+
+def _crossed(method: str, *up: str, down: int = 7) -> dict[str, Any]:
+    kinds = {kind: {"up": 5, "down": down if kind == "label maps" else 0} for kind in up}
+    return {**a_result(), "method": method, "bytes": {"up": 9, "down": 9, "by_kind": kinds}}
+
+
+def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) -> None:
+    result = _crossed("fediod", "label maps", "difference", "gradients")
+    every = [result, {**told(a_node("north", 3.0), bare("south")), "bytes": result["bytes"]}]
+    for number, one in enumerate(every):  # without any mechanism, and with one at a node
+        text = only_result(tmp_path / str(number), one).text
+        assert "Label maps are the outlines of what is in private images, one map an image." in text
+        assert "They went on to all other nodes." in text
+        assert "Comparisons with real images were on (method.perceptual, method.pixel)" in text
+        assert "from which a server can work out the node's image itself" in text
+
+
+def test_no_more_is_said_of_images_than_left() -> None:
+    assert of_pictures(_crossed("fediod", "logits", "gradients")) == []
+    (told_maps,) = of_pictures(_crossed("fediod", "label maps", down=0))
+    assert "other nodes" not in told_maps  # no question has maps with it
+    (told_maps,) = of_pictures(_crossed("asyndgan", "label maps"))
+    assert told_maps.endswith("Each went back to its own node only.")
+    (compared,) = of_pictures(_crossed("fediod", "difference"))
+    assert "gradients" not in compared.lower()

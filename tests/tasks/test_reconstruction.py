@@ -62,8 +62,8 @@ def test_other_data_are_refused(inputs: torch.Tensor, targets: torch.Tensor, lin
         TASK.check(TensorData(inputs, targets), "train")
 
 
-def test_images_of_several_channels_are_refused() -> None:
-    with pytest.raises(DataError, match="images have 3 channels"):
+def test_several_classes_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="classes is 3: allowed is 1 for task reconstruction"):
         Reconstruction(3)
 
 

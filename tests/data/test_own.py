@@ -1,0 +1,82 @@
+"""Data of one's own that look like something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedstill.data.loaders import DataConfig, load
+from fedstill.errors import ArgumentError, DataError
+from fedstill.tasks import TaskConfig
+
+SEGMENTATION, FINDINGS = TaskConfig("segmentation"), TaskConfig("multi-label")
+
+
+def folder(root: Path, count: int = 6) -> Path:
+    """Dark images of 8 x 8, all of them background."""
+    for part in ("images", "masks"):
+        (root / part).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(root / part / f"i{i}.png")
+    return root
+
+
+@pytest.mark.parametrize("size", [0, 4])
+@pytest.mark.parametrize(("scale", "listed"), [(1, "0, 1, 7"), (255, "0, 7, 255")])
+def test_a_stray_value_of_a_mask_is_no_class(tmp_path: Path, scale: int, listed: str, size: int) -> None:
+    root = folder(tmp_path / "scans")
+    for i in range(6):
+        mask = (np.arange(64) <= i).reshape(8, 8).astype(np.uint8) * scale
+        mask[7, 7] = 7 if i == 3 else 0
+        Image.fromarray(mask).save(root / "masks" / f"i{i}.png")
+    told = rf"masks/i3\.png: has value 7, and all masks together have {listed}: .* without gaps"
+    with pytest.raises(DataError, match=told):
+        load(DataConfig(name=str(root), size=size), SEGMENTATION)
+
+
+def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) -> None:
+    images, masks = np.zeros((6, 8, 8), dtype=np.uint8), np.zeros((6, 8, 8), dtype=np.uint8)
+    masks[:, 0], masks[4, 1, 2] = 1, 3
+    path = tmp_path / "mine.npz"
+    np.savez(path, images=images, masks=masks)
+    with pytest.raises(
+        DataError, match=r"mine\.npz: masks: example 4 has value 3, and all masks together have 0, 1, 3"
+    ):
+        load(DataConfig(name=str(path)), SEGMENTATION)
+    np.savez(path, images=images, masks=masks, classes=np.array(["none", "a", "b", "c"]))
+    assert load(DataConfig(name=str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
+    masks[4, 1, 2] = 1
+    np.savez(path, images=images, masks=masks[:, :1].repeat(8, 1))  # all of class 1, no background
+    assert load(DataConfig(name=str(path)), SEGMENTATION).classes == ("background", "foreground")
+
+
+@pytest.mark.parametrize(
+    ("task", "kinds"),
+    [
+        (SEGMENTATION, r"\.npz or a folder"),
+        (TaskConfig("instances"), r"\.npz or a folder"),
+        (TaskConfig(), r"\.npz or a folder"),
+        (FINDINGS, r"\.npz or \.csv"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
+    path = tmp_path / ("table.txt" if task is FINDINGS else "table.csv")
+    path.write_text("image,Mass\n")
+    told = rf"^{path}: is no kind of file that task {task.name} reads: allowed is {kinds}$"
+    with pytest.raises(DataError, match=told):
+        load(DataConfig(name=str(path)), task)
+    path.unlink()
+    with pytest.raises((DataError, ArgumentError)) as missing:
+        load(DataConfig(name=str(path.with_suffix(".npz"))), task)
+    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # what was asked for, and one place
+
+
+def test_a_folder_of_images_and_masks_is_not_of_two_classes(tmp_path: Path) -> None:
+    root = folder(tmp_path / "scans")
+    with pytest.raises(DataError, match="scans: this looks like images and masks: task segmentation"):
+        load(DataConfig(name=str(root)))
+    (root / "masks").rename(root / "drawings")
+    assert load(DataConfig(name=str(root))).classes == ("drawings", "images")
