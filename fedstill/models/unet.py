@@ -150,9 +150,6 @@ class ResidualUNet(UNet):
     copy it. The last layer sees the input beside the features, with weight 1 on each channel's own output and
     0 on all else at first. So it parts as the plain one does, and both parts together still copy.
 
-    Measured on brain MRI, 64 x 64, 4x, width 8, batches of 16 (one run): after 50 steps SSIM 72.4 (plain:
-    15.8), after 300 steps 82.2 (71.3); the zero-filled image has 64.8.
-
     Args:
         shape: ``(channels, H, W)`` of the input.
         classes: channels of the output, as many as the input has.
