@@ -17,6 +17,7 @@ import torch
 from fedstill.data.dataset import Cases, TensorData
 from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity, functional, kspace
+from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.functional import Ensemble
 from fedstill.tasks.outline import outline
@@ -180,11 +181,7 @@ class Reconstruction(Task):
     ) -> torch.Tensor | None:
         """Mean SSIM of each case that there is an example of, by number: ``(cases,)``."""
         each = fidelity.ssim(pixels(outputs), pixels(targets)).cpu()
-        if cases is None:
-            return each
-        present = cases.present()
-        of = torch.tensor([present.index(number) for number in cases.of.tolist()])
-        return torch.zeros(len(present), dtype=each.dtype).index_add_(0, of, each) / torch.bincount(of)
+        return mean_by(each, *case_of(len(each), cases))
 
     # --- inputs made to order ---
 

@@ -10,6 +10,7 @@ import torch
 
 from fedstill.data.dataset import Cases, TensorData
 from fedstill.tasks import overlap
+from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.maps import MapTask
 from fedstill.tasks.outline import outline
@@ -123,27 +124,12 @@ class Segmentation(MapTask):
         return drawn if self.outline else drawn.clamp_min(1).sub(1)
 
 
-def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
-    """Each example's case, ``(N,)`` from 0 in the order of :meth:`Cases.present`, and how many there are."""
-    if cases is None:
-        return torch.arange(examples), examples
-    present, of = torch.unique(cases.of, return_inverse=True)
-    return of, len(present)
-
-
 def distances(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     """HD95 of each pair of masks ``(N, H, W)``, ``(N,)`` pixels; nothing predicted: the diagonal, nothing
     true: NaN."""
     pairs = zip(predicted.numpy(), true.numpy(), strict=True)
     far = torch.tensor([overlap.hd95(told, truth) if truth.any() else math.nan for told, truth in pairs])
     return far.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
-
-
-def mean_by(values: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
-    """Means of ``values`` (N,) by group ``of`` (N,), ``(count,)``, without those that are NaN."""
-    known = ~values.isnan()
-    total = torch.zeros(count, dtype=values.dtype).index_add(0, of[known], values[known])
-    return total / torch.bincount(of[known], minlength=count)  # 0 / 0 is NaN
 
 
 def _mean(classes: Sequence[torch.Tensor]) -> float:
