@@ -18,6 +18,7 @@ from fedstill.data.groups import numbered
 from fedstill.data.packs import Images, Raw
 from fedstill.data.rasters import resized, resized_maps
 from fedstill.data.units import drawn_units, labels_of, strata, whole
+from fedstill.data.validation import set_aside
 from fedstill.errors import ArgumentError, DataError
 from fedstill.seeds import numpy_generator
 from fedstill.tasks.config import TaskConfig
@@ -53,8 +54,17 @@ def data_set(source: Source, config: DataConfig, task: TaskConfig) -> DataSet:
     rows, left_out = chosen_sites(raw.columns, config, len(raw.images), raw.test is None)
     unit = PATIENT if PATIENT in raw.columns else ""
     test, drawn = _test_part(raw, rows, config, name)
-    notes = [source.note, left_out, drawn]
-    train_rows, test_rows = rows[~test], rows[test]
+    unit_of = raw.columns[PATIENT] if unit else np.arange(len(raw.images))
+    kept, test, told = set_aside(
+        test,
+        labels_of(torch.from_numpy(raw.labels[rows])),
+        unit_of[rows],
+        raw.columns[SITE][rows] if SITE in raw.columns else None,
+        config,
+        "patients" if unit else "images",
+    )
+    notes = [source.note, left_out, drawn, told]
+    train_rows, test_rows = rows[kept], rows[test]
     train_rows, limited = _limited(raw, train_rows, config, unit)
     notes.append(limited)
 

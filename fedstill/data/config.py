@@ -75,6 +75,10 @@ class DataConfig:
     """The part of the examples kept for testing, where the source has no split of its own; of data with
     patients, the part of each site's patients."""
 
+    validation: float = 0.0
+    """To choose options by: measure on this part of the training examples (of each site's patients or
+    pictures, where there are such) instead of on the test examples, which the run then does not use."""
+
     seed: int = 0
     """Seed of that split and of the draw for train_limit."""
 
@@ -125,6 +129,8 @@ def check_config(config: DataConfig) -> None:
         raise ArgumentError("data.train_limit", config.train_limit, "0 (all) or a whole number from 1 up")
     if not 0 < config.test_fraction < 1:
         raise ArgumentError("data.test_fraction", config.test_fraction, "a number between 0 and 1")
+    if not 0 <= config.validation < 1:
+        raise ArgumentError("data.validation", config.validation, "0 (none), or a number between 0 and 1")
     if config.slices < 0:
         raise ArgumentError("data.slices", config.slices, "0 (all) or a whole number from 1 up")
     for name in ("size", "patch"):

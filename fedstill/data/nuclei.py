@@ -25,6 +25,7 @@ from fedstill.data.images import Bytes, decoded, instance_map
 from fedstill.data.packs import arrays_of, need
 from fedstill.data.rasters import grown, nearest, places, resized
 from fedstill.data.units import drawn_units, strata, whole
+from fedstill.data.validation import set_aside
 from fedstill.errors import ArgumentError, DataError
 from fedstill.seeds import numpy_generator
 from fedstill.tasks.config import TaskConfig
@@ -173,14 +174,17 @@ def data_set(pictures: Sequence[Picture], config: DataConfig, name: str, note: s
             raise DataError(f"{name}: has one picture: allowed are two, of which one is for testing")
         some = rows[undecided]
         generator = numpy_generator(config.seed, "data", "test")
-        none = np.zeros(len(some), dtype=np.int64)
-        test[some] = drawn_units(none, owner[some], sites[some], config.test_fraction, generator)
+        alike = np.zeros(len(some), dtype=np.int64)
+        test[some] = drawn_units(alike, owner[some], sites[some], config.test_fraction, generator)
         drawn = f"{int(test[some].sum())} of {len(some)} pictures"
         notes.append(f"no official split of some: tested on {drawn}, drawn with seed {config.seed}")
     both = np.intersect1d(owner[test], owner[~test])
     if len(both):
         twice = pictures[both[0]].patient
         raise DataError(f"{name}: patient {twice!r} is in both parts: allowed is one of them")
+    none = np.zeros(len(pictures), dtype=np.int64)
+    trained, test, told = set_aside(test, none, owner, sites, config, "pictures")
+    notes.append(told)
     if config.scale < 1:
         pictures = [_scaled(one, config.scale) for one in pictures]
         notes.append(f"pictures averaged down to {config.scale:g} of their size")
@@ -188,7 +192,7 @@ def data_set(pictures: Sequence[Picture], config: DataConfig, name: str, note: s
     patch = config.patch or PATCH
     cases = cases_of(pictures, patch)
     of = cases.of.numpy()
-    train, tested = np.flatnonzero(~test[of]), np.flatnonzero(test[of])
+    train, tested = np.flatnonzero(trained[of]), np.flatnonzero(test[of])
     if 0 < config.train_limit < len(train):
         generator = numpy_generator(config.seed, "data", "limit")
         by_site = strata(np.zeros(len(train), dtype=np.int64), {"site": sites[of[train]]})

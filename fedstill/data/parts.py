@@ -18,6 +18,7 @@ from fedstill.data.dataset import Column
 from fedstill.data.groups import numbered
 from fedstill.data.splits import stratified
 from fedstill.data.units import Ints, drawn_units, strata, whole
+from fedstill.data.validation import set_aside
 from fedstill.errors import DataError
 from fedstill.seeds import numpy_generator
 
@@ -82,7 +83,11 @@ def parted(
             chosen = np.flatnonzero(drawn)
             told = f"{len(np.unique(patient[chosen]))} of {of} patients"
         notes.append(f"no official split: tested on {told}, drawn with seed {config.seed}")
-    train = np.setdiff1d(rows, chosen)
+    units = rows if patient is None else patient
+    kinds, called = strata(labels, columns), "examples" if patient is None else "patients"
+    kept, measured, told = set_aside(np.isin(rows, chosen), kinds, units, None, config, called)
+    train, chosen = rows[kept], rows[measured]
+    notes.extend([told] if told else [])
     if 0 < config.train_limit < len(train):
         generator, there = numpy_generator(config.seed, "data", "limit"), len(train)
         if patient is None:
