@@ -388,12 +388,18 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     assert (run.split.how, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
 
 
-@pytest.mark.parametrize("name", ["mri-segmentation", "nuclei", "mri-reconstruction"])
-def test_published_presets_of_maps_have_nothing_beyond_the_papers_losses(name: str) -> None:
-    published, ours = (config.load(f"{name}-fediod{end}") for end in ("-published", ""))
-    method = published.method
-    assert (method.obey, method.paired, method.ensemble, method.tau) == (0.0, 0.0, "logits", math.inf)
-    same = {"obey": ours.method.obey, "paired": ours.method.paired}
-    same |= {"ensemble": ours.method.ensemble, "tau": ours.method.tau}
-    assert replace(method, **same) == ours.method
-    assert replace(published, name=ours.name, method=ours.method) == ours
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mri-segmentation-fediod",
+        "mri-segmentation-fediod-drawn",
+        "nuclei-fediod",
+        "nuclei-sites-fediod",
+        "mri-reconstruction-fediod",
+    ],
+)
+def test_presets_of_maps_have_nothing_beyond_the_papers_losses(name: str) -> None:
+    method = config.load(name).method
+    assert (method.obey, method.paired) == (0.0, 0.0)
+    if not name.startswith("mri-reconstruction"):  # whose outputs are no logits
+        assert (method.ensemble, method.tau) == ("logits", math.inf)
