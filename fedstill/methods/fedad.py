@@ -16,26 +16,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedstill.choices import check_choices
-from fedstill.compute import lay_out
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
-from fedstill.federation.contract import Answers
-from fedstill.methods.counting import Census, count_labels
+from fedstill.methods.counting import count_labels
 from fedstill.methods.ensemble import look
+from fedstill.methods.one_shot import OneShotServer
 from fedstill.methods.parameters import finite
 from fedstill.methods.public import AT_ONCE, LOGITS, known, logits, optimiser_of, passes
-from fedstill.methods.server import Ask, Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Ask, Method, Needs, ServerSetting
 from fedstill.models.attention import looked, place_of
 from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
-from fedstill.node.training import cosine, set_lr
 from fedstill.seeds import torch_generator
 from fedstill.tasks import Ensemble
 
@@ -137,8 +135,8 @@ def one_round(config: FedADConfig, public: Public | None, seed: int) -> Sequence
     return told + [Ask("predict", {"rows": torch.tensor([a, min(a + CHUNK, total)])}) for a in firsts]
 
 
-class FedADServer(Server):
-    """The first turn asks all questions; each turn is one pass of the student over the public images.
+class FedADServer(OneShotServer):
+    """Asks, and distils outputs and attention.
 
     Args:
         config: FedAD's options.
@@ -148,72 +146,30 @@ class FedADServer(Server):
         ModelError: the student has no attention.
     """
 
-    turn = "epoch"
-
     def __init__(self, config: FedADConfig, setting: ServerSetting) -> None:
-        super().__init__(setting)
-        self.config, self.total = config, config.epochs
-        self.public = known(setting.public)
+        optimiser = optimiser_of(setting.student, config.lr, weight_decay=config.weight_decay)
+        super().__init__(config, setting, optimiser)
+        self.config, self.public = config, known(setting.public)
         self.place = place_of(self.student, setting.shape, "the student") if config.attention else ""
-        self.optimiser = optimiser_of(self.student, config.lr, weight_decay=config.weight_decay)
-        self.census: Census | None = None
-        self.targets: dict[str, torch.Tensor] = {}  # outputs (N, C, ...); least and most (N, side^2)
 
-    def step(self) -> Mapping[str, float]:
-        """One pass over the public images, and before the first one all that is asked."""
-        config, e = self.config, self.done
-        if not self.targets:
-            self.targets = self._ask()
-        set_lr(self.optimiser, cosine(e, self.total, config.lr, config.lr_end))
-        self.student.train()
-        losses = [self._learn(e, step, rows) for step, rows in enumerate(self._batches(e))]
-        self.done += 1
-        mean = torch.stack(losses).mean(0).tolist()
-        return {"student": mean[0], **({"attention": mean[1]} if config.attention else {})}
-
-    def ensemble(self, answers: Answers) -> torch.Tensor | None:
-        """The nodes' outputs as one, ``(B, C, ...)``."""
-        if self.census is None:
-            return None
-        weights = self.task.importance(self.census.of(answers.nodes).counts)
-        return self.task.ensemble(answers["logits"], weights, self.config.ensemble)
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`Server`; with the targets, so that nobody is asked again."""
-        return {
-            **super().state(),
-            "optimiser": self.optimiser.state_dict(),
-            "census": None if self.census is None else self.census.state(),
-            "targets": self.targets,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Server`."""
-        super().load(state)
-        self.optimiser.load_state_dict(state["optimiser"])
-        lay_out(self.optimiser)
-        device = self.compute.device
-        self.census = Census.load(state["census"], device)
-        self.targets = {name: tensor.to(device) for name, tensor in state["targets"].items()}
-
-    def _ask(self) -> dict[str, torch.Tensor]:
-        """Everything that the nodes are ever asked, as what the student learns from."""
+    def gather(self) -> dict[str, torch.Tensor]:
+        """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, side^2)``."""
         parts: list[dict[str, torch.Tensor]] = []
-        census = Census.even(self.federation.nodes, self.task.classes, self.compute.device)
-        for ask in one_round(self.config, self.public, self.seed):
-            answers = self.federation.ask(ask.question, of=census.names, number=None, **ask.tensors)
-            if ask.question == "count_labels":
-                census = Census.of_answers(answers)
-                continue
-            weights = self.task.importance(census.of(answers.nodes).counts)  # (K, 1, C)
+        for _, answers in self.answered(one_round(self.config, self.public, self.seed)):
+            weights = self.omega(answers)  # (K, 1, C)
             z = self.task.ensemble(answers["logits"], weights, self.config.ensemble)  # (B, C, ...)
             bounds: dict[str, torch.Tensor] = {}
             if self.config.attention:
                 knowing = self.task.expertise(z, weights)  # (K, B)
                 bounds = self._bounds(answers["attention"], knowing)
             parts.append({"outputs": z, **bounds})
-        self.census = census
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def learn(self, e: int) -> Mapping[str, float]:
+        """One pass over the public images."""
+        losses = [self._learn(e, step, rows) for step, rows in enumerate(self._batches(e))]
+        mean = torch.stack(losses).mean(0).tolist()
+        return {"student": mean[0], **({"attention": mean[1]} if self.config.attention else {})}
 
     def _bounds(self, A: torch.Tensor, knowing: torch.Tensor) -> dict[str, torch.Tensor]:
         """Between which maps ``(B, P)`` A should lie, of the nodes' ``(K, B, P)`` and shares ``(K, B)``."""

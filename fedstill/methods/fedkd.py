@@ -16,19 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fedstill.choices import check_choices
-from fedstill.compute import lay_out
 from fedstill.data.augment import shifted
 from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
-from fedstill.federation.contract import Answers
-from fedstill.methods.counting import Census, count_labels
+from fedstill.methods.counting import count_labels
 from fedstill.methods.ensemble import look
+from fedstill.methods.one_shot import OneShotServer
 from fedstill.methods.parameters import finite
 from fedstill.methods.public import (
     AT_ONCE,
@@ -41,12 +40,11 @@ from fedstill.methods.public import (
     optimiser_of,
     passes,
 )
-from fedstill.methods.server import Ask, Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Ask, Method, Needs, ServerSetting
 from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.questions import NodeSetting, NodeSide, Question
-from fedstill.node.training import cosine, set_lr
 from fedstill.privacy.noise import dequantise, laplace, quantise
 from fedstill.seeds import derive, torch_generator
 from fedstill.tasks import Ensemble
@@ -260,83 +258,24 @@ def view_seed(seed: int, p: int) -> int:
     return derive(seed, "view", p) if p else 0
 
 
-class FedKDServer(Server):
-    """Algorithm 1. The first turn asks all questions; each turn is one pass of the student over D^0.
+class FedKDServer(OneShotServer):
+    """Algorithm 1, with ``omega`` as in Eq. 1.
 
     Args:
         config: FedKD's options.
         setting: what the server is made of.
     """
 
-    turn = "epoch"
-
     def __init__(self, config: FedKDConfig, setting: ServerSetting) -> None:
-        super().__init__(setting)
-        self.config, self.total = config, config.epochs
+        optimiser = optimiser_of(setting.student, config.lr, config.optimiser, config.weight_decay)
+        super().__init__(config, setting, optimiser)
+        self.config = config
         self.views = Views(setting.public, flip=config.views == "shift-flip")
-        self.optimiser = optimiser_of(self.student, config.lr, config.optimiser, config.weight_decay)
-        self.census: Census | None = None
-        self.targets: torch.Tensor | None = None  # z_hat of each prediction of each example (P, N, C, ...)
 
-    def step(self) -> Mapping[str, float]:
-        """One pass over D^0, and before the first one all that is asked."""
-        config, e = self.config, self.done
-        if self.targets is None:
-            self.targets = self._ask()
-        set_lr(self.optimiser, cosine(e, self.total, config.lr, config.lr_end))
-        self.student.train()
-        loss = distil(
-            self.student,
-            self.optimiser,
-            self._batches(e, self.targets),
-            lambda z_tilde, z_hat: self.task.distance(z_tilde, z_hat, config.tau),  # Eq. 5-7
-            self.compute,
-            self.seed,
-            "student",
-            e,
-        )
-        self.done += 1
-        return {"student": loss}
-
-    def ensemble(self, answers: Answers) -> torch.Tensor | None:
-        """z_hat without quantiser and noise, ``(B, C, ...)``."""
-        if self.census is None:
-            return None
-        return self.task.ensemble(answers["logits"], self.omega(answers), self.config.ensemble)
-
-    def omega(self, answers: Answers) -> torch.Tensor:
-        """Eq. 1 over the nodes that answered: ``(K, 1, C)``."""
-        if self.census is None:
-            raise ArgumentError("census", None, "known once the nodes have been asked")
-        return self.task.importance(self.census.of(answers.nodes).counts)
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`Server`; with the targets, so that nobody is asked again."""
-        return {
-            **super().state(),
-            "optimiser": self.optimiser.state_dict(),
-            "census": None if self.census is None else self.census.state(),
-            "targets": self.targets,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Server`."""
-        super().load(state)
-        self.optimiser.load_state_dict(state["optimiser"])
-        lay_out(self.optimiser)
-        device = self.compute.device
-        self.census = Census.load(state["census"], device)
-        self.targets = None if state["targets"] is None else state["targets"].to(device)
-
-    def _ask(self) -> torch.Tensor:
-        """Everything that the nodes are ever asked; z_hat, ``(P, N, C, ...)``."""
+    def gather(self) -> dict[str, torch.Tensor]:
+        """Everything that the nodes are ever asked; z_hat of each prediction of each example."""
         config, parts = self.config, []
-        self.census = Census.even(self.federation.nodes, self.task.classes, self.compute.device)
-        for ask in asks(config, self.views.public, self.seed, self._agree):
-            answers = self.federation.ask(ask.question, of=self.census.names, number=None, **ask.tensors)
-            if ask.question == "count_labels":
-                self.census = Census.of_answers(answers)  # N_k^c
-                continue
+        for ask, answers in self.answered(asks(config, self.views.public, self.seed, self._agree)):
             z = answers["logits"]  # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             if config.levels:
                 z = dequantise(z, config.levels, float(ask.tensors.get("z_max", config.z_max)))
@@ -344,7 +283,21 @@ class FedKDServer(Server):
         z_hat = torch.stack(torch.cat(parts).chunk(config.predictions))
         if not math.isinf(config.gamma):
             z_hat = z_hat + torch.stack([self._noise(p, z_hat[p]) for p in range(config.predictions)])
-        return z_hat
+        return {"z_hat": z_hat}  # (P, N, C, ...)
+
+    def learn(self, e: int) -> Mapping[str, float]:
+        """One pass over D^0."""
+        loss = distil(
+            self.student,
+            self.optimiser,
+            self._batches(e, self.targets["z_hat"]),
+            lambda z_tilde, z_hat: self.task.distance(z_tilde, z_hat, self.config.tau),  # Eq. 5-7
+            self.compute,
+            self.seed,
+            "student",
+            e,
+        )
+        return {"student": loss}
 
     def _agree(self) -> torch.Tensor:
         """z_max: the largest logit of all nodes under all views."""

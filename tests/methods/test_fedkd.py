@@ -108,8 +108,7 @@ def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
 
 
 def targets(made: World) -> torch.Tensor:
-    assert made.server.targets is not None
-    return made.server.targets
+    return made.server.targets["z_hat"]
 
 
 def by_hand(made: World, predictions: int = 1) -> torch.Tensor:
@@ -365,7 +364,7 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
             -1, ("n0", "n1", "n2", "n3"), {"logits": torch.stack([n.model(x) for n in made.nodes])}
         )
         assert made.server.ensemble(answers) is None
-        made.server._ask()
+        made.server.gather()
         expected = TASK.ensemble(answers["logits"], made.server.omega(answers), "logits")
         assert torch.equal(made.server.ensemble(answers), expected)  # type: ignore[arg-type]
 
