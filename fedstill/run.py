@@ -11,12 +11,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedstill
 from fedstill import models
 from fedstill.config import RunConfig, load_toml, to_toml
-from fedstill.data.dataset import DataSet, TensorData
+from fedstill.data.dataset import Column, DataSet, TensorData
 from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.splits import conceal, split
@@ -200,6 +201,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             "note": data.note,
         },
         "split": _how(config, data, len(parts)),
+        "values": _values(config, data),
         "models": {"nodes": specs, "student": config.student.model},
     }
     return experiment, about
@@ -208,12 +210,24 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
 def divide(config: RunConfig[Any], data: DataSet) -> tuple[list[TensorData], Public | None]:
     """Each node's own part of the training data, as a run divides them, and what is public."""
     train, public = load_public(config.public, data, config.task)
-    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
-    columns = {name: column[kept] for name, column in data.columns.items()}
+    columns = _columns(config, data)
     generator = numpy_generator(config.seed, "split")
     units = columns[data.unit] if data.unit else None
     indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
     return conceal([train.subset(part) for part in indices], config.split, generator), public
+
+
+def _columns(config: RunConfig[Any], data: DataSet) -> dict[str, Column]:
+    """What is known of the examples that are divided over the nodes."""
+    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    return {name: column[kept] for name, column in data.columns.items()}
+
+
+def _values(config: RunConfig[Any], data: DataSet) -> list[str] | None:
+    """Which value of the split's column each node has; None where a node is no value of a column."""
+    if config.split.how != "column":
+        return None
+    return [str(value) for value in np.unique(_columns(config, data)[config.split.column]).tolist()]
 
 
 def _how(config: RunConfig[Any], data: DataSet, nodes: int) -> dict[str, Any]:
@@ -223,8 +237,7 @@ def _how(config: RunConfig[Any], data: DataSet, nodes: int) -> dict[str, Any]:
     if split.how in ("dirichlet", "positives"):
         told["alpha"] = split.alpha
     if split.how == "column":
-        values = sorted(set(data.columns[split.column].tolist()))
-        told |= {"column": split.column, "values": [str(value) for value in values][:nodes]}
+        told |= {"column": split.column, "values": _values(config, data)}
     return told
 
 
@@ -259,7 +272,11 @@ def finish(
             node["model"] = spec
         if figures["student"] is not None:
             figures["student"]["model"] = about["models"]["student"]
-    result = {**{key: value for key, value in about.items() if key != "models"}, **figures, **_machine()}
+    if about.get("values") is not None:  # what whoever divided the data knows, and no node was told
+        for node, value in zip(figures["nodes"], about["values"], strict=True):
+            node["site"] = value
+    known = {key: value for key, value in about.items() if key not in ("models", "values")}
+    result = {**known, **figures, **_machine()}
     experiment.records.finish(result, experiment.setting.student if experiment.has_student else None)
     write_report(out)
     return result

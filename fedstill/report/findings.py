@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.report.metrics import bare, figures_of, head, told
+from fedstill.report.names import written
 from fedstill.report.table import CENTRAL, central_of
 from fedstill.report.words import number, pick
 from fedstill.tasks.task import Figure
@@ -24,7 +25,9 @@ def sites(result: Mapping[str, Any]) -> dict[str, Any] | None:
     models = [(CENTRAL[central_of(result)][0], pick(stored, "central"), True)]
     models.append(("centralised", pick(stored, "centralised"), False))
     nodes = pick(stored, "nodes")
-    models += [(str(node), nodes[node], False) for node in (nodes if isinstance(nodes, Mapping) else ())]
+    by_node = nodes if isinstance(nodes, Mapping) else {}
+    own = zip(written(result, list(map(str, by_node))), by_node.values(), strict=True)
+    models += [(name, by_site, False) for name, by_site in own]
     present = [model for model in models if isinstance(model[1], Mapping)]
     tables = [
         {

@@ -7,6 +7,7 @@ Names and texts in the folder come from users and nodes: everything is escaped.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,11 @@ from fedstill.report import findings, link, pictures, plots, privacy
 from fedstill.report.facts import facts
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
 from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
+from fedstill.report.names import labels, node_name, node_records, written
 from fedstill.report.sentence import KINDS, plain_sentence
 from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
 from fedstill.report.templates import environment, size
-from fedstill.report.words import human_bytes, human_seconds, number, pick, points, whole, words
+from fedstill.report.words import human_bytes, human_seconds, number, pick, points, run_notes, whole, words
 from fedstill.tasks.task import Figure
 
 REFERENCE_STYLES = {
@@ -86,7 +88,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     if own:
         references = [reference for reference in references if reference[0] != "nodes' own models"]
     central = CENTRAL[central_of(result)][0]
-    local = list(metrics.local.items())[:MOST_PANELS]
+    local = list(zip(written(result, list(metrics.local)), metrics.local.values(), strict=True))[:MOST_PANELS]
     if metrics.centralised:
         local.append(("centralised", metrics.centralised))
     return {
@@ -95,6 +97,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "sentence": plain_sentence(result, ledger, made_up=bool(samples)),
         "data_name": words(result, "data", "name"),
         "context": _context(result),
+        "notes": run_notes(result),
         "key_figures": _key_figures(result),
         "metric": {"title": metric.title, "name": in_a_sentence(metric.title)},
         "others": [head(figure) for figure in figures[1:]],
@@ -130,13 +133,19 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "link": link.parts(result),
         "link_bar": link.time_bar(link.parts(result)),
         "message_cost": link.message_cost(result),
-        "events": link.events(result),
+        "events": _events(result),
         "privacy": privacy.section(result, ledger),
         "nodes": _nodes(result),
         "command": words(result, "command"),
         "facts": facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
     }
+
+
+def _events(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Which nodes were left out and came back, with the nodes' names as the page writes them."""
+    names, told = labels(result), link.events(result)
+    return [{**event, "node": names.get(event["node"], event["node"])} for event in told]
 
 
 def _processes(result: Mapping[str, Any]) -> str:
@@ -184,7 +193,7 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         },
         {
             "name": "Time",
-            "value": None if total is None else human_seconds(total),
+            "value": None if total is None else re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total)),
             "note": None
             if distillation is None
             else f"{_unbroken(human_seconds(distillation))} of it "
@@ -211,7 +220,7 @@ def _context(result: Mapping[str, Any]) -> str | None:
 
     A run from Python names no data set: then the nodes' own examples are counted.
     """
-    held = [whole(node, "examples") for node in _node_records(result)]
+    held = [whole(node, "examples") for node in node_records(result)]
     known = [count for count in held if count is not None]
     train, test = whole(result, "data", "train"), whole(result, "data", "test")
     if train is None and known and len(known) == len(held):
@@ -222,7 +231,7 @@ def _context(result: Mapping[str, Any]) -> str | None:
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = pick(result, "data", "shape")
     if size and isinstance(shape, list) and shape:
-        size += " of " + " \u00d7 ".join(str(side) for side in shape)
+        size += " of " + " \u00d7 ".join(str(side) for side in shape) + (" tokens" if len(shape) == 1 else "")
     what = ", ".join(part for part in (words(result, "data", "name"), size) if part)
 
     how, alpha = words(result, "split", "how"), number(result, "split", "alpha")
@@ -230,7 +239,7 @@ def _context(result: Mapping[str, Any]) -> str | None:
         how += f", alpha\u00a0{alpha:g}"
     values = pick(result, "split", "values")
     if isinstance(values, list) and len(values) == len(held):
-        names = [_node_name(place, node) for place, node in enumerate(_node_records(result))]
+        names = [node_name(place, node) for place, node in enumerate(node_records(result))]
         each = ", ".join(f"{name} has {value}" for name, value in zip(names, values, strict=True))
         how = f"by {words(result, 'split', 'column')}: {each}"
     note = words(result, "data", "note")
@@ -247,22 +256,14 @@ def _context(result: Mapping[str, Any]) -> str | None:
     return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence) or None
 
 
-def _node_records(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    nodes = pick(result, "nodes")
-    return [node for node in nodes if isinstance(node, Mapping)] if isinstance(nodes, list) else []
-
-
-def _node_name(place: int, node: Mapping[str, Any]) -> str:
-    return words(node, "name") or f"node {place + 1}"
-
-
 def _holdings(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """The classes each node holds: names, and for each node the counts with a shade from 0 to 1."""
     held = []
-    for place, node in enumerate(_node_records(result)):
+    for place, node in enumerate(node_records(result)):
         counts = pick(node, "label_counts")
         known = isinstance(counts, list) and bool(counts)
-        held.append((_node_name(place, node), [whole({"n": n}, "n") for n in counts] if known else None))
+        held.append((node_name(place, node), [whole({"n": n}, "n") for n in counts] if known else None))
+    held = list(zip(written(result, [name for name, _ in held]), [counts for _, counts in held], strict=True))
     width = max((len(counts) for _, counts in held if counts), default=0)
     if width == 0:
         return None
@@ -316,7 +317,7 @@ def _last(values: Mapping[float, float | None]) -> str | None:
 
 def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
     """What left each node and what came to it, by kind where the ledger tells, else as sums."""
-    records = {_node_name(place, node): node for place, node in enumerate(_node_records(result))}
+    records = {node_name(place, node): node for place, node in enumerate(node_records(result))}
     stored = pick(result, "bytes", "by_kind")
     by_kind = stored if isinstance(stored, Mapping) else {}
     sums: dict[str, Counter[str]] = {}
@@ -330,9 +331,9 @@ def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
     kinds = {way: [kind for kind in order if sums[way][kind]] for way in ("up", "down")}
 
     strangers = sorted(set(ledger.nodes) - set(records)) if ledger else []
-    rows = []
+    rows, shown = [], labels(result)
     for name in [*records, *strangers]:
-        row: dict[str, Any] = {"name": name, "questions": None}
+        row: dict[str, Any] = {"name": shown.get(name, name), "questions": None}
         for way in ("up", "down"):
             row[way] = [None] * len(kinds[way])
             row[f"{way}_total"] = whole(records.get(name), "bytes", way)
@@ -368,19 +369,20 @@ def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
 def _nodes(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     metric = figures_of(result)[0]
     _, alone = _own_values(result, metric)
+    names = labels(result)
 
     def shown(value: float | None) -> str | None:
         return None if value is None else told(metric, value)
 
     nodes: list[dict[str, Any]] = [
         {
-            "name": _node_name(place, node),
+            "name": names[node_name(place, node)],
             "model": words(node, "model"),
             "parameters": whole(node, "parameters"),
             "examples": whole(node, "examples"),
             "alone": shown(number({"value": alone[place]}, "value")) if place < len(alone) else None,
         }
-        for place, node in enumerate(_node_records(result))
+        for place, node in enumerate(node_records(result))
     ]
     if pick(result, "student") is None and "student" in result:  # the method has no central model
         return nodes

@@ -1,9 +1,9 @@
 """Predictions beside the truth, drawn: outlines on the image, images with their errors.
 
 The best, the median and the worst case of the central model, as fedstill/pictures.py has put them together.
-Two outlines that coincide are both seen: the truth is a wide yellow line, the prediction a narrow blue one
-on it, both on a dark rim, so that they are legible on grey scans and on stained tissue, and by people who do
-not tell red from green.
+Outlines are thin lines on the edges of pixels, whatever the picture's size. Where truth and prediction agree
+there is one white line, else the truth is orange and the prediction blue, all on a dark rim: they are legible
+on grey scans and on stained tissue, and by people who do not tell red from green, or blue from yellow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.errors import RunFolderError
-from fedstill.report.metrics import figures_of, told
-from fedstill.report.outlines import outline
+from fedstill.report.metrics import figures_of, in_a_sentence, told
+from fedstill.report.names import labels
+from fedstill.report.outlines import compare, outline
 from fedstill.report.png import indexed, picture
 from fedstill.report.table import CENTRAL, central_of
 from fedstill.report.words import number, pick, whole, words
@@ -26,6 +27,7 @@ from fedstill.report.words import number, pick, whole, words
 FILE = "pictures.safetensors"
 MOST_MODELS = 6  # drawn a case: the central model and the first nodes'
 MOST_SIDE = 256  # pixels of a drawn picture
+LARGE = 100  # pixels: a picture with a longer side is drawn larger, as its outlines would run together
 SATURATED = 0.995  # quantile of the models' errors that the brightest colour stands for
 
 # From black over red and yellow to white, brighter all the way: errors can be told apart without hues.
@@ -49,11 +51,19 @@ def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"missing": FILE, "kind": kind, "cases": [], "more": 0}
     figure = figures_of(result)[0]
     tensors = _read(folder / FILE)
-    cases = [_renamed(case, CENTRAL[central_of(result)][0]) for case in cases]
+    central = CENTRAL[central_of(result)][0]
+    names = labels(result)
+    cases = [_renamed(case, names, central) for case in cases]
     parts = [_parts(folder / FILE, place, case, tensors) for place, case in enumerate(cases)]
     most = max(map(_largest, parts)) if kind == "image" else 0.0
     views = [
-        {"title": _title(words(case, "rank")), "about": _about(case), **_drawn(f"case-{place}", part, most)}
+        {
+            "title": _title(words(case, "rank")),
+            "about": _about(case),
+            "judged": _judged(case, figure.title),
+            "large": max(part.truth.shape[-2:]) > LARGE,
+            **_drawn(f"case-{place}", part, most),
+        }
         for place, (case, part) in enumerate(zip(cases, parts, strict=True))
     ]
     for view, case in zip(views, cases, strict=True):
@@ -64,7 +74,8 @@ def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "missing": None,
         "kind": kind,
-        "metric": figure.title,
+        "judge": _judge(_models(cases[0]), central),
+        "metric": in_a_sentence(figure.title),
         "cases": views,
         "more": max(0, max(len(_models(case)) for case in cases) - MOST_MODELS),
         "coloured": any(part.kind == "map" and len(part.below) == 3 for part in parts),
@@ -73,17 +84,19 @@ def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _renamed(case: Mapping[str, Any], central: str) -> dict[str, Any]:
-    """A case whose central model is called what the page calls it: no average is a student."""
-    first, *others = _models(case) or [{}]
-    if words(first, "name") == "student":
-        first = {**first, "name": central}
-    return {**case, "models": [first, *others] if first else []}
+def _renamed(case: Mapping[str, Any], names: Mapping[str, str], central: str) -> dict[str, Any]:
+    """A case whose models are called what the page calls them: no average is a student."""
+    models = []
+    for place, model in enumerate(_models(case)):
+        name = words(model, "name") or "model"
+        shown = central if place == 0 and name == "student" else names.get(name, name)
+        models.append({**model, "name": shown})
+    return {**case, "models": models}
 
 
-def _models(case: Mapping[str, Any]) -> list[Any]:
+def _models(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     models = pick(case, "models")
-    return models if isinstance(models, list) else []
+    return [model for model in models if isinstance(model, Mapping)] if isinstance(models, list) else []
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -139,25 +152,42 @@ def _about(case: Mapping[str, Any]) -> str:
     part, parts_in_all = whole(case, "part"), whole(case, "parts")
     if part is not None and parts_in_all is not None:
         parts.append(f"slice {part + 1} of {parts_in_all}")
-    window, size = pick(case, "window"), pick(case, "size")
-    if isinstance(window, list) and isinstance(size, list) and window[2:] != size:
-        shown, whole_size = (" \u00d7 ".join(str(side) for side in sides) for sides in (window[2:], size))
+    if _is_cut(case):
+        sides_of = (pick(case, "window")[2:], pick(case, "size"))
+        shown, whole_size = (" \u00d7 ".join(str(side) for side in sides) for sides in sides_of)
         parts.append(f"{shown} of its {whole_size} pixels")
     return ", ".join(part for part in parts if part)
+
+
+def _judge(models: Sequence[Mapping[str, Any]], central: str) -> str:
+    """The model that cases were ranked by, in a sentence."""
+    name = (words(models[0], "name") if models else None) or "model"
+    return f"the {name}" if name == central else name
+
+
+def _judged(case: Mapping[str, Any], title: str) -> str:
+    """What a score below a picture is, and of what, if only a part of the case is seen."""
+    if whole(case, "part") is not None:
+        return f"patient\u2019s {in_a_sentence(title)}"
+    return f"whole picture\u2019s {in_a_sentence(title)}" if _is_cut(case) else title
+
+
+def _is_cut(case: Mapping[str, Any]) -> bool:
+    window, size = pick(case, "window"), pick(case, "size")
+    return isinstance(window, list) and isinstance(size, list) and window[2:] != size
 
 
 # --- maps ---
 
 
 def _outlines(name: str, parts: _Parts) -> dict[str, Any]:
-    """The image with the true outline, then for each model with its own too; the image is there only once."""
+    """The image with the true outline, then for each model with both; the image is there only once."""
     truth = parts.truth
     height, width = truth.shape
     base = Markup('<image id="{n}" href="{png}" width="{w}" height="{h}"/>').format(
         n=name, png=picture(parts.below, MOST_SIDE), w=width, h=height
     )
     again = Markup('<use href="#{}"/>').format(name)
-    true = f"{name}-truth"
 
     def drawing(label: str, drawn: Sequence[Markup]) -> Markup:
         return Markup('<svg class="sight" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
@@ -165,22 +195,32 @@ def _outlines(name: str, parts: _Parts) -> dict[str, Any]:
         )
 
     first = drawing(
-        "the image with the true outline",
-        [base, _path(true, truth), _line(true, "rim"), _line(true, "truth")],
+        "the image with the true outline", [base, *_lines([(f"{name}-truth", "truth", outline(truth))])]
     )
     panels: list[dict[str, Any]] = [{"name": "truth", "score": None, "drawing": first}]
     for place, (model, found) in enumerate(zip(parts.models, parts.made, strict=True)):
-        own = f"{name}-{place}"
-        rims = [_line(true, "rim"), _line(own, "rim")]  # below both lines, as neither may hide the other
-        lines = [again, _path(own, found), *rims, _line(true, "truth"), _line(own, "made")]
+        own = compare(truth, found)._asdict()
+        lines = _lines([(f"{name}-{place}-{style}", style, path) for style, path in own.items()])
         label = f"the image with the true outline and that of {model}"
-        panels.append({"name": model, "score": None, "drawing": drawing(label, lines)})
+        panels.append({"name": model, "score": None, "drawing": drawing(label, [again, *lines])})
     return {"panels": panels, "first": 1, "errors": []}
 
 
-def _path(name: str, regions: Array) -> Markup:
-    """An outline to be drawn by its name."""
-    return Markup('<defs><path id="{}" d="{}"/></defs>').format(name, outline(regions))
+def _lines(paths: Sequence[tuple[str, str, str]]) -> list[Markup]:
+    """Outlines (name, style, path), each on its rim; all rims are below all lines, and hide none.
+
+    What keeps a line as thin on a small picture as on a large one stands at the path itself: no style sheet
+    reaches it where it is drawn by its name.
+    """
+    there = [(name, style, path) for name, style, path in paths if path]
+    kept = '<path id="{}" d="{}" fill="none" vector-effect="non-scaling-stroke"/>'
+    return [
+        Markup("<defs>{}</defs>").format(
+            Markup("").join(Markup(kept).format(name, path) for name, _, path in there)
+        ),
+        *(_line(name, "rim") for name, _, _ in there),
+        *(_line(name, style) for name, style, _ in there),
+    ]
 
 
 def _line(name: str, style: str) -> Markup:

@@ -85,9 +85,11 @@ def small_plot(label: str, line: Points, span: tuple[float, float] | None = None
     frame = Frame((first, last), (low, high), 96)
     parts = [frame.level(tick, "grid") for tick in [low, *ticks]]
     parts += [text("0", frame.down(tick) + 4, f"{tick:g}", "tick left", -8) for tick in ticks]
-    parts.append(text("0", frame.height + 20, step_text(first), "tick"))
     if last > first:
+        parts.append(text("0", frame.height + 20, step_text(first), "tick"))
         parts.append(text("100%", frame.height + 20, step_text(last), "tick left"))
+    else:
+        parts.append(text("50%", frame.height + 20, step_text(first), "tick middle"))
     if len(shown) == 1:
         spot = frame.down(shown[0][1])
         parts.append(Markup('<circle class="dot" cx="50%" cy="{}" r="3"/>').format(spot))

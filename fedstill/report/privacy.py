@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
+from fedstill.report.names import labels
 from fedstill.report.words import listed, number, percent, pick, whole, words
 
 ASKED_OF_THEIR_OWNER = ("asyndgan",)  # methods whose questions about a node's label maps go to it alone
@@ -134,6 +135,9 @@ def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
         _row(about, node, None if ledger is None else ledger.nodes.get(about.name, Traffic()))
         for about, node in zip(told, nodes, strict=True)
     ]
+    names = labels(result)
+    for row in rows:
+        row["name"] = names.get(row["name"], row["name"])
     return {
         "sentence": sentence(result),
         "known": isinstance(pick(result, "privacy"), Mapping),
@@ -145,7 +149,7 @@ def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
         "rows": rows if any(about.mechanism != "none" for about in told) else [],
         "bare": [about.name for about in told if about.price == NO_GUARANTEE],
         "every": guaranteed(result) is not None,
-        "protections": _protections(told, nodes),
+        "protections": _protections(told, nodes, names),
         "differing": [row["name"] for row in rows if row["agrees"] is False],
     }
 
@@ -251,7 +255,9 @@ def _events(node: Mapping[str, Any]) -> Counter[str]:
 # --- how they are protected ---------------------------------------------------------------------------
 
 
-def _protections(told: Sequence[Spent], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _protections(
+    told: Sequence[Spent], nodes: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """What is said of nodes' protection, once for all of whom the same is said."""
     by_words: dict[str, dict[str, Any]] = {}
     for about, node in zip(told, nodes, strict=True):
@@ -272,8 +278,9 @@ def _protections(told: Sequence[Spent], nodes: Sequence[Mapping[str, Any]]) -> l
             "assumes": _lines(node, "assumes"),
         }
         kept = by_words.setdefault(json.dumps(shown), {**shown, "names": [], "paid": []})
-        kept["names"].append(about.name)
-        kept["paid"].append((about.name, _paid(_events(node))))
+        name = names.get(about.name, about.name)
+        kept["names"].append(name)
+        kept["paid"].append((name, _paid(_events(node))))
     return list(by_words.values())
 
 

@@ -10,7 +10,7 @@ from fedstill.report.files import read_metrics, read_result
 from fedstill.report.metrics import in_a_sentence
 from fedstill.report.summary import LOCAL, Row, Run, Setting, Summary
 from fedstill.report.table import CENTRAL, needs_words
-from fedstill.report.words import listed, whole, words
+from fedstill.report.words import listed, run_notes, whole, words
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
@@ -103,8 +103,14 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
         "shards": f"{split.classes_per_node} classes a node",
     }
     batch = f"batch {local.batch}"
+    # As many as a column has values: the runs know.
+    known = {whole(run.result, "split", "nodes"): None for row in rows for run in row.runs}
+    count = split.nodes or next(filter(None, known), None)
+    nodes = f"{count} nodes, " if count else ""
+    if split.how in ("column", "sorted"):
+        how[split.how] = f"one for each {split.column}" if split.how == "column" else f"by {split.column}"
     parts = [
-        f"{data.name}, {split.nodes} nodes, {how.get(split.how, split.how)}",
+        f"{data.name}, {nodes}{how.get(split.how, split.how)}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]
@@ -169,6 +175,12 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
             f"seeds, rounded up, at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}. What was "
             "learned in choosing options by looking at private data is not in it."
         )
+    said: dict[str, dict[str, None]] = {}
+    for row in (row for setting in settings for row in setting.rows):
+        for run in row.runs:
+            for note in run_notes(run.result):
+                said.setdefault(note, {})[row.name] = None
+    notes += [f"{listed(list(names))}: {note}" for note, names in said.items()]
     for label, table in comparison.runs.items():
         keys = ", ".join(_dotted(table))
         # How a node is protected is of its owner, and what a comparison by privacy is about.

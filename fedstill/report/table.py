@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.report.metrics import Measured, bare, figures_of, head, in_a_sentence, metric_of, spread_text
+from fedstill.report.names import labels
 from fedstill.report.words import MISSING, human_bytes, human_seconds, number, pick, whole, words
 from fedstill.tasks.task import Figure
 
@@ -97,23 +98,24 @@ def comparison(result: Mapping[str, Any]) -> list[Row]:
     name, meaning = CENTRAL[central_of(result)]
     ours = [Measured(value_of(result, figure.key)) for figure in figures]
     ours_name = f"{name} ({method_title(result)})"
+    names = labels(result)
     has_own = pick(result, "local", figures[0].key) is not None
     rows = []
     if not _has_none(result, "standalone"):
         alone = "each node alone, on its own data"
-        rows.append(_over_nodes("standalone mean", alone, pick(result, "standalone"), figures))
+        rows.append(_over_nodes("standalone mean", alone, pick(result, "standalone"), figures, names))
     if central_of(result) == "nodes":
-        mean = _over_nodes(ours_name, meaning, pick(result, "local"), figures)
+        mean = _over_nodes(ours_name, meaning, pick(result, "local"), figures, names)
         ours = [
             dataclasses.replace(each, value=own.value) for each, own in zip(mean.measured, ours, strict=True)
         ]
         meaning, rows = mean.meaning, []  # the same models
     elif _has_none(result, "standalone") and has_own:
         own_meaning = "each node's own model, at the end"
-        rows.append(_over_nodes("nodes' own models", own_meaning, pick(result, "local"), figures))
+        rows.append(_over_nodes("nodes' own models", own_meaning, pick(result, "local"), figures, names))
     rows.append(_row(ours_name, meaning, ours, is_student=True))
     if not _has_none(result, "ensemble") and central_of(result) != "ensemble":
-        together = _among("the nodes' models, answering together", pick(result, "ensemble"))
+        together = _among("the nodes' models, answering together", pick(result, "ensemble"), names)
         rows.append(_row("teachers' ensemble", together, _alone(pick(result, "ensemble"), figures)))
     rows.append(
         _row(
@@ -135,7 +137,9 @@ def _alone(record: object, figures: Sequence[Figure]) -> list[Measured]:
     return [Measured(number(record, figure.key)) for figure in figures]
 
 
-def _over_nodes(name: str, meaning: str, record: object, figures: Sequence[Figure]) -> Row:
+def _over_nodes(
+    name: str, meaning: str, record: object, figures: Sequence[Figure], names: Mapping[str, str]
+) -> Row:
     """A line with one value a node."""
     measured = []
     for figure in figures:
@@ -144,13 +148,15 @@ def _over_nodes(name: str, meaning: str, record: object, figures: Sequence[Figur
         each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
         known = tuple(value for value in each if value is not None)
         measured.append(Measured(number(told, "mean"), number(told, "std"), known))
-    return _row(name, _among(meaning, pick(record, figures[0].key)), measured)
+    return _row(name, _among(meaning, pick(record, figures[0].key), names), measured)
 
 
-def _among(meaning: str, figures: object) -> str:
+def _among(meaning: str, figures: object, names: Mapping[str, str]) -> str:
     """What a figure means; where it is not over all nodes, it names them."""
-    names = pick(figures, "nodes")
-    return f"{meaning} (only {', '.join(map(str, names))})" if isinstance(names, list) else meaning
+    nodes = pick(figures, "nodes")
+    if not isinstance(nodes, list):
+        return meaning
+    return f"{meaning} (only {', '.join(names.get(str(node), str(node)) for node in nodes)})"
 
 
 def _has_none(result: Mapping[str, Any], key: str) -> bool:

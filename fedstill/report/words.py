@@ -53,6 +53,13 @@ def words(record: object, *keys: str) -> str | None:
     return None if value in (None, "") else str(value)
 
 
+def run_notes(result: Mapping[str, Any]) -> list[str]:
+    """What the nodes' side of a method tells of a run, such as what was switched off, as sentences."""
+    notes = pick(result, "notes")
+    told = [str(note) for note in notes] if isinstance(notes, list) else []
+    return [note if note.endswith(".") else f"{note}." for note in told if note]
+
+
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence.
 

@@ -289,6 +289,27 @@ def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
     assert all((folder / link).parent.is_dir() for link in links)
 
 
+def told_by_runs(folder: Path, **changes: Any) -> None:
+    """Put something into the results of FedIOD's runs."""
+    for seed in range(3):
+        file = folder / f"50-skew_ed/fediod-seed{seed}/result.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_what_the_nodes_side_of_a_method_told_is_a_note(folder: Path) -> None:
+    told_by_runs(folder, notes=["perceptual loss is off (<no> weights)"])
+    page = Page(write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8"))
+    assert page.text.count("FedIOD: perceptual loss is off (<no> weights).") == 1  # not once a seed
+
+
+def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Path) -> None:
+    told_by_runs(folder, split={"how": "column", "nodes": 4})
+    sites = {"how": "column", "nodes": 0, "column": "site"}
+    plan = a_plan(runs={}, paper=[], settings=[{"name": "50% skew_ed", "split": sites}])
+    context = summarise(folder, plan).settings[0].context
+    assert context.startswith("digits, 4 nodes, one for each site; ")
+
+
 def test_the_page_loads_and_runs_nothing(folder: Path) -> None:
     source = write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8")
     page = Page(source)

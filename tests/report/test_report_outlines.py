@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedstill.report.outlines import outline
+from fedstill.report.outlines import compare, outline
 
 Edge = tuple[str, int, int]  # "h" from (x, y) to (x + 1, y), "v" from (x, y) to (x, y + 1)
 
@@ -57,6 +57,21 @@ def test_objects_that_touch_are_parted_by_one_line() -> None:
 def test_nothing_is_drawn_where_nothing_is_and_at_the_maps_edge() -> None:
     assert outline(np.zeros((3, 3), np.int64)) == ""
     assert outline(np.ones((3, 3), np.int64)) == ""
+
+
+def test_two_outlines_are_parted_by_who_has_an_edge() -> None:
+    truth = np.array([[0, 1, 1, 1, 1]])
+    made = np.array([[0, 1, 1, 0, 0]])
+    assert compare(truth, made) == ("", "M3 0v1", "M1 0v1")
+    assert compare(made, truth) == ("M3 0v1", "", "M1 0v1")
+
+
+@given(arrays.arrays(np.int64, (2, 5, 6), elements=st.integers(0, 2)))
+def test_each_edge_of_two_outlines_is_in_one_part(both: npt.NDArray[np.int64]) -> None:
+    true, made = slowly(both[0]), slowly(both[1])
+    parts = [edges(path) for path in compare(both[0], both[1])]
+    assert [set(part) for part in parts] == [true - made, made - true, true & made]
+    assert sum(map(len, parts)) == len(true | made)
 
 
 @given(arrays.arrays(np.int64, st.tuples(st.integers(1, 7), st.integers(1, 7)), elements=st.integers(0, 3)))

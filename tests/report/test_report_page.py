@@ -307,7 +307,8 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     for key in ("name", "title", "command", "machine", "date"):
         result[key] = hostile
     result["data"].update(name=hostile, note=hostile, classes=[hostile, "b", "c"])
-    result["nodes"][0].update(name=hostile, model=hostile)
+    result["nodes"][0].update(name=hostile, model=hostile, site=hostile)
+    result["notes"] = [hostile]
     result["versions"] = {hostile: hostile}
     result["engine"].update(name=hostile, groups={hostile: [[hostile]]})
     result["privacy"] = {"guarantee": {hostile: hostile}, "text": hostile}
@@ -406,6 +407,30 @@ def test_same_files_same_bytes(tmp_path: Path) -> None:
     assert write_report(tmp_path / "a") == tmp_path / "a" / "report.html"
     assert (tmp_path / "a" / "report.html").read_bytes() == first
     assert str(tmp_path).encode() not in first
+
+
+def test_what_the_nodes_side_tells_stands_in_the_summary(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    page = page_of(tmp_path, {**a_result(), "notes": ["perceptual loss is off (no weights)", hostile]})
+    told = f"Note: perceptual loss is off (no weights). Note: {hostile}. Data: digits"
+    assert told in page.text  # before the figures
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "Note:" not in page_of(tmp_path).text
+
+
+def test_every_table_scrolls_in_a_box_that_shows_where_it_is_cut(tmp_path: Path) -> None:
+    link = {"starting": 1.0, "training": 1.0, "nodes": 1.0, "waiting": 1.0, "link": 1.0, "server": 1.0}
+    sites = {"names": ["a"], "central": {"a": {"accuracy": 1.0}}}
+    page_of(tmp_path, {**a_result(), "link": link, "sites": sites})
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    tables = [place.start() for place in re.finditer("<table", source)]
+    assert len(tables) == 6
+    for place in tables:
+        before = source[:place].rstrip()
+        assert re.search(r'<div class="(card )?scroll( whole)?" tabindex="0"[^>]*>$', before), before[-200:]
+    box = re.findall(r"\.scroll \{([^}]*)\}", source)[0]
+    assert "overflow: auto" in box
+    assert box.count("no-repeat local") == box.count("no-repeat scroll") == 2
 
 
 def test_guarantee_is_shown_with_all_it_rests_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import struct
 import zlib
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 
 from fedstill.errors import DataError, RunFolderError
 from fedstill.report import write_report
-from fedstill.report.outlines import outline
+from fedstill.report.outlines import compare, outline
 from fedstill.report.pictures import hot, section
 from fedstill.report.png import indexed
 from tests.report.test_report_page import Page, a_folder, a_result
@@ -64,14 +65,16 @@ def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path
     for told in (
         "Best case patient 7, Utrecht, slice 5 of 30",
         "Worst case patient 9, Utrecht, slice 5 of 30, 6 \u00d7 8 of its 60 \u00d7 80 pixels",
-        "student 66.7%",
-        "north not measured",
-        "best, the median and the worst test case of student, by Dice",
+        "student patient\u2019s Dice 66.7%",
+        "north patient\u2019s Dice not measured",
+        "best, the median and the worst test case of the student, by Dice",
+        "orange: truth alone blue: prediction alone white: both agree",
     ):
         assert told in page.text, told
-    assert source.count(f'd="{outline(TRUTH)}"') == 2  # once a case, used by all its panels
-    assert source.count(f'd="{outline(FOUND)}"') == 2
-    assert sum(tag == "image" for tag, _ in page.tags) == 2  # so is the image
+    parts = compare(TRUTH, FOUND)
+    assert all(source.count(f'd="{part}"') == 2 for part in parts)  # in the first model's panel of each case
+    assert source.count(f'd="{outline(TRUTH)}"') == 4  # alone, and beside a model that found nothing
+    assert sum(tag == "image" for tag, _ in page.tags) == 2  # once a case, used by all its panels
     names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(names) == len(set(names))
     links = [attrs["href"] for tag, attrs in page.tags if tag == "use"]
@@ -83,6 +86,55 @@ def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path
         "the image with the true outline and that of north",
     ]
     assert {attrs["viewBox"] for attrs in drawings if "viewBox" in attrs} <= {"0 0 8 6"}
+
+
+def test_lines_are_thin_on_a_picture_of_any_size(tmp_path: Path) -> None:
+    """No rule of the style sheet that names an ancestor reaches a path that is drawn by its name."""
+    segmented(tmp_path, a_case())
+    source = write_report(tmp_path).read_text(encoding="utf-8")
+    paths = [attrs for tag, attrs in Page(source).tags if tag == "path"]
+    assert paths
+    assert all(attrs["vector-effect"] == "non-scaling-stroke" and attrs["fill"] == "none" for attrs in paths)
+    widths = [float(width) for width in re.findall(r"\.(?:rim|both)\b[^}]*stroke-width: ([\d.]+)", source)]
+    assert len(widths) >= 2
+    assert max(widths[:2]) < 3  # pixels of the screen
+
+
+def simulated(colour: str) -> list[npt.NDArray[np.float64]]:
+    """A colour "#rrggbb" as people see it, and those who lack one kind of cone (Machado et al., 2009)."""
+    kinds = (
+        np.eye(3),
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+        [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    )
+    linear = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]) ** 2.2
+    return [np.clip(np.asarray(kind) @ linear, 0, 1) ** (1 / 2.2) for kind in kinds]
+
+
+def test_the_three_lines_have_colours_that_everybody_tells_apart(tmp_path: Path) -> None:
+    segmented(tmp_path, a_case())
+    source = write_report(tmp_path).read_text(encoding="utf-8")
+    found = [
+        re.findall(rf"\.{style} {{ stroke: (#[0-9a-f]{{6}})", source) for style in ("truth", "made", "both")
+    ]
+    assert [len(colours) for colours in found] == [1, 1, 1]  # in light and in dark
+    for one, other in itertools.combinations([simulated(colours[0]) for colours in found], 2):
+        assert all(np.abs(a - b).max() > 0.4 for a, b in zip(one, other, strict=True))
+    legend = source[source.index('<ul class="strokes">') :].partition("</ul>")[0]
+    assert [style for style in re.findall(r'class="(\w+)"', legend)[1:] if style != "rim"] == [
+        "truth",
+        "made",
+        "both",
+    ]
+
+
+def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
+    result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
+    found = section(tmp_path, result)
+    assert found is not None
+    told = [case["judged"] for case in found["cases"]]
+    assert told == ["patient\u2019s Dice", "Dice", "whole picture\u2019s Dice"]
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:

@@ -111,6 +111,12 @@ def test_flat_line_and_single_point_can_be_drawn(value: float) -> None:
         assert f",{96 / 2:.1f}" in drawing  # in the middle
 
 
+def test_the_step_of_a_single_point_stands_below_it() -> None:
+    assert '<text class="tick middle" x="50%" y="116" dx="0">50</text>' in plots.small_plot(
+        "node", [(50.0, 0.3)]
+    )
+
+
 def test_long_lines_are_thinned_and_keep_their_mean() -> None:
     line = [(float(step), float(step % 7)) for step in range(6000)]
     short = axes.thin(line)

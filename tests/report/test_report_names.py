@@ -1,0 +1,116 @@
+"""A node that is a site is written with it, wherever nodes are listed; the run knows it, and no message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedstill.config import from_dict
+from fedstill.report import write_report
+from fedstill.report.names import labels
+from fedstill.report.table import comparison
+from fedstill.run import run
+from tests.report.test_report_page import Page, a_folder, a_result
+from tests.report.test_report_pictures import FOUND, TRUTH, a_case
+
+
+def of_sites() -> dict[str, Any]:
+    """A result whose first node is a site."""
+    result = a_result()
+    result["nodes"][0]["site"] = "Utrecht"
+    return result
+
+
+def test_the_site_stands_beside_the_name_only_where_it_is_known() -> None:
+    assert labels(of_sites()) == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
+
+
+def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: Path) -> None:
+    result = of_sites()
+    by_site = {"Utrecht": {"accuracy": 80.0}}
+    result["sites"] = {
+        "names": ["Utrecht"],
+        "central": by_site,
+        "nodes": {"north": by_site, "south": by_site},
+    }
+    result["events"] = [{"node": "north", "number": 3, "event": "left out", "reason": "silent"}]
+    result["pictures"] = [a_case(models=[{"name": "student", "score": 1.0}, {"name": "north", "score": 2.0}])]
+    told = {"guarantee": True, "epsilon": 2.0, "delta": 1e-5, "mechanism": "dpsgd", "unit": "a record"}
+    result["privacy"] = {"nodes": [{"name": "north", **told, "rules": ["one"]}, {"name": "south", **told}]}
+    folder = a_folder(tmp_path, result)
+    image = np.zeros((1, 6, 8), np.uint8)
+    tensors = {"0/image": image, "0/truth": TRUTH, "0/output/0": FOUND, "0/output/1": FOUND.copy()}
+    save_file(tensors, folder / "pictures.safetensors")
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    node = "north \u00b7 Utrecht"  # a reader of the page's text makes all spaces alike
+    for listed in (
+        f"{node} 80.0",  # site by site
+        f"{node} patient\u2019s accuracy 2.0%",  # below a picture
+        f"{node} 700 3 0",  # what it holds
+        f"{node} 0.333",  # over the losses of its training
+        f"{node} 5 10.0 kB",  # what left it
+        f"{node} label counts 80 B , logits 10.0 kB",  # what that cost
+        f"{node} protects its records",
+        f"{node}: ",  # what was paid
+        f"{node} left out at question 3",
+        f"{node} small-cnn",  # its model
+    ):
+        assert listed in text, listed
+    assert "south \u00b7" not in text
+
+
+def test_nodes_that_a_figure_is_over_are_written_so_too() -> None:
+    result = of_sites()
+    result["standalone"]["accuracy"]["nodes"] = ["north"]
+    assert comparison(result)[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
+
+
+def a_run(folder: Path, **split: Any) -> dict[str, Any]:
+    """The result of a run that trains nearly nothing, on masks of two sites."""
+    draw = np.random.default_rng(0)
+    images = draw.integers(20, 90, (48, 16, 16), dtype=np.uint8)
+    masks = np.zeros_like(images)
+    masks[:, 4:9, 5:9] = 1
+    patient = np.arange(48) // 4
+    site = np.where(patient % 3 == 0, "west", "east")
+    np.savez(folder / "maps.npz", images=images, masks=masks, patient=patient, site=site)
+    config = from_dict(
+        {
+            "task": {"name": "segmentation"},
+            "data": {"name": str(folder / "maps.npz")},
+            "split": {"minimum": 1, **split},
+            "method": {"name": "standalone"},
+            "nodes": {"models": ["unet:4"], "local": {"epochs": 1, "batch": 8}},
+            "student": {"model": "unet:4"},
+            "evaluation": {"centralised": False},
+            "engine": {"name": "one-by-one", "threads": 1},
+        }
+    )
+    run(config, folder / "out", command="", progress=False)
+    result: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text())
+    return result
+
+
+def test_a_run_with_a_node_for_each_site_keeps_which_is_which(tmp_path: Path) -> None:
+    result = a_run(tmp_path, how="column", column="site", nodes=0)
+    told = [(node["name"], node["site"]) for node in result["nodes"]]
+    assert told == [("node-0", "east"), ("node-1", "west")]
+    assert result["nodes"][0]["examples"] > result["nodes"][1]["examples"]  # east has two of three patients
+    assert result["split"]["values"] == ["east", "west"]
+    assert result["sites"]["names"] == ["east", "west"]  # of the test part, as before
+    ledger = (tmp_path / "out" / "ledger.jsonl").read_text()
+    assert "west" not in ledger
+    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8")).text
+    assert "node-1 \u00b7 west" in page
+
+
+@pytest.mark.parametrize("how", ["iid", "sorted"])
+def test_other_splits_have_no_sites(tmp_path: Path, how: str) -> None:
+    result = a_run(tmp_path, how=how, nodes=2, **({"column": "patient"} if how == "sorted" else {}))
+    assert [set(node) & {"site"} for node in result["nodes"]] == [set(), set()]
+    assert "values" not in result["split"]
