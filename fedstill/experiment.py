@@ -20,12 +20,10 @@ from torch import nn
 from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
-from fedstill.evaluation import Evaluation, Metrics, deviation, mean, number, plain
-from fedstill.federation import Answers, InProcess, choose
-from fedstill.figures import common
+from fedstill.evaluation import Evaluation
+from fedstill.federation import InProcess, choose
+from fedstill.measured import Measured
 from fedstill.methods import Server, ServerSetting, method_of
-from fedstill.methods.counting import Census
-from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.fit import fitted
@@ -200,7 +198,7 @@ class Experiment:
         self.ledger.open(out / "ledger.jsonl")
         self.ledger.close()
         self._train_centrally(None)
-        return self._figures()
+        return Measured(self).figures()
 
     def _run(self, saved: dict[str, Any], progress: bool) -> dict[str, Any]:
         if saved:
@@ -216,7 +214,7 @@ class Experiment:
             self._train_locally()
             self._train_centrally(saved.get("mark"))
             self._distil(saved.get("server"))
-        figures = self._figures()
+        figures = Measured(self).figures()
         self.student.eval()  # as it will be used
         for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
             for name, parameter in node.model.named_parameters():
@@ -280,7 +278,7 @@ class Experiment:
                 samples=setting.samples,
                 pixels=self._pixels,
                 before=self.seconds["distillation"],
-                look=self._look,
+                look=Measured(self).look,
                 save=self._save,
             )
 
@@ -328,164 +326,6 @@ class Experiment:
         groups = self.groups["local_training"]
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals[name] for group in groups for name in group)
-
-    # --- evaluation ---------------------------------------------------------------------------------
-    # What only a simulation can know: here, in the centralised mark and in the losses of local training,
-    # nodes' data and networks are read past their gates. The student learns from none of it.
-
-    def _look(self) -> dict[str, float]:
-        """What the method is judged by, and the nodes' own models, as they are now."""
-        metric = self.task.metric
-        told = {metric: self._central()[metric]}
-        if self.side.learns:
-            told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
-        return told
-
-    def _central(self) -> Metrics:
-        """The central model's metrics, or of what stands for it."""
-        outputs = self._central_outputs()
-        if outputs is not None:
-            return self.evaluation.metrics(outputs)
-        look = self.evaluation
-        return mean([look.metrics(look.outputs(node.model), node=node.name) for node in self.known])
-
-    def _central_outputs(self) -> torch.Tensor | None:
-        """What the central model answers on the test part; None where nothing stands for one."""
-        if self.method.central == "student":
-            return self.evaluation.outputs(self.student)
-        if self.method.central == "virtual":
-            virtual = copy.deepcopy(self.student)
-            load_vector(virtual, self._average())
-            return self.evaluation.outputs(virtual)
-        return self._ensemble_outputs() if self.method.central == "ensemble" else None
-
-    def _average(self) -> torch.Tensor:
-        """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
-        sizes = torch.tensor([float(len(node.data)) for node in self.known], device=self.compute.device)
-        return weighted_mean(torch.stack([to_vector(node.model) for node in self.known]), sizes)
-
-    def _score_shares(self) -> list[float]:
-        """Each node's own model on its own share of the test set."""
-        shares = {node.name: self.evaluation.share(at, len(self.nodes)) for at, node in enumerate(self.nodes)}
-        return [self._score_share(node, shares[node.name]) for node in self.known]
-
-    def _score_share(self, node: Node, rows: torch.Tensor) -> float:
-        outputs = self.evaluation.outputs(node.model, rows)
-        return self.evaluation.metrics(outputs, rows, node=node.name)[self.task.metric]
-
-    def _ensemble_outputs(self) -> torch.Tensor | None:
-        """The teachers' ensemble on real test data, weighed as the method weighs it, if it has one."""
-        if self.side.look is None:
-            return None
-        teachers = self._teachers()
-        if not teachers:
-            return None
-        names = tuple(node.name for node in teachers)
-        parts, inputs = [], self.test.inputs
-        with torch.no_grad(), self.compute.autocast():
-            for some in torch.split(inputs, training.at_once(inputs)):
-                part = self.server.ensemble(Answers(-1, names, self.side.look(teachers, some)))
-                if part is None:
-                    return None
-                parts.append(part)
-        return torch.cat(parts)
-
-    def _teachers(self) -> list[Node]:
-        """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
-        weighed."""
-        census, present = getattr(self.server, "census", None), self.server.federation.present
-        told = census.names if isinstance(census, Census) else present
-        return [node for node in self.known if node.name in present and node.name in told]
-
-    def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
-        """Says over which nodes a figure is, where these are not all."""
-        return {} if len(nodes) == len(self.nodes) else {"nodes": [node.name for node in nodes]}
-
-    def _spread(self, values: Sequence[float]) -> dict[str, Any]:
-        """Mean and standard deviation over the nodes; those of which nothing is known have None."""
-        each = dict(zip((node.name for node in self.known), map(number, values), strict=True))
-        return {
-            "mean": number(mean([{"it": value} for value in values])["it"]),
-            "std": number(deviation(values)),
-            "per_node": [each.get(node.name) for node in self.nodes],
-            **self._only(self.known),
-        }
-
-    def _spreads(self, each: Sequence[Metrics]) -> dict[str, Any]:
-        return {key: self._spread([metrics[key] for metrics in each]) for key in each[0]}
-
-    def _figures(self) -> dict[str, Any]:
-        look = self.evaluation
-        own = {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
-        outputs, ensembled = self._central_outputs(), self._ensemble_outputs()
-        marked = None if self.mark is None else look.outputs(self.mark.model)
-        each = [look.metrics(told, node=name) for name, told in own.items()]
-        central = plain(mean(each) if outputs is None else look.metrics(outputs))
-        told, by_node = common(
-            method=self.method,
-            needs=self.needs,
-            task=self.task,
-            seed=self.setting.seed,
-            leaves=self.side.leaves(),
-            server=self.server,
-            public=self.public,
-            ledger=self.ledger,
-            compute=self.compute,
-            engine=self.compute.config.name,
-            parted={"stacked_over_one_by_one": self.ratios, "groups": self.groups},
-            statements={
-                node.name: node.gate.purse.guard.statement()
-                for node in self.nodes
-                if node.gate.purse is not None
-            },
-        )
-        return {
-            **told,
-            **central,
-            **({"notes": list(self.notes)} if self.notes else {}),
-            "nodes": [
-                {
-                    "name": node.name,
-                    "model": type(node.model).__name__,
-                    "parameters": _size(node.model),
-                    "examples": len(part),
-                    "label_counts": [round(float(count)) for count in self.task.counts(part)],
-                    "bytes": by_node.get(node.name, {"up": 0, "down": 0}),
-                    **_owners_own(node),
-                }
-                for node, part in zip(self.nodes, self.setting.parts, strict=True)
-            ],
-            "student": (
-                {
-                    "model": type(self.setting.student).__name__,
-                    "parameters": _size(self.student),
-                    **central,
-                }
-                if self.has_student
-                else None
-            ),
-            "local": (
-                {**self._spreads(each), "share": self._spread(self._score_shares())}
-                if self.side.learns
-                else None
-            ),
-            "standalone": self._spreads(each) if self.side.first == WHOLE else None,
-            "ensemble": (
-                None
-                if ensembled is None
-                else {**plain(look.metrics(ensembled)), **self._only(self._teachers())}
-            ),
-            "centralised": ({self.task.metric: None} if marked is None else plain(look.metrics(marked))),
-            **look.details(outputs, own, marked, self.setting.classes),
-            "pictures": self._portray(outputs, own),
-            "seconds": {"total": self._total(), **self.seconds},
-        }
-
-    def _portray(
-        self, outputs: torch.Tensor | None, own: Mapping[str, torch.Tensor]
-    ) -> list[dict[str, Any]] | None:
-        mean, std = (tuple(values.flatten().tolist()) for values in normalisation(self.setting))
-        return self.evaluation.portray(outputs, own, mean, std, self.records)
 
     @property
     def has_student(self) -> bool:
@@ -541,7 +381,7 @@ class Experiment:
         self.seconds[phase] += time.monotonic() - start
         self._phase = None
 
-    def _total(self) -> float:
+    def elapsed(self) -> float:
         """Seconds of the run so far, those before a stop included."""
         return self._earlier + time.monotonic() - self._start
 
@@ -554,7 +394,7 @@ class Experiment:
         self.records.save(
             {
                 "seconds": seconds,
-                "total": self._total(),
+                "total": self.elapsed(),
                 "precision": self.compute.precision,
                 "groups": self.groups,
                 "ratios": self.ratios,
@@ -580,14 +420,3 @@ class _Meter:
                 self.records.metric(
                     {"phase": self.phase, "node": node.name, "step": step, "loss": round(loss, 5)}
                 )
-
-
-def _owners_own(node: Node) -> dict[str, float]:
-    """What only the node's owner may know of what its releases cost."""
-    purse, votes = node.gate.purse, node.gate.ledger.votes(node.name)
-    found = None if purse is None else purse.data_dependent(votes)
-    return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}
-
-
-def _size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

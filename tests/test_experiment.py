@@ -17,6 +17,7 @@ from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
 from fedstill.experiment import Experiment
 from fedstill.figures import told_cases
+from fedstill.measured import Measured
 from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.fedad import FedADConfig
 from fedstill.methods.fedavg import FedAvgConfig
@@ -98,7 +99,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
     for whose in ("standalone", "local"):
         assert figures[whose]["auc"]["per_node"] == pytest.approx(means)
     assert figures["auc"] == pytest.approx(sum(means) / 3)
-    assert experiment._look()["auc"] == pytest.approx(figures["auc"])
+    assert Measured(experiment).look()["auc"] == pytest.approx(figures["auc"])
     for node, share in enumerate(figures["local"]["share"]["per_node"]):
         rows = experiment.evaluation.share(node, 3)
         with torch.no_grad():
@@ -201,7 +202,7 @@ def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
     each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
     assert figures["local"]["share"]["per_node"] == pytest.approx(each)
     assert figures["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
-    assert experiment._look()["local_accuracy"] == pytest.approx(sum(each) / 3)
+    assert Measured(experiment).look()["local_accuracy"] == pytest.approx(sum(each) / 3)
 
 
 # --- when it looks ---------------------------------------------------------------------------------
