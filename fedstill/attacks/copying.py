@@ -1,0 +1,298 @@
+"""Do generated images copy private ones? Each one's nearest private and nearest held-out neighbour.
+
+Two tests, since each misses what the other finds:
+
+* **nearer to private than to held-out images**: without copies, images that no node had are as near to
+  generated ones as private images are. So who is private is drawn anew, many times, and the truth should not
+  stand out among the drawings. This holds whatever generated images look like, and however many private
+  images there are to each held-out one.
+* **nearer to private than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test to
+  Detect Data-Copying in Generative Models", AISTATS 2020; here all of the space is one cell). Poor images,
+  which lie far from everything, pass it even where some are copies; images of few kinds, each in the midst
+  of many private ones, fail it without a copy.
+
+Both are about generated images on the whole. One copy in a thousand moves neither, and is looked for among
+the closest pairs.
+
+Both assume that private and held-out images were parted by chance. Where a part is another hospital or
+another year, its images differ for that reason too, and a small p-value is no evidence of copies. Nor is it,
+alone, in the features of a network that has learned from the private images: it may tell them from others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedstill.attacks.features import Extractor
+from fedstill.attacks.neighbours import Neighbours, nearest
+from fedstill.errors import ArgumentError
+from fedstill.seeds import torch_generator
+
+SURE = 1.959964  # standard deviations to each side of a 95 % interval
+ROUNDING = 1e-12  # by which two equal statistics may differ
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A generated image and those that it is nearest to, private and held-out, by their places."""
+
+    generated: int
+    private: int
+    held_out: int
+    distance: float  # from the generated to the private image
+    other: float  # from the generated to the held-out image
+    ratio: float  # of the two: 0 is a copy; 1 where both are 0
+
+
+@dataclass(frozen=True)
+class Copying:
+    """What the neighbours of generated images say.
+
+    Args:
+        extractor: in what space distances are.
+        generated, private, held_out: how many images there were of each.
+        statistic: the mean of ``(h - p) / (h + p)`` over generated images, where p and h are distances to the
+            nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private images).
+        expected: its mean over drawings of who is private, which is 0 only for as many private as held-out.
+        p_value: how often, among drawings and the truth, the statistic is as large as in truth.
+        drawings: how many; p_value is at least 1 / (drawings + 1).
+        share: of generated images that are nearer to a private than to a held-out image, were there as many
+            of one as of the other: the larger set is cut to the size of the smaller, on average over all
+            ways to do so. About 0.5 without copies.
+        low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
+            held-out images held as they are).
+        z: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to private
+            images than held-out ones do.
+        z_p_value: of that, one-sided.
+        pairs: the closest in proportion, each private image once.
+        fresh: the smallest ratio that a held-out image has, were it generated (its distances to the nearest
+            private and to the nearest other held-out image): what a fresh image comes to by chance. None
+            for fewer than two held-out images.
+    """
+
+    extractor: str
+    generated: int
+    private: int
+    held_out: int
+    statistic: float
+    expected: float
+    p_value: float
+    drawings: int
+    share: float
+    low: float
+    high: float
+    z: float
+    z_p_value: float
+    pairs: tuple[Pair, ...]
+    fresh: float | None
+
+    @property
+    def line(self) -> str:
+        """The same in words, one line."""
+        fresh = "" if self.fresh is None else f", where held-out images themselves come to {self.fresh:.2f}"
+        return (
+            f"in {self.extractor}, {100 * self.share:.1f} % of {self.generated} generated images (95 % "
+            f"interval {100 * self.low:.1f} to {100 * self.high:.1f}) lie nearer to a private than to a "
+            f"held-out image, about 50 % without copies; p = {self.p_value:.3g} from {self.drawings} "
+            f"drawings; data-copying z = {self.z:.1f}, below 0 for copies; closest pair: "
+            f"{self.pairs[0].ratio:.2f} of the distance to a held-out image{fresh}"
+        )
+
+
+def copying(
+    generated: torch.Tensor,
+    private: torch.Tensor,
+    held_out: torch.Tensor,
+    extractor: Extractor,
+    *,
+    seed: int,
+    drawings: int = 999,
+    closest: int = 10,
+    groups: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Copying:
+    """Measure whether generated images copy private ones.
+
+    Args:
+        generated, private, held_out: images ``(N, C, H, W)``, as networks take them. Private images are all
+            that generated ones may be copies of; held-out ones are from the same source, and nobody's.
+        extractor: in what space.
+        seed: of the drawings.
+        drawings: of who is private, at least 1.
+        closest: pairs to tell, at least 1.
+        groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
+            are drawn, not images, since slices of one patient are near each other without any copy.
+
+    Raises:
+        ArgumentError: no images, or numbers outside their range.
+        DataError: as the extractor says.
+    """
+    for name, number in (("drawings", drawings), ("closest", closest)):
+        if number < 1:
+            raise ArgumentError(name, number, "1 or more")
+    generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
+    whose = _whose(len(private), len(held_out), groups)  # (P + H,), or None
+    is_private = torch.arange(len(private) + len(held_out)) < len(private)
+    # As many neighbours as seldom are all of one kind, once in about e^20.
+    width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
+    pool = Neighbours(generated, torch.cat([private, held_out]), width)
+    truth = _statistic(pool, is_private)
+    drawn = torch.tensor(
+        [_statistic(pool, again) for again in _drawings(is_private, whose, seed, drawings)],
+        dtype=torch.float64,
+    )
+    share = float(_nearer(pool, is_private).mean())
+    to_private = nearest(held_out, private)[0]
+    z, z_p_value = data_copying(nearest(generated, private)[0], to_private)
+    fresh = None
+    if len(held_out) > 1:
+        fresh = float(_ratio(to_private, nearest(held_out, held_out, other=True)[0]).min())
+    return Copying(
+        extractor=extractor.name,
+        generated=len(generated),
+        private=len(private),
+        held_out=len(held_out),
+        statistic=truth,
+        expected=float(drawn.mean()),
+        p_value=(1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
+        drawings=drawings,
+        share=share,
+        low=wilson(share, len(generated))[0],
+        high=wilson(share, len(generated))[1],
+        z=z,
+        z_p_value=z_p_value,
+        pairs=_closest(pool, is_private, closest),
+        fresh=fresh,
+    )
+
+
+def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
+    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value.
+
+    U counts pairs of a generated and a held-out image of which the generated one is farther from its nearest
+    private image (Mann, Whitney 1947; ties as half a pair, and the variance is that with ties).
+
+    Args:
+        generated: distances of generated images to their nearest private one, ``(m,)``.
+        held_out: those of held-out images, ``(n,)``.
+
+    Returns:
+        ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, and how likely one is as low as that. Where all
+        distances are equal, 0 and 1/2.
+
+    >>> z, p = data_copying(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
+    >>> round(z, 4), round(p, 4)  # (0 - 3) / sqrt(2 * 3 * 6 / 12)
+    (-1.7321, 0.0416)
+    """
+    from scipy.special import ndtr
+    from scipy.stats import rankdata
+
+    m, n = len(generated), len(held_out)
+    both = torch.cat([generated, held_out]).double()
+    ranks = torch.from_numpy(rankdata(both.numpy()))
+    u = float(ranks[:m].sum()) - m * (m + 1) / 2
+    tied = np.unique(both.numpy(), return_counts=True)[1].astype(float)
+    of_ties = float((tied**3 - tied).sum()) / ((m + n) * (m + n - 1))
+    variance = m * n / 12 * (m + n + 1 - of_ties)
+    z = (u - m * n / 2) / math.sqrt(variance) if variance > 1e-9 else 0.0
+    return z, float(ndtr(z))
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share of n (Wilson 1927); for means of numbers in 0..1 it is the wider for it.
+
+    >>> low, high = wilson(0.5, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.4038, 0.5962)
+    """
+    weight = SURE**2 / n
+    middle = (share + weight / 2) / (1 + weight)
+    half = SURE / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
+    return middle - half, middle + half
+
+
+def _whose(
+    private: int, held_out: int, groups: tuple[torch.Tensor, torch.Tensor] | None
+) -> torch.Tensor | None:
+    """A number from 0 up for each image's group, ``(P + H,)``: those of private images first."""
+    if groups is None:
+        return None
+    if tuple(len(part) for part in groups) != (private, held_out):
+        found = tuple(len(part) for part in groups)
+        raise ArgumentError("groups", found, f"one of each image, {(private, held_out)}")
+    # A group has all of its images on one side, so that equal numbers on both sides mean two groups.
+    first, second = (np.unique(part.cpu().numpy(), return_inverse=True)[1] for part in groups)
+    return torch.from_numpy(np.concatenate([first, second + first.max() + 1]))
+
+
+def _drawings(
+    is_private: torch.Tensor, whose: torch.Tensor | None, seed: int, count: int
+) -> Iterator[torch.Tensor]:
+    """Who is private, drawn anew: as many images, or groups, as in truth; ``(P + H,)`` bool each."""
+    of_groups = is_private
+    if whose is not None:
+        of_groups = torch.zeros(int(whose.max()) + 1, dtype=torch.bool)
+        of_groups[whose[is_private]] = True
+    for number in range(count):
+        order = torch.randperm(len(of_groups), generator=torch_generator(seed, "copying", number))
+        again = of_groups[order]
+        yield again if whose is None else again[whose]
+
+
+def _statistic(pool: Neighbours, is_private: torch.Tensor) -> float:
+    """The mean of (h - p) / (h + p); 0 where an image is a copy of both."""
+    (p, _), (h, _) = pool.first(is_private), pool.first(~is_private)
+    return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
+
+
+def _nearer(pool: Neighbours, is_private: torch.Tensor) -> torch.Tensor:
+    """Of each generated image, how likely its nearest is private if the larger set is cut to the smaller.
+
+    Of N images of the larger set, j are nearer than the nearest of the smaller one, which has n. That one of
+    the j is among n drawn of the N has probability ``1 - C(N - j, n) / C(N, n)``. Where distances are equal:
+    the mean of both answers, nearer and farther.
+    """
+    flip = int(is_private.sum()) < int((~is_private).sum())
+    larger = ~is_private if flip else is_private
+    limit, _ = pool.first(~larger)
+    total, n = int(larger.sum()), int((~larger).sum())
+    won = torch.stack([_hit(pool.count(larger, limit, ties=ties), total, n) for ties in (False, True)]).mean(
+        0
+    )
+    return 1 - won if flip else won
+
+
+def _hit(j: torch.Tensor, total: int, n: int) -> torch.Tensor:
+    """``1 - C(total - j, n) / C(total, n)``: by logarithms of the gamma function, ``j`` (G,)."""
+    left = total - j.double()
+
+    def log_ways(of: torch.Tensor) -> torch.Tensor:
+        return torch.lgamma(of + 1) - torch.lgamma(of - n + 1)
+
+    ways = log_ways(left.clamp_min(n)) - log_ways(torch.tensor(float(total), dtype=torch.float64))
+    return torch.where(left >= n, -torch.expm1(ways), 1.0)
+
+
+def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """p / h, and 1 where both are 0."""
+    return torch.where((p == 0) & (h == 0), 1.0, p / h)
+
+
+def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> tuple[Pair, ...]:
+    """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
+    once, with the generated image that is nearest to it in proportion."""
+    (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
+    ratio = _ratio(p, h)
+    order = sorted(range(len(p)), key=lambda row: (float(ratio[row]), float(p[row])))
+    before = int(is_private.sum())  # private images come first in the pool
+    found: dict[int, Pair] = {}
+    for row in order:
+        of, other = int(private[row]), int(held_out[row]) - before
+        found.setdefault(of, Pair(row, of, other, float(p[row]), float(h[row]), float(ratio[row])))
+        if len(found) == count:
+            break
+    return tuple(found.values())

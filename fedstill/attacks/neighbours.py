@@ -1,0 +1,118 @@
+"""Who is nearest to whom among vectors: exactly, and in little memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fedstill.errors import ArgumentError
+
+NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
+WIDTH = 32  # neighbours of each vector that are looked at first
+
+
+def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
+
+    Args:
+        x: ``(N, d)``.
+        y: ``(M, d)``; of equally near ones the first is told.
+        other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
+
+    Raises:
+        ArgumentError: vectors of different lengths, or none.
+
+    >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
+    (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
+    """
+    distances, places = _sorted(*_checked(x, y), 4)  # four, lest rounding part equals
+    return distances[:, int(other)], places[:, int(other)]
+
+
+@dataclass(eq=False)
+class Neighbours:
+    """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
+
+    The lists are as long as they had to be so far, and grow where a part is not met in them.
+
+    Args:
+        x: ``(N, d)``.
+        y: the others ``(M, d)``.
+        width: how long the lists are at first.
+
+    Raises:
+        ArgumentError: vectors of different lengths, or none.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    width: int = WIDTH
+    distances: torch.Tensor = field(init=False)  # (N, width) float64, ascending
+    places: torch.Tensor = field(init=False)  # (N, width) int64
+
+    def __post_init__(self) -> None:
+        self.x, self.y = _checked(self.x, self.y)
+        self.distances, self.places = _sorted(self.x, self.y, self.width)
+
+    def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nearest of a part ``among`` (M,) bool of the others: distances ``(N,)``, places ``(N,)``.
+
+        Raises:
+            ArgumentError: the part is empty.
+        """
+        if not among.any():
+            raise ArgumentError("among", 0, "one or more")
+        columns = torch.empty(len(self.x), dtype=torch.int64)
+        rows, width = torch.arange(len(self.x)), min(WIDTH, self.places.shape[1])
+        while True:
+            met, column = among[self.places[rows, :width]].byte().max(1)  # of equal ones max tells the first
+            columns[rows[met > 0]] = column[met > 0]
+            rows = rows[met == 0]
+            if not len(rows):
+                break
+            width = min(2 * width, len(self.y))
+            if width > self.places.shape[1]:
+                self.distances, self.places = _sorted(self.x, self.y, width)
+        at = columns.unsqueeze(1)
+        return self.distances.gather(1, at).squeeze(1), self.places.gather(1, at).squeeze(1)
+
+    def count(self, among: torch.Tensor, limit: torch.Tensor, *, ties: bool) -> torch.Tensor:
+        """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
+
+        Args:
+            ties: whether those count that are as far as the limit.
+        """
+        bound = limit.unsqueeze(1)
+        near = self.distances <= bound if ties else self.distances < bound
+        return (near & among[self.places]).sum(1)
+
+
+def _checked(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    for name, part in (("x", x), ("y", y)):
+        if part.ndim != 2 or not part.numel() or part.shape[1] != x.shape[1]:
+            raise ArgumentError(f"shape of {name}", tuple(part.shape), "(N, d), of one d and N from 1 up")
+    return x.double(), y.double()
+
+
+def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
+
+    Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
+    order, by the differences themselves, since the former loses digits where distances are small.
+    """
+    width = min(width, len(y))
+    middle = y.mean(0)
+    centred = y - middle
+    norms = centred.square().sum(1)
+    found, where = [], []
+    for part in torch.split(x, max(1, NUMBERS // len(y))):
+        squares = torch.addmm(norms.unsqueeze(0), part - middle, centred.T, alpha=-2)  # less |x|^2 (B, M)
+        near = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
+        rows = max(1, NUMBERS // (width * x.shape[1]))
+        for few, places in zip(torch.split(part, rows), torch.split(near, rows), strict=True):
+            exact = (few.unsqueeze(1) - y[places]).norm(dim=2)
+            order = exact.argsort(dim=1, stable=True)
+            found.append(exact.gather(1, order))
+            where.append(places.gather(1, order))
+    return torch.cat(found), torch.cat(where)

@@ -1,0 +1,168 @@
+"""Membership from a node's answers alone: by asking about the record itself, or through a copy of its model.
+
+Two adversaries. The *curious server* puts the candidate among its questions and scores what it is told
+(:func:`asked`). Whoever holds only the pairs of questions and answers that left the node, and cannot ask
+more, distils a *proxy* of its model from them and attacks that (:func:`through`). Copying a model by its
+answers is the subject of Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via
+Prediction APIs", USENIX Security 2016.
+
+What left the node is all that enters. Shadows are treated as the node was: what they answer is brought into
+the form in which the node's answers left, and proxies of them are distilled from as many pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fedstill.attacks.membership import Seen
+from fedstill.attacks.shadows import Make, look, together
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.node import training
+from fedstill.node.group import Group
+from fedstill.node.training import LocalConfig
+from fedstill.tasks import Task
+from fedstill.tasks.functional import distance
+
+# What becomes of outputs (..., classes) before they leave: bounded, quantised, as probabilities.
+Form = Callable[[torch.Tensor], torch.Tensor]
+
+DISTIL = LocalConfig(epochs=200, batch=64, smoothing=0.0)
+"""How a proxy learns: longer than a node, as answers say more than labels do."""
+
+
+def asked(
+    answers: torch.Tensor,
+    shadows: Sequence[nn.Module],
+    records: TensorData,
+    inside: torch.Tensor,
+    *,
+    form: Form | None = None,
+    compute: Compute | None = None,
+) -> Seen:
+    """What a curious server has that put the candidates among its questions.
+
+    Args:
+        answers: one node's answers about the candidates ``(N, classes)``, as logits.
+        shadows: the server's own models.
+        records: the candidates, with their labels.
+        inside: which shadow learned from which of them, ``(M, N)`` bool.
+        form: what becomes of outputs before they leave, for the shadows; None: nothing, logits leave.
+        compute: device and precision; None is the default.
+
+    Raises:
+        ArgumentError: shapes that do not go together.
+    """
+    outputs = _answers(shadows, records.inputs, answers, form, compute or Compute())
+    return Seen(answers, outputs, inside, records.targets.cpu())
+
+
+def through(
+    make: Make,
+    inputs: torch.Tensor,
+    answers: torch.Tensor,
+    shadows: Sequence[nn.Module],
+    records: TensorData,
+    inside: torch.Tensor,
+    task: Task,
+    seed: int,
+    *,
+    local: LocalConfig = DISTIL,
+    form: Form | None = None,
+    compute: Compute | None = None,
+) -> tuple[list[nn.Module], Seen]:
+    """What proxies say about candidates: one of the node, from what it answered, and one of each shadow.
+
+    Args:
+        make: an untrained proxy, of the node's architecture as far as that is known.
+        inputs: what the node was asked about ``(Q, ...)``.
+        answers: what it answered ``(Q, classes)``, as logits.
+        shadows: the attacker's own models, which are asked the same.
+        records: the candidates, with their labels.
+        inside: which shadow learned from which of them, ``(M, N)`` bool.
+        task: of the models.
+        seed: of everything.
+        local: how proxies learn.
+        form: as of :func:`asked`.
+        compute: device and precision; None is the default.
+
+    Returns:
+        The proxies, the node's first, and what they say.
+
+    Raises:
+        ArgumentError: shapes that do not go together.
+    """
+    compute = compute or Compute()
+    theirs = _answers(shadows, inputs, answers, form, compute)
+    proxies = imitate(make, inputs, torch.cat([answers[None], theirs]), task, seed, local, compute)
+    return proxies, look(proxies[0], proxies[1:], records, inside, compute)
+
+
+def imitate(
+    make: Make,
+    inputs: torch.Tensor,
+    answers: torch.Tensor,
+    task: Task,
+    seed: int,
+    local: LocalConfig = DISTIL,
+    compute: Compute | None = None,
+) -> list[nn.Module]:
+    """A model for each of several sets of answers to the same questions, distilled from them.
+
+    The loss is half the mean squared difference of logits without their mean, the limit of distillation at
+    high temperature: it copies also what is said of unlikely classes.
+
+    Args:
+        make: an untrained model.
+        inputs: the questions ``(Q, ...)``.
+        answers: logits ``(G, Q, classes)``.
+        task: of the models.
+        seed: of everything.
+        local: how they learn.
+        compute: device and precision; None is the default.
+
+    Raises:
+        ArgumentError: answers of another form.
+    """
+    if answers.ndim != 3 or answers.shape[1] != len(inputs) or not len(inputs):
+        raise ArgumentError("answers", tuple(answers.shape), f"(models, {len(inputs)}, classes)")
+    pools = [TensorData(inputs, told.float()) for told in answers]
+    everything = torch.ones(len(answers), len(inputs), dtype=torch.bool)
+
+    def work(group: Group, step: int, x: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+        outputs = group.bench("model")(x)  # (G, B, classes)
+        apart = distance(outputs.flatten(0, 1), told.flatten(0, 1), math.inf)
+        losses = apart.view(len(outputs), -1).mean(1)
+        group.step("model", losses)
+        return losses
+
+    return together(make, pools, everything, task, local, seed, compute=compute, work=work)
+
+
+def as_logits(probabilities: torch.Tensor, floor: float = 1e-6) -> torch.Tensor:
+    """Logits of answers that are probabilities, or shares of votes: logarithms, none below that of ``floor``.
+
+    >>> as_logits(torch.tensor([0.5, 0.5, 0.0]), floor=0.25).exp()
+    tensor([0.5000, 0.5000, 0.2500])
+    """
+    if not floor > 0:
+        raise ArgumentError("floor", floor, "above 0")
+    return probabilities.clamp(min=floor).log()
+
+
+def _answers(
+    shadows: Sequence[nn.Module],
+    inputs: torch.Tensor,
+    answers: torch.Tensor,
+    form: Form | None,
+    compute: Compute,
+) -> torch.Tensor:
+    """The shadows' answers in the form of the node's, ``(M, ..)``."""
+    told = [training.predict(shadow, inputs.to(compute.device), compute).cpu() for shadow in shadows]
+    stacked = torch.stack(told) if told else answers.new_empty(0, *answers.shape)
+    return stacked if form is None else form(stacked)

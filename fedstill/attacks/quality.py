@@ -1,0 +1,296 @@
+"""How far generated images are from real ones, and how good: FID, inception scores, PSNR and SSIM.
+
+Far from private images is no protection, as noise is far from all; near to them is no leak, as held-out
+images are near too. So beside a node's FID stands that of held-out images, real ones that are nobody's.
+Whether private images come out, copying.py asks.
+
+FID of few images is too high, by a part that goes as 1 / N and differs between generators (Chong, Forsyth:
+"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So numbers of images stand
+beside it, and whether they are enough for covariances of full rank (more than the features have dimensions,
+which the notes to Heusel et al.'s code ask for); figures of different numbers do not compare. Nothing is
+refused for it: a small hospital would have no figure. Beside it stands the kernel distance, which has no
+such part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedstill.attacks.features import AT_ONCE, Extractor
+from fedstill.errors import ArgumentError, DataError
+from fedstill.tasks import fidelity
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far two sets of images are from each other.
+
+    Args:
+        extractor: in what space.
+        fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
+        kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
+        generated, real: how many images there were of each.
+        dimensions: of the space.
+    """
+
+    extractor: str
+    fid: float
+    kid: float
+    generated: int
+    real: int
+    dimensions: int
+
+    @property
+    def full_rank(self) -> bool:
+        """Whether there are images enough for both covariances to be known in every direction."""
+        return min(self.generated, self.real) > self.dimensions
+
+    @property
+    def line(self) -> str:
+        """The same in words, one line."""
+        few = "" if self.full_rank else f", fewer than {self.dimensions + 1}: too high for it"
+        return (
+            f"FID {self.fid:.4g} (KID {self.kid:.4g}) in {self.extractor}, {self.dimensions} dimensions, of "
+            f"{self.generated} generated and {self.real} real images{few}"
+        )
+
+
+@dataclass(frozen=True)
+class NodeDistances:
+    """FID per node and on average (FedIOD, Fig. 4).
+
+    Args:
+        nodes: of generated images from each node's own.
+        held_out: of real images that are nobody's, as many as generated ones or all there are, from each
+            node's own: what perfect generated images would have. Empty without held-out images.
+    """
+
+    nodes: Mapping[str, Distance]
+    held_out: Mapping[str, Distance]
+
+    @property
+    def average(self) -> float:
+        """The mean FID of generated images, each node counting alike."""
+        return _mean_fid(self.nodes)
+
+    @property
+    def average_held_out(self) -> float | None:
+        """The same of held-out images."""
+        return _mean_fid(self.held_out) if self.held_out else None
+
+
+def distance(generated: torch.Tensor, real: torch.Tensor, extractor: Extractor) -> Distance:
+    """FID and KID of two sets of images ``(N, C, H, W)``.
+
+    Raises:
+        ArgumentError: fewer than two images of either, which have no covariance.
+        DataError: as the extractor says.
+    """
+    return _distance(extractor(generated), extractor(real), extractor.name)
+
+
+def distances(
+    generated: torch.Tensor,
+    nodes: Mapping[str, torch.Tensor],
+    extractor: Extractor,
+    held_out: torch.Tensor | None = None,
+) -> NodeDistances:
+    """FID and KID of generated images from each node's own, and of held-out images beside them.
+
+    All nodes have the same generated images, as the server sends all of them the same.
+
+    Args:
+        generated, held_out: images ``(N, C, H, W)``.
+        nodes: each node's images, by its name.
+
+    Raises:
+        ArgumentError: no node, or as :func:`distance` says.
+        DataError: as the extractor says.
+    """
+    if not nodes:
+        raise ArgumentError("nodes", 0, "one or more")
+    found = extractor(generated)
+    real = {name: extractor(images) for name, images in nodes.items()}
+
+    def from_each(images: torch.Tensor) -> dict[str, Distance]:
+        return {name: _distance(images, own, extractor.name) for name, own in real.items()}
+
+    if held_out is None:
+        return NodeDistances(from_each(found), {})
+    # Spread over all of them, lest they be sorted.
+    spread = torch.linspace(0, len(held_out) - 1, min(len(held_out), len(generated))).long()
+    return NodeDistances(from_each(found), from_each(extractor(held_out[spread])))
+
+
+def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Frechet distance of the Gaussians with the means and covariances of two sets: ``(N, d)``, ``(M, d)``.
+
+    ``|m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))``, S with N - 1 (Heusel et al.: "GANs Trained by a Two
+    Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64.
+
+    >>> x = torch.tensor([[-1.0], [1.0]])  # variance 2
+    >>> round(frechet(x, 2 * x + 3), 6)  # 3^2 + 2 + 8 - 2 * sqrt(2 * 8)
+    11.0
+    """
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    middle = y.double().mean(0)  # nothing changes by it, but for the digits that sums of squares lose
+    metric = FrechetInceptionDistance(feature=_Given(x.shape[1]))
+    metric.update(x.double() - middle, real=False)
+    metric.update(y.double() - middle, real=True)
+    return max(float(metric.compute()), 0.0)  # below 0 by rounding alone
+
+
+def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Squared maximum mean discrepancy without bias, of the kernel ``(x . y / d + 1)^3``: KID.
+
+    Binkowski et al.: "Demystifying MMD GANs", ICLR 2018; of all pairs at once, not a mean over subsets.
+
+    >>> kernel_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [1.0]]))  # 1 + 8 - 2 * (1 + 8) / 2
+    0.0
+    """
+
+    def total(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The kernel of all pairs, summed; not all of them in memory at once."""
+        parts = torch.split(a, AT_ONCE)
+        return torch.stack([((part @ b.T / a.shape[1] + 1) ** 3).sum() for part in parts]).sum()
+
+    def within(a: torch.Tensor) -> torch.Tensor:
+        """The mean over pairs of two different vectors."""
+        of_itself = ((a.square().sum(1) / a.shape[1] + 1) ** 3).sum()
+        return (total(a, a) - of_itself) / (len(a) * (len(a) - 1))
+
+    x, y = x.double(), y.double()
+    return float(within(x) + within(y) - 2 * total(x, y) / (len(x) * len(y)))
+
+
+@torch.no_grad()
+def inception_score(logits: torch.Tensor) -> float:
+    """``exp(E KL(p(y | x) || p(y)))`` of a classifier's logits ``(N, classes)``: 1 .. classes, high is good.
+
+    Salimans et al.: "Improved Techniques for Training GANs", NeurIPS 2016; over all images at once, not the
+    mean over ten parts, whose size would count (Barratt, Sharma: "A Note on the Inception Score", 2018).
+
+    Raises:
+        ArgumentError: logits of another form, or of no images.
+        DataError: they hold NaN or infinity.
+
+    >>> round(inception_score(100 * torch.eye(4)), 4), round(inception_score(torch.ones(5, 4)), 4)
+    (4.0, 1.0)
+    """
+    if logits.ndim != 2 or not logits.numel():
+        raise ArgumentError("shape of logits", tuple(logits.shape), "(N, classes), N from 1 up")
+    if not logits.isfinite().all():
+        raise DataError("logits of generated images: NaN or infinity, so that there is no inception score")
+    log_p = logits.double().log_softmax(1)  # (N, classes)
+    p = log_p.exp()
+    marginal = p.mean(0)  # p(y)
+    marginal_entropy = -torch.special.xlogy(marginal, marginal).sum()
+    return float((marginal_entropy + (p * log_p).sum(1).mean()).exp())
+
+
+@dataclass(frozen=True)
+class InceptionScores:
+    """Inception scores of the same generated images by several classifiers."""
+
+    scores: Mapping[str, float]  # by the classifier's name, which stands beside its number
+    images: int  # how many there were
+
+    @property
+    def adapted(self) -> float:
+        """The mean of the scores: by all nodes' models, the adapted inception score (FedIOD, Table 7)."""
+        return sum(self.scores.values()) / len(self.scores)
+
+
+def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module]) -> InceptionScores:
+    """Inception scores of generated images by each of some classifiers: ImageNet's, or the nodes' own.
+
+    FedIOD's appendix has the adapted score "evaluated by each locally trained model T_k (taking average of
+    all local models)". Read here as: each model has a score of its own, by its own p(y | x) and p(y) at
+    temperature 1, and nodes count alike, whatever they hold. (One score of averaged probabilities would see
+    no difference between models that disagree and models that are unsure.) The paper does not say of how
+    many images. A node that knows few classes can give little more than their number.
+
+    Args:
+        images: ``(N, C, H, W)`` as the classifiers take them.
+        classifiers: by name; copies of them judge, in evaluation mode.
+
+    Raises:
+        ArgumentError: no classifier, no image, or no logits.
+        DataError: logits that hold NaN or infinity.
+    """
+    if not classifiers or not len(images):
+        raise ArgumentError("classifiers and images", (len(classifiers), len(images)), "one or more of each")
+    scores: dict[str, float] = {}
+    for name, model in classifiers.items():
+        device = next((own.device for own in model.parameters()), None)
+        logits = Extractor(f"logits of {name}", copy.deepcopy(model).eval(), device)(images)
+        scores[name] = inception_score(logits)
+    return InceptionScores(scores, len(images))
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How like recovered images are to the originals, pair by pair."""
+
+    psnr: tuple[float, ...]  # dB, 100 at most
+    ssim: tuple[float, ...]  # percent, 100 at most
+
+    @property
+    def mean_psnr(self) -> float:
+        """In dB, the mean of the pairs', which is not the PSNR of their mean error."""
+        return sum(self.psnr) / len(self.psnr)
+
+    @property
+    def mean_ssim(self) -> float:
+        """In percent, likewise."""
+        return sum(self.ssim) / len(self.ssim)
+
+
+def likeness(found: torch.Tensor, true: torch.Tensor) -> Likeness:
+    """PSNR and SSIM of each pair of images ``(N, C, H, W)`` with pixels in 0..1, 6 or more a side.
+
+    As :mod:`fedstill.tasks.fidelity` has them; of several channels, over all pixels of all channels.
+
+    Raises:
+        ArgumentError: no pairs, or images of different or too small sizes.
+    """
+    if found.shape != true.shape or found.ndim != 4 or not len(found) or min(found.shape[2:]) < 6:
+        shapes = (tuple(found.shape), tuple(true.shape))
+        raise ArgumentError("shapes of pairs", shapes, "the same (N, C, H, W), H and W from 6 up")
+    psnr, ssim = fidelity.psnr(found, true), fidelity.ssim(found, true)
+    return Likeness(tuple(psnr.tolist()), tuple(ssim.tolist()))
+
+
+class _Given(nn.Module):
+    """Stands where torchmetrics has a network: what it is given are the features."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def _mean_fid(found: Mapping[str, Distance]) -> float:
+    return sum(each.fid for each in found.values()) / len(found)
+
+
+def _distance(generated: torch.Tensor, real: torch.Tensor, space: str) -> Distance:
+    for name, part in (("generated images", generated), ("real images", real)):
+        if len(part) < 2:
+            raise ArgumentError(name, len(part), "two or more, for a covariance")
+    return Distance(
+        extractor=space,
+        fid=frechet(generated, real),
+        kid=kernel_distance(generated, real),
+        generated=len(generated),
+        real=len(real),
+        dimensions=generated.shape[1],
+    )

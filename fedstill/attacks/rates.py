@@ -1,0 +1,246 @@
+"""How well scores tell members from others: ROC figures, each with what is known of its error.
+
+Intervals are over the records that were drawn, for the one model that was attacked; another training of the
+same data is another model, and no interval here speaks of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedstill.errors import ArgumentError
+from fedstill.privacy.audit import CONFIDENCE, most
+
+LOW = (0.01, 0.001)  # false positive rates at which members are counted
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure, and between what it lies at the confidence that was asked for."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class At:
+    """What is found at a false positive rate: the strictest test of that kind that the records allow.
+
+    Args:
+        rate: of false positives that was asked for, within [0, 1].
+        allowed: false positives among the non-members, the whole part of rate times their number.
+        accused: how many of them there are; fewer where scores are equal.
+        found: true positives, of how many members.
+        members, others: how many there are.
+        true_positives: rate of what was found, with its Clopper-Pearson interval, for the threshold as it is.
+        false_positives: rate of the accused, with its own: it may well reach beyond ``rate``.
+    """
+
+    rate: float
+    allowed: int
+    accused: int
+    found: int
+    members: int
+    others: int
+    true_positives: Interval
+    false_positives: Interval
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> print(at_rate(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0]), 0.01))
+        with no false alarm at all among 2 others it finds 2 of 2 members, 100.0 % (15.8 to 100.0)
+        """
+        if self.allowed == 0:
+            alarms = f"with no false alarm at all among {self.others} others"
+        else:
+            alarms = f"with false alarms on {self.accused} of {self.others} others ({_percent(self.rate)})"
+        share = self.true_positives
+        sure = f"{100 * share.value:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"
+        return f"{alarms} it finds {self.found} of {self.members} members, {sure}"
+
+    @property
+    def resolved(self) -> bool:
+        """Whether there are non-members enough for the rate to allow one false positive."""
+        return self.allowed > 0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How often an attack is right.
+
+    Args:
+        members: records that were learned from.
+        others: records that were not.
+        confidence: of all intervals.
+        auc: how often a member's score is above another's, of all pairs; equal scores count half.
+        at: at low rates of false positives.
+    """
+
+    members: int
+    others: int
+    confidence: float
+    auc: Interval
+    at: tuple[At, ...]
+
+    @property
+    def chance(self) -> bool:
+        """Whether the interval of the AUC contains what guessing gets."""
+        return self.auc.low <= 0.5 <= self.auc.high
+
+    def __str__(self) -> str:
+        """One line for whoever is in charge of the data.
+
+        >>> print(rates(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0]), at=(0.001,)))
+        Of a member and another it picks the member 100.0 times in 100 (15.8 to 100.0; guessing: 50);
+        with no false alarm at all among 2 others it finds 2 of 2 members, 100.0 % (15.8 to 100.0);
+        0.1 % cannot be told from fewer than 1000 others. Intervals at 95 %.
+        """
+        low, high = 100 * self.auc.low, 100 * self.auc.high
+        pairs = f"{100 * self.auc.value:.1f} times in 100 ({low:.1f} to {high:.1f}; guessing: 50)"
+        parts = [f"Of a member and another it picks the member {pairs}"]
+        parts += dict.fromkeys(map(str, self.at))  # rates that allow no false alarm all say the same
+        parts += [
+            f"{_percent(at.rate)} cannot be told from fewer than {math.ceil(1 / at.rate)} others"
+            for at in self.at
+            if at.rate > 0 and not at.resolved
+        ]
+        return f"{'; '.join(parts)}. Intervals at {_percent(self.confidence)}."
+
+
+def rates(
+    members: torch.Tensor,
+    others: torch.Tensor,
+    *,
+    at: Sequence[float] = LOW,
+    confidence: float = CONFIDENCE,
+) -> Rates:
+    """All figures of an attack.
+
+    Args:
+        members: scores ``(n,)`` of records that were learned from; higher is meant to be likelier a member.
+        others: scores ``(n',)`` of records that were not.
+        at: false positive rates, each within [0, 1].
+        confidence: within (0, 1).
+
+    Raises:
+        ArgumentError: no scores, or NaN among them; a rate or a confidence outside its range.
+    """
+    area = auc(members, others, confidence)
+    low = tuple(at_rate(members, others, rate, confidence) for rate in at)
+    return Rates(len(members), len(others), confidence, area, low)
+
+
+def split(scores: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores ``(N,)`` of members and of others, by who is inside ``(N,)`` bool."""
+    return scores[inside], scores[~inside]
+
+
+def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Interval:
+    """Area under the ROC curve, with DeLong's interval.
+
+    DeLong, DeLong, Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver Operating
+    Characteristic Curves", Biometrics 1988: V10 of a member is the share of others below it, V01 of another
+    the share of members above it, ties half; AUC is the mean of either, its variance
+    var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
+
+    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1. Where the variance
+    is 0, as when members and others are apart altogether, or where there is one of either, nothing is told by
+    it: then the interval is that of Clopper and Pearson for min(n, n') pairs without a record in common,
+    which is wide.
+
+    Raises:
+        ArgumentError: see :func:`rates`.
+
+    >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])).value  # pairs: 1, 1/2, 1, 1
+    0.875
+    """
+    members, others = _checked(members, others, confidence)
+    n, m = len(members), len(others)
+    ranks = _midranks(torch.cat([members, others]))
+    of_members = (ranks[:n] - _midranks(members)) / m  # V10, (n,)
+    of_others = 1 - (ranks[n:] - _midranks(others)) / n  # V01, (m,)
+    area = float(of_members.mean())
+    variance = float(of_members.var() / n + of_others.var() / m) if min(n, m) > 1 else 0.0
+    if not 0 < area < 1 or variance < 1e-15:
+        pairs = min(n, m)
+        return Interval(area, *_clopper_pearson(area * pairs, pairs, confidence))
+    from scipy.special import ndtri
+
+    reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
+    middle = math.log(area / (1 - area))
+    return Interval(area, _logistic(middle - reach), _logistic(middle + reach))
+
+
+def at_rate(members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE) -> At:
+    """True positives at a false positive rate, without interpolation.
+
+    A record is accused if its score is above that of the first non-member that must not be: of n' others, at
+    most floor(rate n') are accused. A rate of 0.1 % with fewer than 1000 others thus means none at all.
+
+    Raises:
+        ArgumentError: see :func:`rates`.
+
+    >>> at = at_rate(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
+    >>> at.allowed, at.accused, at.found  # above 1.5 are one other and two members
+    (1, 1, 2)
+    """
+    members, others = _checked(members, others, confidence)
+    if not 0 <= rate <= 1:
+        raise ArgumentError("rate of false positives", rate, "0 .. 1")
+    n, m = len(members), len(others)
+    allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
+    accused, found = int((others > threshold).sum()), int((members > threshold).sum())
+    if allowed == m:  # everybody, also those of score -inf
+        accused, found = m, n
+    return At(
+        rate,
+        allowed,
+        accused,
+        found,
+        n,
+        m,
+        Interval(found / n, *_clopper_pearson(found, n, confidence)),
+        Interval(accused / m, *_clopper_pearson(accused, m, confidence)),
+    )
+
+
+def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:
+    """The exact interval of a probability whose event came k times in n; two-sided."""
+    error = (1 - confidence) / 2
+    return 1 - most(n - math.floor(k), n, error), most(math.ceil(k), n, error)
+
+
+def _checked(
+    members: torch.Tensor, others: torch.Tensor, confidence: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for name, scores in (("scores of members", members), ("scores of others", others)):
+        if scores.ndim != 1 or not len(scores):
+            raise ArgumentError(name, tuple(scores.shape), "(n,), n 1 or more")
+        if bool(torch.isnan(scores).any()):
+            raise ArgumentError(name, "NaN", "numbers")
+    if not 0 < confidence < 1:
+        raise ArgumentError("confidence", confidence, "above 0 and below 1")
+    return members.double(), others.double()
+
+
+def _midranks(values: torch.Tensor) -> torch.Tensor:
+    """Ranks from 1 up, equal values sharing the mean of theirs."""
+    ordered = values.sort().values
+    below = torch.searchsorted(ordered, values)
+    upto = torch.searchsorted(ordered, values, right=True)
+    return (below + upto + 1).double() / 2
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"

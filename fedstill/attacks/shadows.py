@@ -1,0 +1,157 @@
+"""Shadow models: trained as the target was, on random halves of a pool of records, by the attacker.
+
+Shadows come in pairs that share the pool between them, so that each record is in half of them and all learn
+from as many. Either anything trains them, one after another (:func:`each`: a whole federation, say), or this
+project's own local training does, all at once (:func:`together`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fedstill.attacks.membership import Seen
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.federation import choose
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.training import LocalConfig, Work
+from fedstill.seeds import derive, torch_generator
+from fedstill.tasks import Task
+
+Fit = Callable[[TensorData, int], nn.Module]  # a model trained on data, from a seed
+Make = Callable[[int], nn.Module]  # an untrained model, from a seed
+
+
+def halves(records: int, models: int, seed: int) -> torch.Tensor:
+    """Which model learns from which record: ``(models, records)`` bool, each record in half of the models.
+
+    Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
+
+    Raises:
+        ArgumentError: fewer than two records, or models that cannot be paired.
+
+    >>> inside = halves(6, 4, 0)
+    >>> inside.sum(0).tolist(), inside.sum(1).tolist()
+    ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
+    """
+    if records < 2:
+        raise ArgumentError("records", records, "2 or more")
+    if models < 0 or models % 2:
+        raise ArgumentError("shadow models", models, "an even number")
+    inside = torch.zeros(models, records, dtype=torch.bool)
+    for pair in range(models // 2):
+        order = torch.randperm(records, generator=torch_generator(seed, "shadow halves", pair))
+        inside[2 * pair, order[: records // 2]] = True
+        inside[2 * pair + 1] = ~inside[2 * pair]
+    return inside
+
+
+def each(fit: Fit, pool: TensorData, inside: torch.Tensor, seed: int) -> list[nn.Module]:
+    """One model after another.
+
+    Args:
+        fit: trains a model; a federation does as well as a single node.
+        pool: the records.
+        inside: which model learns from which of them, ``(M, N)`` bool.
+        seed: of the models' seeds, one each.
+
+    Raises:
+        ArgumentError: a mask of another form, or a model without a record.
+    """
+    _check(pool, inside)
+    return [fit(_part(pool, row), derive(seed, "shadow", model)) for model, row in enumerate(inside)]
+
+
+def together(
+    make: Make,
+    pool: TensorData | Sequence[TensorData],
+    inside: torch.Tensor,
+    task: Task,
+    local: LocalConfig,
+    seed: int,
+    *,
+    compute: Compute | None = None,
+    work: Work | None = None,
+) -> list[nn.Module]:
+    """All at once, by the local training of a node, stacked where that is faster.
+
+    Each model has first weights, batches and augmentation of its own.
+
+    Args:
+        make: an untrained model; all of one architecture are trained in one stack.
+        pool: the records; or one a model, of the same size, where models learn different targets of them.
+        inside: which model learns from which of them, ``(M, N)`` bool.
+        task: gives the loss.
+        local: how the target was trained, as far as the attacker knows.
+        seed: of everything.
+        compute: device, precision, stacked or not; None is the default, which measures what is faster.
+        work: what one step does; None is a step on the task's loss.
+
+    Raises:
+        ArgumentError: a mask of another form, or a model without a record.
+    """
+    compute = compute or Compute()
+    pools = [pool] * len(inside) if isinstance(pool, TensorData) else list(pool)
+    if len(pools) != len(inside):
+        raise ArgumentError("pools", len(pools), f"one for each of {len(inside)} models")
+    nodes = []
+    for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
+        _check(data, inside)
+        name = f"shadow-{model}"
+        network = compute.place(make(derive(seed, "shadow", model)))
+        own = _part(data, row).to(compute.device)
+        nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), Ledger()), seed))
+    training.prepare(nodes, local)
+
+    def trial(group: Group) -> None:
+        training.train(group.nodes, task, local, compute, steps=3, work=work)
+
+    for group in choose(nodes, compute, trial)[0]:
+        training.train(group, task, local, compute, work=work)
+    return [node.model for node in nodes]
+
+
+def look(
+    target: nn.Module,
+    shadows: Sequence[nn.Module],
+    records: TensorData,
+    inside: torch.Tensor | None = None,
+    compute: Compute | None = None,
+) -> Seen:
+    """What target and shadows say about records.
+
+    Args:
+        target: the model that is attacked.
+        shadows: the attacker's models.
+        records: the candidates, with their labels.
+        inside: which shadow learned from which of them, ``(M, N)`` bool; None: none from any, as of a
+            population.
+        compute: device and precision; None is the default.
+    """
+    compute = compute or Compute()
+    inputs = records.inputs.to(compute.device)
+    told = [training.predict(model, inputs, compute).cpu() for model in (target, *shadows)]
+    if inside is None:
+        inside = torch.zeros(len(shadows), len(records), dtype=torch.bool)
+    others = torch.stack(told[1:]) if shadows else told[0].new_empty(0, *told[0].shape)
+    return Seen(told[0], others, inside, records.targets.cpu())
+
+
+def _part(pool: TensorData, row: torch.Tensor) -> TensorData:
+    return pool.subset(row.nonzero().flatten().to(pool.inputs.device))
+
+
+def _check(pool: TensorData, inside: torch.Tensor) -> None:
+    if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool):
+        form = (tuple(inside.shape), str(inside.dtype))
+        raise ArgumentError("inside", form, f"(models, {len(pool)}) bool")
+    if len(inside) and not bool(inside.any(1).all()):
+        raise ArgumentError("inside", "a model without a record", "one record or more for each model")

@@ -1,0 +1,131 @@
+"""What the server of a run sees: every release as it left its node's gate, and what had been asked.
+
+An attack is given these and nothing else. They are what the ledger counts: the same nodes, kinds and bytes,
+which :func:`disagreement` checks against the ledger of the run that is attacked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedstill.experiment import Experiment
+from fedstill.federation import InProcess
+from fedstill.federation.contract import Tensors
+from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
+from fedstill.node.node import Node
+from fedstill.wire import kind_of, refine, size
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """One release, with the question that it answers.
+
+    Args:
+        node: that it left.
+        number: of the question.
+        question: its name.
+        part: ``"answer"`` or ``"gradient"``.
+        kinds: the kind of each tensor that left.
+        tensors: what left, by name.
+        sent: what had come down, by name.
+        bytes: that left, by kind, as the ledger counts them.
+    """
+
+    node: str
+    number: int
+    question: str
+    part: str
+    kinds: Mapping[str, str]
+    tensors: Tensors
+    sent: Tensors
+    bytes: Mapping[str, int]
+
+
+Hear = Callable[[Release], Any]
+
+
+class Enough(Exception):
+    """Everything wanted has been heard: the run is let go."""
+
+
+class _Tapped(InProcess):
+    """An engine whose releases are heard on their way to the server."""
+
+    hear: Hear
+
+    def _answer(
+        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Mapping[str, Tensors]:
+        answers = super()._answer(asked, question, number, tensors, differentiable)
+        self._told(answers, question, number, ANSWER, tensors)
+        return answers
+
+    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        gradients = super()._pull_back(number, question, pulls)
+        for node, told in gradients.items():
+            self._told({node: told}, question, number, GRADIENT, pulls[node])
+        return gradients
+
+    def _told(
+        self, releases: Mapping[str, Tensors], question: str, number: int, part: str, sent: Tensors
+    ) -> None:
+        kinds = self.questions[question].kinds()
+        for node, told in releases.items():
+            bytes: Counter[str] = Counter()
+            for name, tensor in told.items():
+                bytes[kind_of(name, kinds)] += size(tensor)
+            plain = {name: tensor.detach().clone() for name, tensor in refine(told).items()}
+            asked = {name: tensor.detach().clone() for name, tensor in refine(sent).items()}
+            of = {name: kinds[name] for name in plain}
+            self.hear(Release(node, number, question, part, of, plain, asked, dict(bytes)))
+
+
+class Overheard(Experiment):
+    """An experiment in this process whose releases somebody hears.
+
+    Args:
+        setting: of the experiment.
+        hear: called with each release in order; raises :class:`Enough` to end the run.
+    """
+
+    hear: Hear
+
+    def listen(self, hear: Hear) -> bool:
+        """Run from the start without keeping anything.
+
+        Returns:
+            Whether the run came to its end.
+        """
+        self.hear = hear
+        try:
+            self.run()
+        except Enough:
+            return False
+        return True
+
+    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
+        tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)
+        tapped.hear = lambda release: self.hear(release)
+        return tapped
+
+
+def disagreement(releases: Sequence[Release], ledger: Ledger) -> str | None:
+    """Why releases are not what a ledger says has left, or None: bytes by node and kind.
+
+    Args:
+        releases: all of a run.
+        ledger: of that run.
+    """
+    heard: Counter[tuple[str, str]] = Counter()
+    for release in releases:
+        for kind, count in release.bytes.items():
+            heard[release.node, kind] += count
+    written = {(node, kind): n for (node, way, kind), n in ledger.bytes.items() if way == "up" and n}
+    for node, kind in sorted({*written, *heard}):
+        if heard[node, kind] != written.get((node, kind), 0):
+            told, seen = written.get((node, kind), 0), heard[node, kind]
+            return f"{node}: {told} bytes of {kind} by the ledger, {seen} heard"
+    return None

@@ -1,0 +1,143 @@
+"""Attacks that have a node's answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.attacks.membership import Seen, lira, rmia
+from fedstill.attacks.proxy import as_logits, asked, imitate, through
+from fedstill.attacks.rates import auc, rates, split
+from fedstill.attacks.shadows import halves, look, together
+from fedstill.compute import Compute, EngineConfig
+from fedstill.data.dataset import TensorData
+from fedstill.data.loaders import DataConfig, load
+from fedstill.errors import ArgumentError
+from fedstill.models import build
+from fedstill.node.training import LocalConfig, predict
+from fedstill.seeds import torch_generator
+from fedstill.tasks.classification import Classification
+
+TASK = Classification(10)
+COMPUTE = Compute(EngineConfig(name="stacked"))
+N, SHADOWS = 100, 8
+DISTIL = LocalConfig(epochs=60, batch=100, lr=3e-3, smoothing=0.0)
+
+
+def make(seed: int) -> nn.Module:
+    return build("mlp:64", (1, 8, 8), 10, seed)
+
+
+class World:
+    """A node that overfitted 100 digits of 200, a server with shadows, and 500 digits that nobody owns."""
+
+    def __init__(self) -> None:
+        data = load(DataConfig(name="digits"))
+        order = torch.randperm(len(data.train), generator=torch_generator(0, "proxies"))
+        self.pool = data.train.subset(order[: 2 * N])
+        self.public = data.train.subset(order[2 * N : 2 * N + 500])
+        self.inside, self.theirs = halves(2 * N, 2, 1)[0], halves(2 * N, SHADOWS, 2)
+        local = LocalConfig(epochs=300, batch=N, lr=3e-3, smoothing=0.0)
+        masks = torch.cat([self.inside[None], self.theirs])
+        self.node, *self.shadows = together(make, self.pool, masks, TASK, local, 0, compute=COMPUTE)
+
+    def says(self, inputs: torch.Tensor) -> torch.Tensor:
+        return predict(self.node, inputs, COMPUTE)
+
+    def proxied(self, answers: torch.Tensor) -> tuple[list[nn.Module], Seen]:
+        inputs, pool, theirs = self.public.inputs, self.pool, self.theirs
+        return through(
+            make, inputs, answers, self.shadows, pool, theirs, TASK, 5, local=DISTIL, compute=COMPUTE
+        )
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+def test_logits_of_probabilities_are_seen_as_those_they_came_from() -> None:
+    logits = torch.randn(4, 3, generator=torch_generator(0, "logits"))
+    torch.testing.assert_close(as_logits(logits.softmax(1)).softmax(1), logits.softmax(1))
+    assert torch.isfinite(as_logits(torch.tensor([[1.0, 0.0]]))).all()
+    with pytest.raises(ArgumentError, match="floor"):
+        as_logits(logits, floor=0.0)
+
+
+def test_asked_about_the_record_itself(world: World) -> None:
+    seen = asked(world.says(world.pool.inputs), world.shadows, world.pool, world.theirs)
+    direct = look(world.node, world.shadows, world.pool, world.theirs)
+    for one, other in zip(vars(seen).values(), vars(direct).values(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert rates(*split(lira(seen), world.inside)).auc.low > 0.7
+
+
+def test_the_form_is_that_of_the_shadows(world: World) -> None:
+    """Answers have left in it already."""
+    answers = world.says(world.pool.inputs).round()
+    seen = asked(answers, world.shadows, world.pool, world.theirs, form=torch.round)
+    assert torch.equal(seen.target, answers)
+    assert torch.equal(seen.shadows, seen.shadows.round())
+    plain = asked(answers, world.shadows, world.pool, world.theirs)
+    assert torch.equal(seen.shadows, plain.shadows.round())
+    assert not torch.equal(plain.shadows, plain.shadows.round())
+
+
+def test_a_proxy_says_what_was_said_up_to_what_softmax_does_not_see(world: World) -> None:
+    inputs = world.public.inputs[:100]
+    answers = torch.stack([world.says(inputs), predict(world.shadows[0], inputs, COMPUTE)])
+    local = LocalConfig(epochs=400, batch=100, lr=3e-3, smoothing=0.0)
+    proxies = imitate(make, inputs, answers + 3.0, TASK, 0, local, COMPUTE)
+    told = torch.stack([predict(proxy, inputs, COMPUTE) for proxy in proxies])
+    told, answers = (values - values.mean(2, keepdim=True) for values in (told, answers))
+    errors = (told - answers).square().mean((1, 2)) / answers.var((1, 2))
+    swapped = (told - answers.flip(0)).square().mean((1, 2)) / answers.var((1, 2))
+    assert errors.max() < 0.02
+    assert swapped.min() > 2 * errors.max(), "each copies its own"
+
+
+def test_a_proxy_gives_its_nodes_records_away(world: World) -> None:
+    proxies, seen = world.proxied(world.says(world.public.inputs))
+    found = rates(*split(lira(seen), world.inside))
+    assert len(proxies) == 1 + SHADOWS
+    assert found.auc.value > 0.7
+    # RMIA's population is one that was not asked about: to those the proxies were fitted.
+    others = look(proxies[0], proxies[1:], load(DataConfig(name="digits")).test)
+    assert auc(*split(rmia(seen, others), world.inside)).value > 0.7
+    direct = asked(world.says(world.pool.inputs), world.shadows, world.pool, world.theirs)
+    assert found.auc.value < auc(*split(lira(direct), world.inside)).value
+
+
+def shuffled(world: World) -> torch.Tensor:
+    """Answers to other questions."""
+    return world.says(world.public.inputs).roll(1, 0)
+
+
+def labels_only(world: World) -> torch.Tensor:
+    """Of each answer its class alone."""
+    return 5 * torch.nn.functional.one_hot(world.says(world.public.inputs).argmax(1), 10).float()
+
+
+def a_stranger(world: World) -> torch.Tensor:
+    """The answers of a node that learned from none of the candidates."""
+    local = LocalConfig(epochs=300, batch=N, lr=3e-3, smoothing=0.0)
+    own = TensorData(world.public.inputs[:N], world.public.targets[:N])
+    everything = torch.ones(1, N, dtype=torch.bool)
+    (stranger,) = together(make, own, everything, TASK, local, 9, compute=COMPUTE)
+    return predict(stranger, world.public.inputs, COMPUTE)
+
+
+@pytest.mark.parametrize("answers", [shuffled, labels_only, a_stranger])
+def test_less_is_told_by_less(answers: Callable[[World], torch.Tensor], world: World) -> None:
+    _, seen = world.proxied(answers(world))
+    assert auc(*split(lira(seen), world.inside)).value < 0.65
+
+
+def test_answers_of_another_number_than_questions_are_refused(world: World) -> None:
+    with pytest.raises(ArgumentError, match="answers"):
+        imitate(make, world.public.inputs, torch.zeros(1, 3, 10), TASK, 0)
+    with pytest.raises(ArgumentError, match="shadows"):
+        asked(torch.zeros(3, 10), world.shadows, world.pool, world.theirs)

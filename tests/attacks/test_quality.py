@@ -1,0 +1,276 @@
+"""FID, KID, inception scores and likeness: by hand, against others' code, and in order of quality."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedstill.attacks.features import Extractor, pixels
+from fedstill.attacks.quality import (
+    distance,
+    distances,
+    frechet,
+    inception_score,
+    inception_scores,
+    kernel_distance,
+    likeness,
+)
+from fedstill.data import DataConfig, load
+from fedstill.errors import ArgumentError, DataError
+from fedstill.tasks import fidelity
+
+PLAIN = Extractor("vectors", lambda x: x)
+
+
+def gauss(count: int, seed: int, size: int = 5) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def mixed(count: int, seed: int, size: int = 5) -> torch.Tensor:
+    """Vectors whose dimensions depend on each other, far from zero."""
+    return gauss(count, seed, size) @ gauss(size, seed + 500, size) + gauss(1, seed + 900, size)
+
+
+def plainly(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The Frechet distance by the square root of a matrix, as Heusel et al. compute it."""
+    from scipy.linalg import sqrtm
+
+    a, b = x.numpy(), y.numpy()
+    first, second = (np.atleast_2d(np.cov(part, rowvar=False)) for part in (a, b))
+    root = np.real(sqrtm(first @ second))
+    means = float(((a.mean(0) - b.mean(0)) ** 2).sum())
+    return means + float(np.trace(first) + np.trace(second) - 2 * np.trace(root))
+
+
+# --- FID and KID ------------------------------------------------------------------------------------
+
+
+def test_fid_by_hand() -> None:
+    """Independent dimensions: (m_x - m_y)^2 + (s_x - s_y)^2 of each, summed."""
+    corners = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])  # variances 4/3
+    other = corners * torch.tensor([3.0, 0.5]) + torch.tensor([1.0, -2.0])
+    expected = 1 + 4 + 4 / 3 * ((1 - 3) ** 2 + (1 - 0.5) ** 2)
+    assert frechet(corners, other) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "m", "size"), [(40, 60, 5), (300, 80, 20), (30, 40, 1)])
+def test_fid_as_by_the_square_root_of_a_matrix(n: int, m: int, size: int) -> None:
+    x, y = mixed(n, 0, size), mixed(m, 1, size)
+    assert frechet(x, y) == pytest.approx(plainly(x, y), rel=1e-9)
+
+
+def test_fid_of_fewer_images_than_dimensions() -> None:
+    """Where covariances have no full rank: by the nuclear norm of the product of centred vectors.
+
+    ``tr (S_x S_y)^(1/2)`` is the sum of singular values of ``X Y^T`` over the root of (N - 1)(M - 1).
+    """
+    x, y = mixed(12, 2, 40), mixed(25, 3, 40)
+    a, b = x - x.mean(0), y - y.mean(0)
+    nuclear = torch.linalg.svdvals(a @ b.T).sum() / math.sqrt((len(a) - 1) * (len(b) - 1))
+    total = a.square().sum() / (len(a) - 1) + b.square().sum() / (len(b) - 1)
+    expected = (x.mean(0) - y.mean(0)).square().sum() + total - 2 * nuclear
+    assert frechet(x, y) == pytest.approx(float(expected), rel=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 999), st.integers(3, 30), st.integers(3, 30), st.integers(1, 6))
+def test_fid_does_not_care_for_order_or_rotation(seed: int, n: int, m: int, size: int) -> None:
+    x, y = mixed(n, seed, size), mixed(m, seed + 1, size)
+    found = frechet(x, y)
+    assert found >= 0
+    assert frechet(y, x) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    rotation = torch.linalg.qr(gauss(size, seed, size))[0]
+    assert frechet(x @ rotation, y @ rotation) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    assert frechet(x, x) == pytest.approx(0, abs=1e-5)
+
+
+def test_fid_far_from_zero_keeps_its_digits() -> None:
+    x, y = mixed(40, 0), mixed(60, 1)
+    assert frechet(x + 1e7, y + 1e7) == pytest.approx(frechet(x, y), rel=1e-6)
+
+
+def test_fid_of_single_precision_is_computed_in_double() -> None:
+    x, y = (mixed(50, seed).float() for seed in (0, 1))
+    assert frechet(x, y) == pytest.approx(plainly(x.double(), y.double()), rel=1e-9)
+
+
+def test_kid_as_torchmetrics_has_it() -> None:
+    from torchmetrics.image.kid import poly_mmd
+
+    x, y = mixed(40, 0), mixed(40, 1)
+    assert kernel_distance(x, y) == pytest.approx(float(poly_mmd(x, y)), rel=1e-9)
+    x, y = mixed(600, 0), mixed(300, 1)  # more than at once, and unequal numbers
+    kernel = (torch.cat([x, y]) @ torch.cat([x, y]).T / 5 + 1) ** 3
+    own = [
+        part.fill_diagonal_(0).sum() / (n * (n - 1))
+        for n, part in ((600, kernel[:600, :600].clone()), (300, kernel[600:, 600:].clone()))
+    ]
+    expected = own[0] + own[1] - 2 * kernel[:600, 600:].mean()
+    assert kernel_distance(x, y) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_few_images_raise_fid_and_not_kid() -> None:
+    """Two sets of one distribution: the smaller they are, the larger their FID; KID stays around 0."""
+
+    def means(count: int) -> tuple[float, float]:
+        found = [distance(gauss(count, seed), gauss(count, seed + 9999), PLAIN) for seed in range(150)]
+        return sum(each.fid for each in found) / 150, sum(each.kid for each in found) / 150
+
+    (few, few_kid), (many, many_kid) = means(10), means(80)
+    assert few > 5 * many > 0
+    assert abs(few_kid) < 0.12
+    assert abs(many_kid) < 0.03
+
+
+def test_the_space_and_the_numbers_stand_beside() -> None:
+    found = distance(gauss(20, 0), gauss(6, 1), PLAIN)
+    assert (found.extractor, found.generated, found.real, found.dimensions) == ("vectors", 20, 6, 5)
+    assert found.full_rank
+    assert found.line.endswith("in vectors, 5 dimensions, of 20 generated and 6 real images")
+    few = distance(gauss(20, 0), gauss(5, 1), PLAIN)
+    assert not few.full_rank
+    assert few.line.endswith("5 real images, fewer than 6: too high for it")
+    for parts in ((gauss(1, 0), gauss(5, 1)), (gauss(5, 0), gauss(1, 1))):
+        with pytest.raises(ArgumentError, match="two or more"):
+            distance(*parts, PLAIN)
+
+
+def test_per_node_on_average_and_beside_held_out_images() -> None:
+    generated, held_out = mixed(30, 0), mixed(100, 1)
+    nodes = {"north": mixed(40, 2), "south": mixed(20, 3)}
+    found = distances(generated, nodes, PLAIN, held_out)
+    assert found.nodes["south"] == distance(generated, nodes["south"], PLAIN)
+    assert found.average == pytest.approx((found.nodes["north"].fid + found.nodes["south"].fid) / 2)
+    spread = held_out[[round(place) for place in torch.linspace(0, 99, 30).floor().tolist()]]
+    assert found.held_out["north"] == distance(spread, nodes["north"], PLAIN)
+    assert found.average_held_out == pytest.approx(
+        (found.held_out["north"].fid + found.held_out["south"].fid) / 2
+    )
+    alone = distances(generated, nodes, PLAIN)
+    assert alone.nodes == found.nodes
+    assert alone.average_held_out is None
+    with pytest.raises(ArgumentError, match="nodes"):
+        distances(generated, {}, PLAIN)
+
+
+def test_worse_images_are_farther() -> None:
+    data = load(DataConfig(name="digits"))
+    real, held_out = data.train.inputs[:700], data.test.inputs
+    noise = torch.randn(held_out.shape, generator=torch.Generator().manual_seed(0))
+    spoilt = [held_out, held_out + 0.3 * noise, held_out + noise, noise]
+    found = [distance(images, real, pixels((0.5,), (0.5,))) for images in spoilt]
+    assert [each.fid for each in found] == sorted(each.fid for each in found)
+    assert [each.kid for each in found] == sorted(each.kid for each in found)
+    assert found[0].fid < 0.1 * found[3].fid
+
+
+# --- inception scores -------------------------------------------------------------------------------
+
+
+def test_inception_score_by_hand() -> None:
+    """p(y | x) = (3/4, 1/4) and (1/4, 3/4), p(y) = (1/2, 1/2): KL is 3/4 ln 3/2 + 1/4 ln 1/2 of both."""
+    logits = torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64).log()
+    expected = math.exp(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert inception_score(logits) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 999), st.integers(2, 40), st.integers(2, 10), st.sampled_from([0.1, 3.0, 1e4]))
+def test_inception_score_as_torchmetrics_has_it(seed: int, n: int, classes: int, scale: float) -> None:
+    from torchmetrics.image.inception import InceptionScore
+
+    class Given(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    logits = scale * gauss(n, seed, classes)
+    found = inception_score(logits)
+    assert 1 - 1e-9 <= found <= min(n, classes) + 1e-9
+    if scale < 1e4:  # where torchmetrics has 0 log 0
+        metric = InceptionScore(feature=Given(), splits=1)
+        metric.update(logits)
+        assert found == pytest.approx(float(metric.compute()[0]), rel=1e-6)
+
+
+class Knows(nn.Module):
+    """Tells the brightness of an image as one of some classes, and all beyond as the last."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.of = nn.Parameter(torch.arange(classes).float())
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = len(self.of) - 1
+        told: torch.Tensor = -1e3 * (x.mean((1, 2, 3)).clamp(max=last).unsqueeze(1) - self.of).square()
+        return self.drop(told)
+
+
+def test_adapted_score_is_the_mean_of_each_models_own() -> None:
+    images = torch.arange(4.0).repeat_interleave(5).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    models = {"north": Knows(4), "south": Knows(1)}
+    found = inception_scores(images, models)
+    assert found.scores == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
+    assert found.adapted == pytest.approx(2.5)
+    assert found.images == 20
+    assert models["north"].training, "as it was"
+    with pytest.raises(ArgumentError, match="one or more"):
+        inception_scores(images, {})
+
+
+def test_models_that_disagree_score_by_themselves() -> None:
+    """Each is sure of one class for one image and of the other for the other, and they differ in which."""
+    images = torch.tensor([0.0, 1.0]).view(-1, 1, 1, 1)
+
+    class Other(Knows):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).flip(1)
+
+    found = inception_scores(images, {"north": Knows(2), "south": Other(2)})
+    assert found.adapted == pytest.approx(2.0), "of averaged probabilities it would be 1"
+
+
+def test_what_is_no_score_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="shape of logits"):
+        inception_score(torch.zeros(2, 3, 4))
+    with pytest.raises(ArgumentError, match="shape of logits"):
+        inception_score(torch.zeros(0, 3))
+    with pytest.raises(DataError, match="NaN"):
+        inception_score(torch.full((2, 3), math.nan))
+
+
+# --- pairs ------------------------------------------------------------------------------------------
+
+
+def test_likeness_is_that_of_reconstructed_images() -> None:
+    true = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    found = (true + torch.tensor([0.0, 0.1, 0.3]).view(-1, 1, 1, 1)).clamp(0, 1)
+    told = likeness(found, true)
+    assert told.psnr == tuple(fidelity.psnr(found, true).tolist())
+    assert told.ssim == tuple(fidelity.ssim(found, true).tolist())
+    assert told.psnr[0] == pytest.approx(100)
+    assert told.mean_psnr == pytest.approx(sum(told.psnr) / 3)
+    assert told.mean_ssim == pytest.approx(sum(told.ssim) / 3)
+
+
+def test_likeness_of_colours() -> None:
+    true = torch.full((1, 3, 8, 8), 0.5)
+    found = true.clone()
+    found[:, 0] += 0.3  # a mean squared error of 0.03 over three channels
+    told = likeness(found, true)
+    assert told.psnr == (pytest.approx(10 * math.log10(1 / 0.03), abs=1e-4),)
+    textured = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    spoilt = textured.flip(3)
+    by_channel = [fidelity.ssim(spoilt[:, [c]], textured[:, [c]]) for c in range(3)]
+    assert likeness(spoilt, textured).ssim == tuple(
+        pytest.approx(value, abs=1e-3) for value in torch.stack(by_channel).mean(0).tolist()
+    )
+    for wrong in (torch.zeros(1, 3, 8, 4), torch.zeros(1, 3, 4, 4)):
+        with pytest.raises(ArgumentError, match="shapes of pairs"):
+            likeness(wrong, true if wrong.shape[2] == 8 else wrong)

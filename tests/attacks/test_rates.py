@@ -1,0 +1,180 @@
+"""Figures of an attack: against hands, against pairs counted one by one, against scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from fedstill.attacks.rates import at_rate, auc, rates, split
+from fedstill.errors import ArgumentError
+from fedstill.seeds import torch_generator
+
+# Few values, so that many scores are equal.
+SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: torch.tensor(s).float())
+
+
+# --- AUC ------------------------------------------------------------------------------------------
+
+
+def test_delong_by_hand() -> None:
+    members, others = torch.tensor([0.8, 0.4, 0.6]), torch.tensor([0.5, 0.3])
+    # V10 = 1, 1/2, 1 and V01 = 2/3, 1: variances 1/12 and 1/18.
+    area, variance = 5 / 6, 1 / 12 / 3 + 1 / 18 / 2
+    found = auc(members, others, 0.95)
+    assert found.value == pytest.approx(area)
+    reach = 1.959964 * math.sqrt(variance) / (area * (1 - area))
+    for end, sign in ((found.low, -1), (found.high, 1)):
+        assert math.log(end / (1 - end)) == pytest.approx(math.log(5) + sign * reach, rel=1e-5)
+
+
+@given(SCORES, SCORES)
+def test_auc_is_that_of_all_pairs_and_of_scikit_learn(members: torch.Tensor, others: torch.Tensor) -> None:
+    pairs = [float(a > b) + float(a == b) / 2 for a in members for b in others]
+    found = auc(members, others)
+    assert found.value == pytest.approx(sum(pairs) / len(pairs))
+    labels = [1] * len(members) + [0] * len(others)
+    assert found.value == pytest.approx(roc_auc_score(labels, torch.cat([members, others]).numpy()))
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert found.low < found.high, "no finite number of records settles it"
+
+
+@given(SCORES, SCORES)
+def test_variance_is_that_of_pairs_counted_one_by_one(members: torch.Tensor, others: torch.Tensor) -> None:
+    psi = np.array([[float(a > b) + float(a == b) / 2 for b in others] for a in members])
+    found = auc(members, others)
+    if min(psi.shape) < 2 or not 0 < psi.mean() < 1:
+        return
+    variance = psi.mean(1).var(ddof=1) / len(members) + psi.mean(0).var(ddof=1) / len(others)
+    if variance < 1e-12:
+        return
+    width = 2 * 1.959964 * math.sqrt(variance) / (psi.mean() * (1 - psi.mean()))
+    ends = [math.log(end / (1 - end)) for end in (found.low, found.high)]
+    assert ends[1] - ends[0] == pytest.approx(width, rel=1e-4)
+
+
+def test_wrong_way_round_is_the_mirror_image() -> None:
+    generator = torch_generator(0, "mirror")
+    members, others = torch.randn(30, generator=generator) + 1, torch.randn(40, generator=generator)
+    one, two = auc(members, others), auc(-members, -others)
+    assert (two.value, two.low, two.high) == pytest.approx((1 - one.value, 1 - one.high, 1 - one.low))
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    """Of Gaussians one apart, the AUC is Phi(1 / sqrt 2)."""
+    generator, true = torch_generator(0, "coverage"), 0.7602499
+    draws = torch.randn(800, 100, generator=generator)
+    found = [auc(draw[:40] + 1, draw[40:], 0.9) for draw in draws]
+    covered = sum(one.low <= true <= one.high for one in found) / len(found)
+    assert 0.87 <= covered <= 0.93
+    centred = [auc(draw[:40], draw[40:], 0.9) for draw in draws]
+    assert 0.87 <= sum(one.low <= 0.5 <= one.high for one in centred) / len(centred) <= 0.93
+
+
+def test_members_and_others_apart_altogether_leave_an_interval() -> None:
+    found = auc(torch.arange(10.0) + 10, torch.arange(5.0))
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(0.025 ** (1 / 5)), "five pairs without a record in common"
+    below = auc(torch.arange(5.0), torch.arange(10.0) + 10)
+    assert (below.low, below.value) == (0.0, 0.0)
+    assert below.high == pytest.approx(1 - 0.025 ** (1 / 5))
+
+
+# --- true positives at few false ones ---------------------------------------------------------------
+
+
+@given(SCORES, SCORES, st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0]))
+def test_found_is_the_best_point_of_the_curve_and_nothing_between(
+    members: torch.Tensor, others: torch.Tensor, rate: float
+) -> None:
+    at = at_rate(members, others, rate)
+    labels = [1] * len(members) + [0] * len(others)
+    fpr, tpr, _ = roc_curve(labels, torch.cat([members, others]).numpy(), drop_intermediate=False)
+    best = tpr[fpr <= rate + 1e-9].max()
+    assert at.true_positives.value == pytest.approx(best)
+    assert at.accused <= at.allowed <= rate * len(others) + 1e-6
+
+
+def test_what_few_others_cannot_tell_is_not_told() -> None:
+    """Interpolating between no false alarm (1 of 4 found) and one (all found) would say 28 % at 2 %."""
+    members, others = torch.tensor([9.0, 5.0, 5.0, 5.0]), torch.cat([torch.tensor([7.0]), torch.zeros(49)])
+    one = at_rate(members, others, 0.02)
+    assert (one.allowed, one.accused, one.found, one.resolved) == (1, 1, 4, True)
+    none = at_rate(members, others, 0.019)
+    assert (none.allowed, none.accused, none.found, none.resolved) == (0, 0, 1, False)
+    assert none.false_positives.high == pytest.approx(1 - 0.025 ** (1 / 50)), "no false alarm is not rate 0"
+
+
+def test_a_share_that_floating_point_makes_smaller() -> None:
+    assert 0.29 * 100 < 29
+    assert at_rate(torch.ones(1), torch.arange(100.0), 0.29).allowed == 29
+
+
+def test_equal_scores_are_accused_together_or_not_at_all() -> None:
+    at = at_rate(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.25)
+    assert (at.accused, at.found) == (0, 1)
+
+
+@pytest.mark.parametrize(("found", "n"), [(0, 20), (3, 20), (20, 20), (7, 300)])
+def test_intervals_are_those_of_clopper_and_pearson(found: int, n: int) -> None:
+    members = torch.cat([torch.ones(found), -torch.ones(n - found)])
+    share = at_rate(members, torch.zeros(10), 0.0, 0.95).true_positives
+    exact = binomtest(found, n).proportion_ci(0.95, "exact")
+    assert (share.value, share.low, share.high) == pytest.approx((found / n, exact.low, exact.high))
+
+
+# --- words and errors -------------------------------------------------------------------------------
+
+
+def test_one_line_says_what_was_found_and_what_cannot_be_told() -> None:
+    members, others = torch.arange(200.0) + 50, torch.arange(200.0)
+    line = str(rates(members, others))
+    assert "\n" not in line
+    # Of 40000 pairs 11175 are the wrong way round, and 150 are even.
+    assert line.startswith("Of a member and another it picks the member 71.9 times in 100 (66.")
+    assert "with false alarms on 2 of 200 others (1 %) it finds 52 of 200 members, 26.0 %" in line
+    assert "with no false alarm at all among 200 others it finds 50 of 200 members, 25.0 %" in line
+    assert "0.1 % cannot be told from fewer than 1000 others" in line
+    assert line.endswith("Intervals at 95 %.")
+
+
+def test_a_rate_that_can_be_told_is_told_without_a_caveat() -> None:
+    line = str(rates(torch.arange(1000.0), torch.arange(1000.0), at=(0.001,)))
+    assert "with false alarms on 1 of 1000 others (0.1 %) it finds 1 of 1000 members, 0.1 %" in line
+    assert "cannot be told" not in line
+
+
+def test_chance_is_whether_guessing_would_do_as_well() -> None:
+    generator = torch_generator(1, "chance")
+    draws = torch.randn(400, generator=generator)
+    assert rates(draws[:200], draws[200:]).chance
+    assert not rates(draws[:200] + 1, draws[200:]).chance
+    assert not rates(draws[:200] - 1, draws[200:]).chance
+
+
+def test_split_by_membership() -> None:
+    members, others = split(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
+    assert (members.tolist(), others.tolist()) == ([1.0, 3.0], [2.0])
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "at", "confidence", "name"),
+    [
+        (torch.empty(0), torch.ones(1), 0.1, 0.95, "scores of members"),
+        (torch.ones(1), torch.ones(1, 1), 0.1, 0.95, "scores of others"),
+        (torch.ones(1), torch.tensor([math.nan]), 0.1, 0.95, "scores of others"),
+        (torch.ones(1), torch.ones(1), 1.1, 0.95, "rate of false positives"),
+        (torch.ones(1), torch.ones(1), 0.1, 1.0, "confidence"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    members: torch.Tensor, others: torch.Tensor, at: float, confidence: float, name: str
+) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        rates(members, others, at=(at,), confidence=confidence)
