@@ -15,6 +15,7 @@ from typing import Any
 from fedstill.config import RunConfig, read_table, to_dict, to_toml
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
+from fedstill.data.validation import check_measured_on_test
 from fedstill.errors import (
     ArgumentError,
     BundleError,
@@ -80,6 +81,7 @@ def make(config: RunConfig[Any]) -> Questions:
             method.name,
             f"one that asks all at once, as files are carried once: {', '.join(allowed)}",
         )
+    check_measured_on_test(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
     needs, form = method.needs(config.method), Form.of(config.task, data)

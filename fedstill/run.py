@@ -21,6 +21,7 @@ from fedstill.data.dataset import Column, DataSet, TensorData
 from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.splits import conceal, split
+from fedstill.data.validation import check_measured_on_test
 from fedstill.errors import ArgumentError, MethodRefused, RunFolderError
 from fedstill.experiment import Experiment
 from fedstill.figures import told_cases
@@ -79,8 +80,11 @@ def _with_kit(config: RunConfig[Any], kit: Path) -> RunConfig[Any]:
 
     Raises:
         DeployError: the kit is none, or is not let in, or no node is there.
+        ArgumentError: validation data, which those nodes would learn from.
     """
     from fedstill.afar import reach
+
+    check_measured_on_test(config.data)
 
     reach(kit)
     return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
@@ -187,6 +191,11 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             perceptual=config.nodes.perceptual,
         )
     )
+    if config.data.validation:
+        experiment.notes.append(
+            "measured on validation data (data.validation): what is called test data here is a part of the "
+            "training examples that no node had"
+        )
     about = {
         "fedstill": fedstill.__version__,
         "name": config.name,

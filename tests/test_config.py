@@ -398,8 +398,10 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
         "mri-reconstruction-fediod",
     ],
 )
-def test_presets_of_maps_have_nothing_beyond_the_papers_losses(name: str) -> None:
-    method = config.load(name).method
-    assert (method.obey, method.paired) == (0.0, 0.0)
+def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name: str) -> None:
+    run = config.load(name)
+    method = run.method
+    assert (method.obey, method.paired, run.nodes.perceptual) == (0.0, 0.0, "")
+    assert min(method.gan, method.conf, method.unique, method.mimic, method.pixel) > 0
     if not name.startswith("mri-reconstruction"):  # whose outputs are no logits
         assert (method.ensemble, method.tau) == ("logits", math.inf)

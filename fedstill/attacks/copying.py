@@ -2,10 +2,12 @@
 
 Two tests, since each misses what the other finds:
 
-* **nearer to private than to held-out images**: without copies, images that no node had are as near to
-  generated ones as private images are. So who is private is drawn anew, many times, and the truth should not
-  stand out among the drawings. This holds whatever generated images look like, and however many private
-  images there are to each held-out one.
+* **nearer to private than to held-out images**: of images made without the private ones, these are no nearer
+  than images that nobody had. So who is private is drawn anew, many times, and the truth should not stand out
+  among the drawings. That holds whatever generated images look like, and however many private images there
+  are to each held-out one. A generator that learned from private images is not independent of them: a small
+  p-value shows that its images depend on these very images, as the mean and covariance of a few would, too.
+  Whether images are copied, the closest pairs say.
 * **nearer to private than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test to
   Detect Data-Copying in Generative Models", AISTATS 2020; here all of the space is one cell). Poor images,
   which lie far from everything, pass it even where some are copies; images of few kinds, each in the midst
@@ -63,7 +65,7 @@ class Copying:
         drawings: how many; p_value is at least 1 / (drawings + 1).
         share: of generated images that are nearer to a private than to a held-out image, were there as many
             of one as of the other: the larger set is cut to the size of the smaller, on average over all
-            ways to do so. About 0.5 without copies.
+            ways to do so. About 0.5 for images made without the private ones.
         low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
             held-out images held as they are).
         z: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to private
@@ -98,8 +100,8 @@ class Copying:
         return (
             f"in {self.extractor}, {100 * self.share:.1f} % of {self.generated} generated images (95 % "
             f"interval {100 * self.low:.1f} to {100 * self.high:.1f}) lie nearer to a private than to a "
-            f"held-out image, about 50 % without copies; p = {self.p_value:.3g} from {self.drawings} "
-            f"drawings; data-copying z = {self.z:.1f}, below 0 for copies; closest pair: "
+            f"held-out image, about 50 % if made without the private ones (p = {self.p_value:.3g} from "
+            f"{self.drawings} drawings); data-copying z = {self.z:.1f}, below 0 for copies; closest pair: "
             f"{self.pairs[0].ratio:.2f} of the distance to a held-out image{fresh}"
         )
 
@@ -128,7 +130,7 @@ def copying(
             are drawn, not images, since slices of one patient are near each other without any copy.
 
     Raises:
-        ArgumentError: no images, or numbers outside their range.
+        ArgumentError: no images, numbers outside their range, or a group that has both kinds of images.
         DataError: as the extractor says.
     """
     for name, number in (("drawings", drawings), ("closest", closest)):
@@ -224,7 +226,9 @@ def _whose(
     if tuple(len(part) for part in groups) != (private, held_out):
         found = tuple(len(part) for part in groups)
         raise ArgumentError("groups", found, f"one of each image, {(private, held_out)}")
-    # A group has all of its images on one side, so that equal numbers on both sides mean two groups.
+    both = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
+    if both:
+        raise ArgumentError("groups", both[0], "of private images or of held-out ones, and not of both")
     first, second = (np.unique(part.cpu().numpy(), return_inverse=True)[1] for part in groups)
     return torch.from_numpy(np.concatenate([first, second + first.max() + 1]))
 

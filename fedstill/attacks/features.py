@@ -170,6 +170,3 @@ def _named(path: str | Path) -> str:
         while piece := file.read(PIECE):
             hashed.update(piece)
     return f"{Path(path).name} (SHA-256 {hashed.hexdigest()[:8]})"
-
-
-# --- neighbours -------------------------------------------------------------------------------------

@@ -182,8 +182,8 @@ def data_set(pictures: Sequence[Picture], config: DataConfig, name: str, note: s
     if len(both):
         twice = pictures[both[0]].patient
         raise DataError(f"{name}: patient {twice!r} is in both parts: allowed is one of them")
-    none = np.zeros(len(pictures), dtype=np.int64)
-    trained, test, told = set_aside(test, none, owner, sites, config, "pictures")
+    none, called = np.zeros(len(pictures), dtype=np.int64), "patients" if unit == PATIENT else "pictures"
+    trained, test, told = set_aside(test, none, owner, sites, config, called)
     notes.append(told)
     if config.scale < 1:
         pictures = [_scaled(one, config.scale) for one in pictures]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.data.assembled import PATIENT
+from fedstill.data.assembled import PATIENT, SITE
 from fedstill.data.config import DataConfig
 from fedstill.data.dataset import Column
 from fedstill.data.groups import numbered
@@ -85,7 +85,7 @@ def parted(
         notes.append(f"no official split: tested on {told}, drawn with seed {config.seed}")
     units = rows if patient is None else patient
     kinds, called = strata(labels, columns), "examples" if patient is None else "patients"
-    kept, measured, told = set_aside(np.isin(rows, chosen), kinds, units, None, config, called)
+    kept, measured, told = set_aside(np.isin(rows, chosen), kinds, units, columns.get(SITE), config, called)
     train, chosen = rows[kept], rows[measured]
     notes.extend([told] if told else [])
     if 0 < config.train_limit < len(train):

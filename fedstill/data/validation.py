@@ -58,3 +58,14 @@ def set_aside(
     count, of = len(np.unique(unit[measured])), len(np.unique(unit[train]))
     note = f"measured on {count} of {of} training {called}, set aside with seed {config.seed}"
     return train & ~measured, measured, f"{note}; the test part is not used"
+
+
+def check_measured_on_test(config: DataConfig) -> None:
+    """Refuse validation data where nodes bring data of their own, which no server can set aside.
+
+    Raises:
+        ArgumentError: ``data.validation`` is not 0.
+    """
+    if config.validation:
+        allowed = "0, as nodes that hold data of their own set nothing aside for a server"
+        raise ArgumentError("data.validation", config.validation, allowed)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedstill.errors import ArgumentError, ModelError
-from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SmallCNN
+from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
 from fedstill.models.critic import PatchCritic
 from fedstill.models.generator import Generator
 from fedstill.models.transformer import Bag, Transformer
@@ -26,6 +26,7 @@ __all__ = [
     "LeNet5",
     "PatchCritic",
     "ResNet8",
+    "SigmoidLeNet",
     "SmallCNN",
     "build",
     "check",
@@ -36,6 +37,7 @@ __all__ = [
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "small-cnn": SmallCNN,
     "lenet5": LeNet5,
+    "sigmoid-lenet": SigmoidLeNet,
     "resnet8": ResNet8,
     "mlp": MLP,
     "unet": UNet,

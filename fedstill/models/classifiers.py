@@ -74,6 +74,31 @@ class LeNet5(nn.Sequential):
         )
 
 
+class SigmoidLeNet(nn.Sequential):
+    """The LeNet of "Deep Leakage from Gradients" (Zhu, Liu, Han 2019): smooth, so that gradients tell most.
+
+    Four 5x5 convolutions of strides 2, 2, 1, 1 with sigmoids and one linear layer; first weights and biases
+    are uniform in [-0.5, 0.5], as in the published code.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 12) -> None:
+        channels, height, side = shape
+        super().__init__(
+            nn.Conv2d(channels, width, 5, 2, 2),
+            nn.Sigmoid(),
+            nn.Conv2d(width, width, 5, 2, 2),
+            nn.Sigmoid(),
+            nn.Conv2d(width, width, 5, 1, 2),
+            nn.Sigmoid(),
+            nn.Conv2d(width, width, 5, 1, 2),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(width * (height // 4) * (side // 4), classes),
+        )
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+
+
 class MLP(nn.Sequential):
     """Two hidden layers on the flattened image."""
 

@@ -332,6 +332,28 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
     assert by_patient <= 6, "2 of 40 are expected"
 
 
+def test_a_fit_to_few_images_depends_on_them_and_copies_none() -> None:
+    """Draws from mean and covariance of 60 vectors: small p-values, and pairs no closer than by chance."""
+    found = []
+    for seed in range(12):
+        private, held_out = three(seed, 60, 60)
+        fitted = torch.linalg.cholesky(private.T.cov())
+        generated = private.mean(0) + gauss(1000, 100 + seed) @ fitted.T
+        found.append(copying(generated, private, held_out, PLAIN, seed=seed, drawings=99))
+    assert sum(each.p_value <= 0.05 for each in found) > 3, "0.6 of 12 are expected of independent images"
+    memorised = [noisy(three(seed, 60)[0], 0.05, seed) for seed in range(12)]
+    for seed, (each, copies) in enumerate(zip(found, memorised, strict=True)):
+        private, held_out = three(seed, 60, 60)
+        copied = copying(copies, private, held_out, PLAIN, seed=seed, drawings=99)
+        assert copied.pairs[9].ratio < each.pairs[9].ratio / 2
+
+
+def test_a_patient_on_both_sides_is_refused() -> None:
+    x, of = torch.zeros(2, 1), torch.tensor([3, 4])
+    with pytest.raises(ArgumentError, match="groups is 3: allowed is of private images or of held-out ones"):
+        copying(x, x, x, PLAIN, seed=0, groups=(of, torch.tensor([3, 5])))
+
+
 def test_copies_and_equal_images_need_no_division_by_zero() -> None:
     x = torch.tensor([[0.0], [1.0]])
     found = copying(x, x, x, PLAIN, seed=0, drawings=9)

@@ -68,6 +68,18 @@ def test_the_default_resnet8_is_the_published_one() -> None:
     assert size(network) == sum(blocks)
 
 
+def test_the_sigmoid_lenet_is_the_one_of_the_paper() -> None:
+    network = build("sigmoid-lenet", (3, 32, 32), 100, 0)
+    assert isinstance(network, nn.Sequential)
+    convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
+    assert [layer.stride for layer in convolutions] == [(2, 2), (2, 2), (1, 1), (1, 1)]
+    assert [tuple(layer.weight.shape) for layer in convolutions] == [(12, 3, 5, 5), *[(12, 12, 5, 5)] * 3]
+    assert network[-1].in_features == 768
+    weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+    assert 0.49 < weights.abs().max() <= 0.5
+    assert weights.std().item() == pytest.approx(12**-0.5, rel=0.01)  # of a uniform one
+
+
 def test_the_stages_of_resnet8_halve_the_image_twice() -> None:
     network = build("resnet8:4", (3, 32, 32), 10, 0)
     assert isinstance(network, nn.Sequential)

@@ -1,0 +1,302 @@
+"""Images behind the gradient of a network with ReLU and max pooling, from its last layers to its first.
+
+Matching gradients finds little there: which unit fires and which pixel wins a pooling window jumps as the
+image moves. But much is known before any search (for one image: Zhu, Blaschko, "R-GAP", ICLR 2021). The
+gradient of the first linear layer is ``sum_b delta_b f_b^T``, that of its bias ``sum_b delta_b``: of one
+image the features f and what is pulled back through them follow exactly, of a few from where ReLU has made
+delta zero (Dimitrov et al., "SPEAR", NeurIPS 2024). Given those, a block's gradient is linear in the block's
+input, but for who fires and who wins. So these are softened, a weighted mean in place of the maximum, and
+sharpened while the input is sought: first the last block's, then from it the one before, in the end the
+image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import vjp
+
+from fedstill.attacks.inversion import read_labels
+from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
+from fedstill.attacks.updates import Gradient
+from fedstill.errors import ArgumentError
+from fedstill.models.split import split
+from fedstill.seeds import torch_generator
+
+ALLOWED = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
+ZERO = 1e-4  # of a row's length: below it, a number was zero before rounding
+Weights = tuple[torch.Tensor, ...]  # of each block's convolution in turn, weight and bias
+Patterns = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
+
+
+@dataclass(frozen=True)
+class LayersConfig:
+    """How hard is sought."""
+
+    steps: int = 600
+    """Of Adam, for each block and for all at once."""
+    lr: float = 0.05
+    """Of the first step, in units of half the pixels' range; falls to nothing."""
+    tv: float = 3.0
+    """Weight of the image's total variation at first; falls to nothing."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ArgumentError("layers.steps", self.steps, "1 or more")
+        for name in ("lr", "tv"):
+            if not getattr(self, name) >= 0:
+                raise ArgumentError(f"layers.{name}", getattr(self, name), "0 or more")
+
+
+class _Block(NamedTuple):
+    """Convolution, ReLU and pooling; ``name`` of the convolution in the model."""
+
+    name: str
+    convolution: nn.Conv2d
+    pool: int
+    unit: float  # how much values in a window differ, on noise
+    scale: float  # size of the block's outputs, on noise
+
+
+class _Known(NamedTuple):
+    """What is known of a chain of blocks: outputs, what is pulled back, gradients of the weights."""
+
+    outputs: torch.Tensor  # (B, C, H, W)
+    pulls: torch.Tensor  # (B, C, H, W)
+    slopes: Weights
+
+
+def invert_layers(
+    release: Gradient,
+    shape: tuple[int, int, int],
+    count: int,
+    config: LayersConfig = LayersConfig(),
+    *,
+    pixels: Pixels = PIXELS,
+    seed: int = 0,
+) -> Recovered:
+    """Images ``(B, C, H, W)`` behind one gradient of all parameters; of batches up to about 4.
+
+    Raises:
+        ArgumentError: another kind of network, or a gradient that is not shared.
+    """
+    noise = torch.randn(4, *shape, generator=torch_generator(seed, "layers", "units"))
+    blocks, linear = _parts(release.model, noise)
+    needed = [f"{name}.{kind}" for name in (*(b.name for b in blocks), linear) for kind in ("weight", "bias")]
+    if missing := [name for name in needed if name not in release.target]:
+        raise ArgumentError("release", f"without {', '.join(missing)}", "a gradient of all parameters")
+    features, deltas = factors(
+        release.target[f"{linear}.weight"], release.target[f"{linear}.bias"], count, seed
+    )
+    weight = release.model.get_parameter(f"{linear}.weight").detach()
+    size = _outputs(blocks, noise).shape[1:]
+    outputs = features.to(weight).clamp(min=0).view(count, *size)
+    pulls = (deltas.to(weight) @ weight).view(count, *size)
+    slopes = tuple(release.target[name] for name in needed[:-2])
+
+    half = torch.as_tensor((pixels.high - pixels.low) / 2).to(weight)
+    whole = _Known(outputs, pulls, slopes)
+    known = whole
+    for depth in range(len(blocks) - 1, 0, -1):
+        before = blocks[depth - 1]
+        start = torch.full((count, *_outputs(blocks[:depth], noise).shape[1:]), before.scale / 2).to(weight)
+        mine = known._replace(slopes=slopes[2 * depth :][:2])
+        bounds = (torch.zeros(()).to(weight), torch.full((), torch.inf).to(weight))
+        unit = torch.as_tensor(1.6 * before.scale).to(weight)
+        found = _seek(
+            blocks[depth : depth + 1], start, mine, bounds, unit, config, tv=0.3, sharp=(0.3, 100.0)
+        )
+        back = _pulled(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
+        fires = found > 0.02 * before.scale
+        known = _Known(found * fires, back * fires, slopes)
+    low, high = (torch.as_tensor(end).to(weight) for end in (pixels.low, pixels.high))
+    middle = ((low + high) / 2).expand(count, *shape).clone()
+    mine = known._replace(slopes=slopes[:2])
+    first = _seek(blocks[:1], middle, mine, (low, high), half, config, config.tv, (1.0, 500.0), trust=10.0)
+    starts = {"layers": (first, 5.0), "together": (middle, 1.0)} if len(blocks) > 1 else {}
+    tries = [first] + [
+        _seek(blocks, start, whole, (low, high), half, config, 1.0, (sharp, 200.0))
+        for start, sharp in starts.values()
+    ]
+    losses = [float(_misfit(blocks, x, whole, 200.0).detach()) for x in tries]
+    best = min(range(len(tries)), key=losses.__getitem__)
+    labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
+    return Recovered(tries[best], labels, losses[best])
+
+
+def factors(
+    weight: torch.Tensor, bias: torch.Tensor, count: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What went into a linear layer before a ReLU, and the slopes that came back, from its gradient.
+
+    The gradient's row space is spanned by the inputs. A combination of its left singular vectors that is zero
+    in more places than it was made to be is the slopes of one image.
+
+    Args:
+        weight: ``(U, N)``, gradient of the weights: ``sum_b delta_b f_b^T``.
+        bias: ``(U,)``, of the biases: ``sum_b delta_b``.
+        count: of images, B.
+        seed: of the places that are tried.
+
+    Returns:
+        f ``(B, N)`` and delta ``(B, U)`` float64, in no order.
+
+    Raises:
+        ArgumentError: the gradient has fewer than B directions.
+    """
+    left, sizes, _ = torch.linalg.svd(weight.double(), full_matrices=False)
+    if count > len(sizes) or not sizes[count - 1] > 1e-6 * sizes[0]:
+        raise ArgumentError("count", count, "at most the rank of the first linear layer's gradient")
+    left = left[:, :count]
+    rows = left.norm(dim=1)
+    unit = (left / rows[:, None])[rows > ZERO * rows.max()]
+    chosen = torch.ones(1, 1, dtype=torch.float64)
+    if count > 1:
+        draw = torch_generator(seed, "layers", "factors")
+        places = torch.rand(4000, len(unit), generator=draw).topk(count - 1, dim=1).indices
+        ways = torch.linalg.svd(unit[places], full_matrices=True)[2][:, -1]  # zero in those places, (4000, B)
+        zeros = ((unit @ ways.T).abs() < ZERO).sum(0)
+        chosen = ways[:0]
+        for way in ways[zeros.argsort(descending=True)]:
+            tried = torch.cat([chosen, way[None]])
+            if torch.linalg.svdvals(tried)[-1] > 1e-3:
+                chosen = tried
+            if len(chosen) == count:
+                break
+    directions = left @ chosen.T  # (U, B)
+    deltas = directions * torch.linalg.lstsq(directions, bias.double()[:, None]).solution[:, 0]
+    return torch.linalg.lstsq(deltas, weight.double()).solution, deltas.T
+
+
+def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
+    """The blocks before the first linear layer, and its name."""
+    if not isinstance(model, nn.Sequential):
+        raise ArgumentError("release.model", type(model).__name__, ALLOWED)
+    parts = split(model, "model")
+    layers = list(parts.extractor.named_children())
+    head = list(parts.head.named_children())
+    blocks: list[_Block] = []
+    kinds = [type(layer) for _, layer in layers]
+    sound = kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (len(kinds) // 3) + [nn.Flatten]
+    if not sound or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
+        raise ArgumentError("release.model", " ".join(kind.__name__ for kind in kinds), ALLOWED)
+    x = noise
+    for (name, convolution), (_, pool) in zip(layers[0:-1:3], layers[2::3], strict=True):
+        assert isinstance(convolution, nn.Conv2d)
+        assert isinstance(pool, nn.MaxPool2d)
+        side = pool.kernel_size
+        plain = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (side, 0, 1, False)
+        zeros = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
+        if not isinstance(side, int) or not plain or not zeros or convolution.bias is None:
+            raise ArgumentError("release.model", f"{convolution}, {pool}", "windows side by side, and a bias")
+        with torch.no_grad():
+            windows = _windows(convolution(x.to(convolution.weight)), side)
+            x = windows.amax(-1).relu()
+        blocks.append(_Block(name, convolution, side, float(windows.std(-1).mean()), float(x.mean())))
+    return blocks, head[0][0]
+
+
+def _windows(maps: torch.Tensor, side: int) -> torch.Tensor:
+    """``(B, C, H, W)`` to ``(B, C, H / side, W / side, side^2)``, without what is left over at the edges."""
+    across = maps.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
+    return across.flatten(4)
+
+
+def _outputs(blocks: Sequence[_Block], x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        with torch.no_grad():
+            maps = block.convolution(x.to(block.convolution.weight))
+            x = F.max_pool2d(maps, block.pool).relu()
+    return x
+
+
+def _run(
+    blocks: Sequence[_Block],
+    x: torch.Tensor,
+    weights: Weights,
+    sharp: float,
+    patterns: Patterns | None = None,
+) -> tuple[torch.Tensor, Patterns]:
+    """Softened outputs of a chain before its last ReLU, and who won and fired; with patterns, under these."""
+    seen: Patterns = []
+    for at, block in enumerate(blocks):
+        own = block.convolution
+        maps = F.conv2d(
+            x, weights[2 * at], weights[2 * at + 1], own.stride, own.padding, own.dilation, own.groups
+        )
+        windows = _windows(maps, block.pool)
+        if patterns is None:
+            wins = (windows * (sharp / block.unit)).softmax(-1)
+            x = (wins * windows).sum(-1)
+            fires = torch.sigmoid(x * (2 * sharp / block.unit))
+        else:
+            wins, fires = patterns[at]
+            x = (wins * windows).sum(-1)
+        seen.append((wins, fires))
+        if at < len(blocks) - 1:
+            x = x * fires
+    return x, seen
+
+
+def _weights(blocks: Sequence[_Block]) -> Weights:
+    pairs = [(block.convolution.weight, block.convolution.bias) for block in blocks]
+    return tuple(each.detach() for pair in pairs for each in pair if each is not None)
+
+
+def _misfit(
+    blocks: Sequence[_Block], x: torch.Tensor, known: _Known, sharp: float, trust: float = 1.0
+) -> torch.Tensor:
+    """Relative squared errors of outputs, summed over images, and of each weight's gradient."""
+    weights = _weights(blocks)
+    _, patterns = _run(blocks, x, weights, sharp)
+    fires = known.outputs > 0
+
+    def chain(*weights: torch.Tensor) -> torch.Tensor:
+        return _run(blocks, x, weights, sharp, patterns)[0]
+
+    outputs, pull = vjp(chain, *weights)[:2]
+    wrong = torch.where(fires, outputs - known.outputs, outputs.relu()).square().flatten(1).sum(1)
+    loss = trust * (wrong / known.outputs.square().flatten(1).sum(1)).sum()
+    for found, true in zip(pull(known.pulls * fires), known.slopes, strict=True):
+        loss = loss + (found - true).square().sum() / true.square().sum()
+    return loss
+
+
+def _pulled(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp: float) -> torch.Tensor:
+    """What is pulled back to a block's input, under the pattern that it has there."""
+    weights = _weights([block])
+    _, patterns = _run([block], x, weights, sharp)
+    pulled: torch.Tensor = vjp(lambda x: _run([block], x, weights, sharp, patterns)[0], x)[1](pulls)[0]
+    return pulled
+
+
+def _seek(
+    blocks: Sequence[_Block],
+    start: torch.Tensor,
+    known: _Known,
+    bounds: tuple[torch.Tensor, torch.Tensor],
+    unit: torch.Tensor,
+    config: LayersConfig,
+    tv: float,
+    sharp: tuple[float, float],
+    trust: float = 1.0,
+) -> torch.Tensor:
+    """A chain's input: Adam, while winners are sharpened and the total variation is let go."""
+    x = (start / unit).requires_grad_()
+    optimiser = torch.optim.Adam([x], config.lr, betas=(0.9, 0.99))
+    for step in range(config.steps):
+        share = step / config.steps
+        optimiser.param_groups[0]["lr"] = config.lr * max(1 - share, 0.02)
+        now = sharp[0] * (sharp[1] / sharp[0]) ** share
+        rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
+        loss = _misfit(blocks, x * unit, known, now, trust) + tv * (1 - share) ** 2 * rough
+        (x.grad,) = torch.autograd.grad(loss, x)
+        optimiser.step()
+        with torch.no_grad():
+            x.copy_((x * unit).maximum(bounds[0]).minimum(bounds[1]) / unit)
+    return (x * unit).detach()

@@ -1,0 +1,81 @@
+"""Images that an attack got, and how like the true ones they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedstill.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The range of pixels: numbers, or one a channel ``(C, 1, 1)``."""
+
+    low: float | torch.Tensor = -1.0
+    high: float | torch.Tensor = 1.0
+
+    def unit(self, images: torch.Tensor) -> torch.Tensor:
+        """Images from 0 to 1, as they are looked at and measured."""
+        return (images - self.low) / (self.high - self.low)
+
+    def kept(self, images: torch.Tensor) -> torch.Tensor:
+        """Images without what lies out of range."""
+        return images.maximum(torch.as_tensor(self.low).to(images)).minimum(
+            torch.as_tensor(self.high).to(images)
+        )
+
+
+PIXELS = Pixels()  # inputs as they are normalised by default
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What an attack got.
+
+    Args:
+        images: ``(B, C, H, W)`` in the pixels' range.
+        labels: ``(B,)`` int64.
+        loss: of the search, by which restarts are compared.
+        psnr: dB of each image against the true one; empty before :meth:`against`.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    loss: float
+    psnr: tuple[float, ...] = ()
+
+    def against(self, true: torch.Tensor, pixels: Pixels = PIXELS) -> Recovered:
+        """The same in the order of the true images ``(B, C, H, W)`` that each is most like, and how like."""
+        order = matched(self.images, true)
+        images = self.images[order]
+        return Recovered(images, self.labels[order], self.loss, tuple(psnr(images, true, pixels).tolist()))
+
+
+def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: Pixels = PIXELS) -> torch.Tensor:
+    """Peak signal-to-noise ratio of each image, ``(B,)`` dB: ``-10 log10`` of the mean squared error.
+
+    The images are brought to [0, 1] first, and the mean is over all pixels of all channels.
+
+    >>> grey, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
+    >>> [round(value, 4) for value in psnr(darker, grey, Pixels(0.0, 1.0)).tolist()]
+    [20.0]
+    """
+    error = (pixels.unit(recovered.double()) - pixels.unit(true.double())).square().flatten(1).mean(1)
+    return -10 * error.log10()
+
+
+def matched(recovered: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Which recovered image belongs to each true one, ``(B,)``: the pairs with the least squared error.
+
+    >>> true = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    >>> matched(torch.tensor([0.9, 0.2]).view(2, 1, 1, 1), true).tolist()
+    [1, 0]
+    """
+    from scipy.optimize import linear_sum_assignment  # heavy
+
+    if recovered.shape != true.shape:
+        raise ArgumentError("recovered", tuple(recovered.shape), f"{tuple(true.shape)}, as the true images")
+    errors = (true.flatten(1)[:, None].double() - recovered.flatten(1).double()).square().sum(2)  # (B, B)
+    return torch.from_numpy(linear_sum_assignment(errors.cpu().numpy())[1])

@@ -1,0 +1,303 @@
+"""What parameters give away: a gradient, or the update that all steps of local training make of one.
+
+Both are functions of the private examples, which an adversary can compute and differentiate for examples of
+its own making: :meth:`Gradient.of` and :meth:`Update.of`. What a node really released is the target. A step
+is the one of :mod:`fedstill.node.training`: the same loss, optimisers, learning rates and batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from fedstill.errors import ArgumentError
+from fedstill.models.split import EXTRACTOR, HEAD, split
+from fedstill.node.training import WHOLE, LocalConfig, Span, cosine
+
+Tensors = Mapping[str, torch.Tensor]
+Part = Literal["all", "extractor", "head"]
+
+
+def shared(model: nn.Module, part: Part) -> tuple[str, ...]:
+    """The names of the parameters that a method shares: all, the extractor's or the head's.
+
+    Raises:
+        ArgumentError: there is no such part.
+        ModelError: the model cannot be split.
+
+    >>> shared(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
+    ('2.weight', '2.bias')
+    """
+    if part not in ("all", EXTRACTOR, HEAD):
+        raise ArgumentError("part", part, "all, extractor or head")
+    if part == "all":
+        return tuple(name for name, _ in model.named_parameters())
+    own = {id(parameter) for parameter in split(model, "model").get_submodule(part).parameters()}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in own)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a node trained between what it was sent and what it sent back; the server knows its own protocol.
+
+    Args:
+        rates: the learning rate of each step.
+        batch: examples a step.
+        optimiser: Adam, or SGD with momentum, both from a fresh start.
+        momentum: of SGD.
+        weight_decay: L2 penalty.
+        smoothing: share of each label spread over all classes.
+        training: whether batch norm used the batch's own statistics, as in training, or its running ones.
+    """
+
+    rates: tuple[float, ...]
+    batch: int
+    optimiser: Literal["adam", "sgd"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    smoothing: float = 0.0
+    training: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.rates or min(self.rates) < 0:
+            raise ArgumentError("schedule.rates", self.rates, "one learning rate a step, 0 or more each")
+        if self.batch < 1:
+            raise ArgumentError("schedule.batch", self.batch, "1 or more")
+        if self.optimiser not in ("adam", "sgd"):
+            raise ArgumentError("schedule.optimiser", self.optimiser, "adam or sgd")
+        if not 0 <= self.smoothing < 1:
+            raise ArgumentError("schedule.smoothing", self.smoothing, "from 0 to below 1")
+
+    @classmethod
+    def of(cls, local: LocalConfig, examples: int, span: Span = WHOLE) -> Schedule:
+        """The steps of a node with so many examples, in a part of its local training.
+
+        Raises:
+            ArgumentError: images are augmented, by draws that only the node knows.
+
+        >>> Schedule.of(LocalConfig(epochs=1, batch=2, lr=0.5, lr_end=0.1), 4).rates
+        (0.5, 0.1)
+        """
+        if local.augment != "none":
+            raise ArgumentError("local.augment", local.augment, "none, as only the node knows the draws")
+        total = max(local.steps(examples), span.of)
+        return cls(
+            tuple(cosine(step, total, local.lr, local.lr_end) for step in span.steps(total)),
+            local.batch,
+            local.optimiser,
+            local.momentum,
+            local.weight_decay,
+            local.smoothing,
+        )
+
+    def batches(self, examples: int) -> list[torch.Tensor]:
+        """Which examples each step takes, if every pass takes them in their own order: indices ``(batch,)``.
+
+        The first pass may be in this order without loss: which of the examples sought is the first, is free.
+        In which order later passes take them, only the node knows.
+
+        >>> [indices.tolist() for indices in Schedule((0.1, 0.1), 2).batches(3)]
+        [[0, 1], [2, 0]]
+        """
+        steps = range(len(self.rates))
+        return [torch.arange(step * self.batch, (step + 1) * self.batch) % examples for step in steps]
+
+
+def gradient_of(
+    before: Tensors, after: Tensors, lr: float, weight_decay: float = 0.0
+) -> dict[str, torch.Tensor]:
+    """The gradient that one step of SGD from ``before`` to ``after`` took, by name.
+
+    Exact for one step without momentum so far. Of several steps it is what an attack makes of them that takes
+    them for one.
+
+    Raises:
+        ArgumentError: a learning rate that is not above 0.
+
+    >>> gradient_of({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.5)}, lr=0.25)
+    {'w': tensor(2.)}
+    """
+    if not lr > 0:
+        raise ArgumentError("lr", lr, "above 0")
+    return {name: (before[name] - after[name]) / lr - weight_decay * before[name] for name in after}
+
+
+def gradients(
+    model: nn.Module,
+    parameters: Tensors,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    smoothing: float = 0.0,
+    training: bool = True,
+    differentiable: bool = True,
+) -> dict[str, torch.Tensor]:
+    """Gradients of the mean cross-entropy, by the parameters' names; the model itself stays as it is.
+
+    Args:
+        model: the network.
+        parameters: those that count, by name; the model's own stand in for others.
+        inputs: ``(B, ...)``.
+        labels: classes ``(B,)`` int64, or how much of each class, ``(B, classes)``.
+        smoothing: of labels.
+        training: whether batch norm uses the batch's own statistics.
+        differentiable: whether gradients of these gradients can be taken.
+    """
+    used = {name: value.detach() for name, value in model.named_parameters()} | dict(parameters)
+    buffers = {name: value.clone() for name, value in model.named_buffers()}  # batch norm writes to its own
+    own = {name: used[name] for name in parameters}
+    leaves = {
+        name: value if value.requires_grad else value.clone().requires_grad_() for name, value in own.items()
+    }
+    mode = model.training
+    model.train(training)
+    try:
+        with torch.enable_grad():
+            outputs = functional_call(model, ({**used, **leaves}, buffers), (inputs,))
+            loss = F.cross_entropy(outputs, labels, label_smoothing=smoothing)
+            found = torch.autograd.grad(
+                loss, list(leaves.values()), create_graph=differentiable, materialize_grads=True
+            )
+    finally:
+        model.train(mode)
+    return dict(zip(leaves, found, strict=True))
+
+
+def trained(
+    model: nn.Module,
+    before: Tensors,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    schedule: Schedule,
+    order: Sequence[torch.Tensor] | None = None,
+    *,
+    differentiable: bool = True,
+) -> dict[str, torch.Tensor]:
+    """Parameters after all steps of local training on some examples, as a function of them.
+
+    Args:
+        model: the network.
+        before: the parameters that are trained, by name, at the start.
+        inputs: ``(N, ...)``.
+        labels: ``(N,)`` or ``(N, classes)``.
+        schedule: of the steps.
+        order: which examples each step takes, where it is known; else as :meth:`Schedule.batches` has it.
+        differentiable: whether gradients of the result can be taken.
+    """
+    now = {name: value.detach().clone() for name, value in before.items()}
+    first: dict[str, torch.Tensor] = {}
+    second: dict[str, torch.Tensor] = {}
+    order = schedule.batches(len(inputs)) if order is None else order
+    if len(order) != len(schedule.rates):
+        raise ArgumentError("order", len(order), f"the batches of {len(schedule.rates)} steps")
+    for step, (rate, indices) in enumerate(zip(schedule.rates, order, strict=True), 1):
+        slopes = gradients(
+            model,
+            now,
+            inputs[indices],
+            labels[indices],
+            smoothing=schedule.smoothing,
+            training=schedule.training,
+            differentiable=differentiable,
+        )
+        for name, slope in slopes.items():
+            g = slope + schedule.weight_decay * now[name]
+            if schedule.optimiser == "sgd":
+                first[name] = schedule.momentum * first[name] + g if name in first else g
+                now[name] = now[name] - rate * first[name]
+            else:
+                first[name], second[name], move = _adam(g, first.get(name), second.get(name), step)
+                now[name] = now[name] - rate * move
+        if not differentiable:
+            now = {name: value.detach() for name, value in now.items()}
+    return now
+
+
+def _adam(
+    g: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None, step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Adam's moments, and its move before the learning rate (torch's defaults: 0.9, 0.999, 1e-8)."""
+    m = 0.1 * g if first is None else 0.9 * first + 0.1 * g
+    v = 0.001 * g**2 if second is None else 0.999 * second + 0.001 * g**2
+    moved = v > 0  # the root of 0 has no slope
+    root = torch.where(moved, torch.where(moved, v, 1.0).sqrt(), 0.0) / (1 - 0.999**step) ** 0.5
+    return m, v, m / (1 - 0.9**step) / (root + 1e-8)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient of the mean loss over a batch, as far as it was shared.
+
+    Args:
+        model: the network, with the parameters that the gradient was taken at. Where a method keeps a part to
+            the node, the adversary's best guess of it, say the first weights that all started from.
+        target: what was released, by name.
+        smoothing: of labels.
+        training: whether batch norm used the batch's own statistics.
+    """
+
+    model: nn.Module
+    target: Tensors
+    smoothing: float = 0.0
+    training: bool = True
+
+    def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What these examples would have released; gradients pass."""
+        own = dict(self.model.named_parameters())
+        parameters = {name: own[name].detach() for name in self.target}
+        return gradients(
+            self.model, parameters, inputs, labels, smoothing=self.smoothing, training=self.training
+        )
+
+    def mean_gradient(self) -> Tensors:
+        """The gradient itself, from which labels are read."""
+        return self.target
+
+
+@dataclass(frozen=True)
+class Update:
+    """What local training changed, ``before - after``, as far as it was shared.
+
+    Args:
+        model: the network, with the parameters from before; of a part that was not shared, a guess.
+        target: ``before - after`` by name.
+        schedule: of the steps.
+        order: which examples each step took, where it is known.
+    """
+
+    model: nn.Module
+    target: Tensors
+    schedule: Schedule
+    order: tuple[torch.Tensor, ...] | None = None
+
+    @property
+    def smoothing(self) -> float:
+        """Of labels."""
+        return self.schedule.smoothing
+
+    @property
+    def training(self) -> bool:
+        """Whether batch norm used the batch's own statistics."""
+        return self.schedule.training
+
+    def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What training on these examples would have changed; gradients pass."""
+        before = {name: value.detach() for name, value in self.model.named_parameters()}
+        after = trained(self.model, before, inputs, labels, self.schedule, self.order)
+        return {name: before[name] - after[name] for name in self.target}
+
+    def mean_gradient(self) -> Tensors:
+        """The update over how much each step's own gradient counts in it: about the mean gradient, of SGD."""
+        again = self.schedule.momentum if self.schedule.optimiser == "sgd" else 0.0  # later steps repeat it
+        rates = self.schedule.rates
+        total = sum(rate * again**late for at in range(len(rates)) for late, rate in enumerate(rates[at:]))
+        return {name: moved / total for name, moved in self.target.items()}
+
+
+Release = Gradient | Update

@@ -1,0 +1,296 @@
+"""Gradient inversion: shown to succeed where theory says that it can, and to fail when it is weakened."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedstill.attacks.inversion import (
+    DLG,
+    IDLG,
+    INVERTING,
+    InversionConfig,
+    distance,
+    invert,
+    read_labels,
+    total_variation,
+)
+from fedstill.attacks.recovered import Pixels, Recovered, matched, psnr
+from fedstill.attacks.updates import Gradient, Part, Schedule, Update, gradients, shared, trained
+from fedstill.data import DataConfig, load
+from fedstill.errors import ArgumentError
+from fedstill.models import build
+
+PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+needs_fashion = pytest.mark.skipif(
+    not (PACKS / "fashion_mnist.npz").is_file(), reason="needs fashion_mnist.npz in FEDSTILL_DATA"
+)
+DIGIT = (1, 8, 8)
+
+
+def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    data = load(DataConfig(name="digits")).train
+    return data.inputs[:count].clone(), data.targets[:count].clone()
+
+
+def released(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    part: Part = "all",
+    smoothing: float = 0.0,
+    training: bool = True,
+) -> Gradient:
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    found = gradients(
+        model, own, inputs, targets, smoothing=smoothing, training=training, differentiable=False
+    )
+    return Gradient(model, {name: found[name] for name in shared(model, part)}, smoothing, training)
+
+
+# --- strength -------------------------------------------------------------------------------------
+
+
+STRONG = replace(IDLG, restarts=1, steps=12)
+
+
+def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.0) -> tuple[int, int]:
+    """Of some Fashion-MNIST images, alone in a batch: how many come back at over 30 dB, and their labels.
+
+    ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
+    """
+    data = load(DataConfig(name="fashion-mnist", root=str(PACKS))).train
+    model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0
+    for at in range(first, last):
+        image, label = data.inputs[at : at + 1], data.targets[at : at + 1]
+        release = replace(released(model, image, label), smoothing=believed)
+        found = invert(release, (1, 28, 28), 1, config).against(image)
+        good, right = good + (found.psnr[0] > 30), right + int(found.labels.equal(label))
+    return good, right
+
+
+@needs_fashion
+def test_strong_on_a_full_gradient_of_one_image() -> None:
+    good, right = over_30(STRONG, 0, 10)
+    assert good >= 8
+    assert right == 10
+
+
+@needs_fashion
+@pytest.mark.parametrize(
+    ("config", "believed"),
+    [(replace(STRONG, steps=2), 0.0), (STRONG, 0.5)],
+    ids=["fewer steps", "wrong loss"],
+)
+def test_weakened_it_misses_the_same_bar(config: InversionConfig, believed: float) -> None:
+    good, _ = over_30(config, 0, 3, believed)
+    assert good == 0, "3 of 10 are lost already, so that 8 of 10 cannot be reached"
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_batches_come_back(count: int) -> None:
+    inputs, targets = digits(count)
+    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
+    found = invert(release, DIGIT, count, IDLG).against(inputs)
+    assert min(found.psnr) > 30
+    assert found.labels.equal(targets)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_labels_that_are_sought_are_found(count: int) -> None:
+    inputs, targets = digits(count)
+    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
+    found = invert(release, DIGIT, count, DLG).against(inputs)
+    assert min(found.psnr) > 30
+    assert found.labels.equal(targets)
+
+
+def test_the_extractors_gradient_is_enough_where_the_head_is_known() -> None:
+    inputs, targets = digits(1)
+    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets, "extractor")
+    found = invert(release, DIGIT, 1, DLG).against(inputs)
+    assert found.psnr[0] > 30
+    assert found.labels.equal(targets)
+
+
+def test_cosine_with_signed_adam_gets_nearer_with_more_steps_and_keeps_the_range() -> None:
+    inputs, targets = digits(1)
+    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
+    few, many = (
+        invert(release, DIGIT, 1, replace(INVERTING, steps=steps, tv=0.0)).against(inputs)
+        for steps in (5, 500)
+    )
+    assert many.loss < few.loss / 10
+    assert many.psnr[0] > few.psnr[0] + 3
+    assert many.images.abs().max() <= 1
+
+
+# --- several steps --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("count", [2, 4])
+def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, momentum: float) -> None:
+    inputs, targets = digits(count)
+    model = build("sigmoid-lenet", DIGIT, 10, 0)
+    before = {name: value.detach() for name, value in model.named_parameters()}
+    schedule = Schedule((0.05,) * 2, count // 2, momentum=momentum)  # one epoch
+    after = trained(model, before, inputs, targets, schedule, differentiable=False)
+    update = Update(model, {name: before[name] - after[name] for name in after}, schedule)
+    config = replace(IDLG, restarts=1, steps=15)
+    simulated = invert(update, DIGIT, count, config, labels=targets).against(inputs)
+    as_one = Gradient(model, update.mean_gradient())
+    mistaken = invert(as_one, DIGIT, count, config, labels=targets).against(inputs)
+    assert sum(simulated.psnr) / count > 25, simulated.psnr
+    assert sum(mistaken.psnr) / count < 20, mistaken.psnr
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lenet5", "sigmoid-lenet", "mlp"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("part", ["all", "head"])
+def test_the_label_of_one_image_is_read_off(name: str, smoothing: float, part: Part) -> None:
+    model, (inputs, targets) = build(name, DIGIT, 10, 0), digits(10)
+    for at in range(10):
+        release = released(model, inputs[at : at + 1], targets[at : at + 1], part, smoothing)
+        assert read_labels(release, DIGIT, 1).equal(targets[at : at + 1])
+
+
+def test_without_a_bias_the_weights_tell_the_label() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10, bias=False))
+    inputs, targets = digits(3)
+    assert read_labels(released(model, inputs[2:], targets[2:]), DIGIT, 1).equal(targets[2:])
+    with pytest.raises(ArgumentError, match=r"one with 3.bias"):
+        read_labels(released(model, inputs, targets), DIGIT, 3)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_batchs_labels_are_counted(smoothing: float) -> None:
+    inputs, _ = digits(8)
+    targets = torch.tensor([2, 7, 2, 2, 0, 9, 7, 2])
+    release = released(build("lenet5", DIGIT, 10, 0), inputs, targets, smoothing=smoothing)
+    assert read_labels(release, DIGIT, 8).tolist() == [0, 2, 2, 2, 2, 7, 7, 9]
+
+
+def test_the_extractor_alone_tells_no_label() -> None:
+    inputs, targets = digits(1)
+    release = released(build("lenet5", DIGIT, 10, 0), inputs, targets, "extractor")
+    with pytest.raises(ArgumentError, match=r"release is .*11.bias"):
+        invert(release, DIGIT, 1, IDLG)
+
+
+# --- measures -------------------------------------------------------------------------------------
+
+
+def test_psnr_is_over_all_pixels_of_all_channels() -> None:
+    true = torch.zeros(2, 3, 4, 4)
+    recovered = true.clone()
+    recovered[0] += 0.2  # of a range of 2: an error of 0.1 everywhere
+    recovered[1, 0] += 0.2  # in one channel of three
+    found = psnr(recovered, true).tolist()
+    assert found[0] == pytest.approx(20.0, abs=1e-4)  # and not 24.77, the error divided by channels again
+    assert found[1] == pytest.approx(20 + 10 * math.log10(3), abs=1e-4)
+    assert psnr(true, true).tolist() == [math.inf, math.inf]
+
+
+def test_pixels_may_have_a_range_a_channel() -> None:
+    pixels = Pixels(torch.tensor([0.0, -2.0]).view(2, 1, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1))
+    true = torch.zeros(1, 2, 1, 1)
+    # Errors of 0.1 and 0.4 are a tenth of the range each.
+    assert psnr(torch.tensor([0.1, 0.4]).view(1, 2, 1, 1), true, pixels).item() == pytest.approx(
+        20.0, abs=1e-4
+    )
+    assert pixels.kept(torch.full((1, 2, 1, 1), -3.0)).flatten().tolist() == [0.0, -2.0]
+
+
+@given(st.permutations(range(5)), st.floats(0, 0.02))
+def test_images_are_matched_whatever_their_order(order: list[int], noise: float) -> None:
+    true = torch.linspace(0, 1, 5).view(5, 1, 1, 1).expand(5, 1, 2, 2)
+    mixed = true[order] + noise
+    assert torch.tensor(order)[matched(mixed, true)].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_labels_go_with_their_images() -> None:
+    true = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1)
+    found = Recovered(true[[2, 0, 1]] * 0.9, torch.tensor([7, 3, 5]), 0.0).against(true)
+    assert found.labels.tolist() == [3, 5, 7]
+    assert found.psnr == pytest.approx((-20 * math.log10(0.05), math.inf, -20 * math.log10(0.05)), abs=1e-4)
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_the_cosine_does_not_see_lengths_and_l2_is_relative(a: float, b: float) -> None:
+    one = {"v": torch.tensor([1.0, 2.0]), "w": torch.tensor([[3.0]])}
+    other = {"v": torch.tensor([2.0, -1.0]), "w": torch.tensor([[4.0]])}
+    scaled = [{name: value * by for name, value in of.items()} for of, by in ((one, a), (other, b))]
+    cosine = 1 - 12 / math.sqrt(14 * 21)
+    assert distance(scaled[0], scaled[1], "cosine").item() == pytest.approx(cosine, abs=1e-5)
+    both = [{name: value * a for name, value in of.items()} for of in (one, other)]
+    assert distance(both[0], both[1], "l2").item() == pytest.approx((1 + 9 + 1) / 21, rel=1e-4)
+
+
+def test_total_variation_by_hand() -> None:
+    image = torch.tensor([[[[0.0, 1.0, 1.0], [2.0, 1.0, 1.0]]]])
+    assert total_variation(image).item() == pytest.approx(2 / 3 + 2 / 4)
+
+
+# --- randomness and refusals ----------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_images_and_another_one_others() -> None:
+    inputs, targets = digits(1)
+    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
+    config = replace(DLG, steps=2, restarts=2)
+    first, again, other = (invert(release, DIGIT, 1, config, seed=seed) for seed in (0, 0, 1))
+    assert first.images.equal(again.images)
+    assert first.loss == again.loss
+    assert not first.images.equal(other.images)
+
+
+def test_more_restarts_never_end_with_a_higher_loss() -> None:
+    inputs, targets = digits(1)
+    release = released(build("lenet5", DIGIT, 10, 0), inputs, targets)
+    losses = [invert(release, DIGIT, 1, replace(IDLG, steps=1, restarts=n)).loss for n in (1, 2, 4)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_a_start_at_the_truth_stays_there() -> None:
+    inputs, targets = digits(1)
+    release = released(build("lenet5", DIGIT, 10, 0), inputs, targets)
+    found = invert(release, DIGIT, 1, replace(IDLG, steps=1, restarts=1), start=inputs)
+    assert found.against(inputs).psnr[0] > 60
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"distance": "l1"}, "inversion.distance"),
+        ({"optimiser": "sgd"}, "inversion.optimiser"),
+        ({"labels": "known"}, "inversion.labels"),
+        ({"steps": 0}, "inversion.steps"),
+        ({"restarts": 0}, "inversion.restarts"),
+        ({"tv": -1.0}, "inversion.tv"),
+        ({"lr": math.nan}, "inversion.lr"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        InversionConfig(**values)  # type: ignore[arg-type]
+
+
+def test_no_image_at_all_is_refused() -> None:
+    model = build("sigmoid-lenet", DIGIT, 10, 0)
+    with pytest.raises(ArgumentError, match="count is 0"):
+        invert(released(model, *digits(1)), DIGIT, 0)
+    with pytest.raises(ArgumentError, match="recovered"):
+        matched(torch.zeros(1, 1, 2, 2), torch.zeros(2, 1, 2, 2))

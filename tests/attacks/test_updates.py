@@ -1,0 +1,188 @@
+"""What an adversary computes of a node's training is what the node's training does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.attacks.updates import Gradient, Schedule, Update, gradient_of, gradients, shared, trained
+from fedstill.compute import Compute
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError
+from fedstill.models import build
+from fedstill.node import training
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.training import LocalConfig, Span
+from fedstill.tasks.classification import Classification
+
+SHAPE, CLASSES = (1, 8, 8), 4
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def examples(count: int) -> TensorData:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.rand(count, *SHAPE, generator=generator) * 2 - 1
+    return TensorData(inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+def really_trained(
+    model: nn.Module, data: TensorData, local: LocalConfig
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The node's own code: parameters after it, and which examples each step took."""
+    node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), Ledger()), 3)
+    training.prepare([node], local)
+    training.train([node], Classification(CLASSES), local, Compute())
+    steps, total = local.steps(len(data)), len(data)
+    turns = range(steps * local.batch // total + 1)
+    passes = torch.cat([torch.randperm(total, generator=node.draw("pass", turn)) for turn in turns])
+    return parameters(node.model), list(passes[: steps * local.batch].split(local.batch))
+
+
+# --- the simulation against the training ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp:8", "lenet5", "resnet8:4"])  # the last with batch norm
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalConfig(epochs=1, batch=2, optimiser="sgd", lr=0.1, lr_end=0.02, momentum=0.0, smoothing=0.0),
+        LocalConfig(epochs=2, batch=2, optimiser="sgd", lr=0.1, lr_end=0.02, weight_decay=0.01),
+        LocalConfig(epochs=2, batch=2, lr=1e-2, weight_decay=0.01),
+        LocalConfig(epochs=3, batch=8, lr=1e-3),  # a batch is more than a pass
+    ],
+    ids=["sgd", "momentum", "adam", "large batch"],
+)
+def test_a_simulated_update_is_that_of_local_training(model: str, local: LocalConfig) -> None:
+    network, data = build(model, SHAPE, CLASSES, 0), examples(5)
+    after, order = really_trained(network, data, local)
+    before = parameters(network)
+    found = trained(
+        network, before, data.inputs, data.targets, Schedule.of(local, 5), order, differentiable=False
+    )
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+    moved = max(float((after[name] - before[name]).abs().max()) for name in after)
+    assert moved > 1e-3, "there was something to simulate"
+
+
+def test_batch_norm_in_another_mode_gives_another_update_and_leaves_the_model_alone() -> None:
+    network, data = build("resnet8:4", SHAPE, CLASSES, 0), examples(4)
+    state = copy.deepcopy(network.state_dict())
+    own = parameters(network)
+    apart = [
+        gradients(network, own, data.inputs, data.targets, training=mode, differentiable=False)
+        for mode in (True, False)
+    ]
+    assert any((apart[0][name] - apart[1][name]).abs().max() > 1e-3 for name in own)
+    assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
+
+
+def test_without_an_order_passes_follow_each_other() -> None:
+    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(3)
+    schedule = Schedule((0.1, 0.1, 0.1), batch=2)
+    told = [torch.tensor(batch) for batch in ([0, 1], [2, 0], [1, 2])]
+    own = parameters(network)
+    found = trained(network, own, data.inputs, data.targets, schedule)
+    again = trained(network, own, data.inputs, data.targets, schedule, told)
+    assert all(torch.equal(found[name], again[name]) for name in own)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_slope_of_an_update_is_that_of_small_differences(optimiser: str) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)).double()
+    for parameter in network.parameters():
+        nn.init.uniform_(parameter, -1, 1, generator=torch.Generator().manual_seed(parameter.numel()))
+    schedule = Schedule((0.3, 0.2), 1, optimiser, momentum=0.5, smoothing=0.1)  # type: ignore[arg-type]
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.tensor([0, 1])
+    release = Update(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
+    assert torch.autograd.gradcheck(
+        lambda x: tuple(release.of(x, y).values()), x.requires_grad_(), eps=1e-6, atol=1e-5
+    )
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def test_one_step_gives_the_gradient_itself() -> None:
+    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(2)
+    local = LocalConfig(
+        epochs=1, batch=2, optimiser="sgd", lr=0.1, lr_end=0.1, weight_decay=0.1, smoothing=0.0
+    )
+    after, _ = really_trained(network, data, local)
+    found = gradient_of(parameters(network), after, 0.1, 0.1)
+    loss = nn.functional.cross_entropy(network(data.inputs), data.targets)
+    for own, true in zip(found.values(), torch.autograd.grad(loss, list(network.parameters())), strict=True):
+        torch.testing.assert_close(own, true, rtol=0, atol=1e-5)
+
+
+def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> None:
+    # Two steps of gradient 1 at rates 0.5 and 0.25, momentum 0.5: 0.5 * 1, then 0.25 * 1.5.
+    release = Update(nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5))
+    assert release.mean_gradient()["w"].item() == pytest.approx(1.0)
+
+
+def test_a_gradient_of_a_part_is_the_part_of_the_gradient() -> None:
+    network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
+    whole = gradients(network, parameters(network), data.inputs, data.targets)
+    names = shared(network, "head")
+    part = Gradient(network, {name: whole[name] for name in names}).of(data.inputs, data.targets)
+    assert list(part) == ["7.weight", "7.bias", "9.weight", "9.bias", "11.weight", "11.bias"]
+    assert all(torch.equal(part[name], whole[name]) for name in names)
+
+
+def test_labels_may_be_parts_of_classes() -> None:
+    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(3)
+    own = parameters(network)
+    sure = nn.functional.one_hot(data.targets, CLASSES).float()
+    found = gradients(network, own, data.inputs, sure, smoothing=0.1)
+    true = gradients(network, own, data.inputs, data.targets, smoothing=0.1)
+    for name in own:
+        torch.testing.assert_close(found[name], true[name])
+
+
+# --- what is shared -------------------------------------------------------------------------------
+
+
+def test_extractor_and_head_are_all() -> None:
+    network = build("lenet5", SHAPE, CLASSES, 0)
+    assert (*shared(network, "extractor"), *shared(network, "head")) == shared(network, "all")
+    assert shared(network, "extractor") == ("0.weight", "0.bias", "3.weight", "3.bias")
+
+
+def test_a_span_has_the_rates_of_its_own_steps() -> None:
+    local = LocalConfig(epochs=2, batch=2, lr=1.0, lr_end=0.0)
+    whole = Schedule.of(local, 6).rates
+    assert len(whole) == 6
+    assert sum((Schedule.of(local, 6, Span(part, part + 1, 3)).rates for part in range(3)), ()) == whole
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: shared(nn.Linear(1, 1), "tail"), "part is 'tail'"),  # type: ignore[arg-type]
+        (lambda: Schedule((), 1), "schedule.rates"),
+        (lambda: Schedule((0.1,), 0), "schedule.batch"),
+        (lambda: Schedule((0.1,), 1, "lion"), "schedule.optimiser"),  # type: ignore[arg-type]
+        (lambda: Schedule((0.1,), 1, smoothing=1.0), "schedule.smoothing"),
+        (lambda: Schedule.of(LocalConfig(augment="shift"), 4), "only the node knows"),
+        (lambda: gradient_of({}, {}, 0.0), "lr is 0.0"),
+        (
+            lambda: trained(
+                nn.Linear(1, 1), {}, torch.zeros(1, 1), torch.zeros(1), Schedule((0.1,), 1), order=[]
+            ),
+            "order is 0",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: object, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        make()  # type: ignore[operator]
