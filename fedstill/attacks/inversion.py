@@ -101,21 +101,21 @@ def invert(
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
     precise = _double(release)
-    best: Recovered | None = None
+    kept: list[Recovered] = []
     for restart in range(config.restarts):
         draw = torch_generator(seed, "inversion", restart)
         if start is not None and restart == 0:
             first = start.double().clone()
         else:
             first = torch.randn(count, *shape, generator=draw, dtype=torch.float64)
-        search = _lbfgs if config.optimiser == "lbfgs" else _signed_adam
-        found = search(precise, first, labels, config, pixels, draw)
-        # A search that has left all bounds ends without a loss, and counts as the worst.
-        if best is None or found.loss < best.loss or math.isnan(best.loss):
-            best = found
-        if best.loss < DONE:
+        by_lines = config.optimiser == "lbfgs"
+        sought = _sought(precise, first if by_lines else pixels.kept(first), labels, config, pixels, draw)
+        found = (_lbfgs if by_lines else _signed_adam)(sought, config, pixels)
+        kept.append(found)
+        if found.loss < DONE:
             break
-    assert best is not None  # one restart or more
+    # A search that has left all bounds ends without a loss, and counts as the worst.
+    best = min(kept, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
     return replace(best, images=best.images.to(next(iter(release.target.values())).dtype))
 
 
@@ -203,30 +203,57 @@ def total_variation(images: torch.Tensor) -> torch.Tensor:
     return down + across
 
 
-def _lbfgs(
+@dataclass(frozen=True)
+class _Sought:
+    """What a search moves, and what it makes small."""
+
+    x: torch.Tensor  # (B, C, H, W)
+    guesses: torch.Tensor  # logits of labels (B, classes); empty where labels are known
+    labels: torch.Tensor | None
+    loss: Callable[[], torch.Tensor]
+
+    @property
+    def unknown(self) -> list[torch.Tensor]:
+        return [self.x] if self.labels is not None else [self.x, self.guesses]
+
+    def ended(self, images: torch.Tensor) -> Recovered:
+        classes = self.guesses.detach().argmax(1) if self.labels is None else self.labels
+        return Recovered(images, classes, float(self.loss().detach()))
+
+
+def _sought(
     release: Release,
     first: torch.Tensor,
     labels: torch.Tensor | None,
     config: InversionConfig,
     pixels: Pixels,
     draw: torch.Generator,
-) -> Recovered:
+) -> _Sought:
     x = first.requires_grad_()
     guesses = _guesses(release, len(first), labels, draw)
-    unknown = [x] if labels is not None else [x, guesses]
+
+    def loss() -> torch.Tensor:
+        found = release.of(x, guesses.softmax(1) if labels is None else labels)
+        value = distance(found, release.target, config.distance)
+        return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
+
+    return _Sought(x, guesses, labels, loss)
+
+
+def _lbfgs(sought: _Sought, config: InversionConfig, pixels: Pixels) -> Recovered:
     optimiser = torch.optim.LBFGS(
-        unknown,
+        sought.unknown,
         max_iter=INNER,
         history_size=100,
         tolerance_grad=0.0,
         tolerance_change=0.0,
         line_search_fn="strong_wolfe",
     )
-    loss = _loss(release, x, guesses, labels, config, pixels)
 
     def closure() -> torch.Tensor:
-        value = loss()
-        for own, slope in zip(unknown, torch.autograd.grad(value, unknown), strict=True):
+        value = sought.loss()
+        slopes = torch.autograd.grad(value, sought.unknown)
+        for own, slope in zip(sought.unknown, slopes, strict=True):
             own.grad = slope
         return value
 
@@ -236,52 +263,23 @@ def _lbfgs(
         if not value < last or value < DONE:  # it stands still, or is lost
             break
         last = value
-    with torch.enable_grad():
-        value = float(loss().detach())
-    return Recovered(pixels.kept(x.detach()), _classes(guesses, labels), value)
+    return sought.ended(pixels.kept(sought.x.detach()))
 
 
-def _signed_adam(
-    release: Release,
-    first: torch.Tensor,
-    labels: torch.Tensor | None,
-    config: InversionConfig,
-    pixels: Pixels,
-    draw: torch.Generator,
-) -> Recovered:
-    x = pixels.kept(first).requires_grad_()
-    guesses = _guesses(release, len(first), labels, draw)
-    unknown = [x] if labels is not None else [x, guesses]
-    optimiser = torch.optim.Adam(unknown, config.lr)
+def _signed_adam(sought: _Sought, config: InversionConfig, pixels: Pixels) -> Recovered:
+    optimiser = torch.optim.Adam(sought.unknown, config.lr)
     falls = [config.steps * eighths // 8 for eighths in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls)
-    loss = _loss(release, x, guesses, labels, config, pixels)
     for _ in range(config.steps):
-        slopes = torch.autograd.grad(loss(), unknown)
-        x.grad = slopes[0].sign()
-        if labels is None:
-            guesses.grad = slopes[1]
+        slope, *others = torch.autograd.grad(sought.loss(), sought.unknown)
+        sought.x.grad = slope.sign()
+        if others:
+            sought.guesses.grad = others[0]
         optimiser.step()
         schedule.step()
         with torch.no_grad():
-            x.copy_(pixels.kept(x))
-    return Recovered(x.detach(), _classes(guesses, labels), float(loss().detach()))
-
-
-def _loss(
-    release: Release,
-    x: torch.Tensor,
-    guesses: torch.Tensor,
-    labels: torch.Tensor | None,
-    config: InversionConfig,
-    pixels: Pixels,
-) -> Callable[[], torch.Tensor]:
-    def loss() -> torch.Tensor:
-        found = release.of(x, guesses.softmax(1) if labels is None else labels)
-        value = distance(found, release.target, config.distance)
-        return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
-
-    return loss
+            sought.x.copy_(pixels.kept(sought.x))
+    return sought.ended(sought.x.detach())
 
 
 def _guesses(
@@ -295,7 +293,3 @@ def _guesses(
         raise ArgumentError("release.model", type(release.model).__name__, "a network with a linear layer")
     guesses = torch.randn(count, linear[-1].out_features, generator=draw, dtype=torch.float64)
     return guesses.requires_grad_()
-
-
-def _classes(guesses: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
-    return guesses.detach().argmax(1) if labels is None else labels

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -186,9 +186,8 @@ def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
     if not sound or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
         raise ArgumentError("release.model", " ".join(kind.__name__ for kind in kinds), ALLOWED)
     x = noise
-    for (name, convolution), (_, pool) in zip(layers[0:-1:3], layers[2::3], strict=True):
-        assert isinstance(convolution, nn.Conv2d)
-        assert isinstance(pool, nn.MaxPool2d)
+    for (name, first), (_, last) in zip(layers[0:-1:3], layers[2::3], strict=True):
+        convolution, pool = cast(nn.Conv2d, first), cast(nn.MaxPool2d, last)  # as kinds says
         side = pool.kernel_size
         plain = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (side, 0, 1, False)
         zeros = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.errors import ArgumentError
+from fedstill.tasks import fidelity
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,15 @@ class Recovered:
 
 
 def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: Pixels = PIXELS) -> torch.Tensor:
-    """Peak signal-to-noise ratio of each image, ``(B,)`` dB: ``-10 log10`` of the mean squared error.
+    """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
 
-    The images are brought to [0, 1] first, and the mean is over all pixels of all channels.
+    The mean is over all pixels of all channels.
 
     >>> grey, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
     >>> [round(value, 4) for value in psnr(darker, grey, Pixels(0.0, 1.0)).tolist()]
     [20.0]
     """
-    error = (pixels.unit(recovered.double()) - pixels.unit(true.double())).square().flatten(1).mean(1)
-    return -10 * error.log10()
+    return fidelity.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
 
 
 def matched(recovered: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

@@ -116,7 +116,8 @@ def drawn_units(
 ) -> npt.NDArray[np.bool_]:
     """A share of the units of each site, at least one of each and never all: which examples, ``(N,)``.
 
-    Within a site the units' labels keep their shares as far as whole units allow.
+    Within a site the units' labels keep their shares as far as whole units allow. A unit of several sites is
+    drawn with all of its examples, and counts at each of them.
 
     Args:
         labels: of each example.
@@ -128,16 +129,19 @@ def drawn_units(
     Raises:
         ArgumentError: a site with one unit.
     """
-    chosen = np.zeros(len(labels), dtype=bool)
     where = np.zeros(len(labels), dtype=np.int64) if sites is None else sites
+    drawn = unit[:0]
     for site in np.unique(where):
         rows = np.flatnonzero(where == site)
-        of = np.unique(unit[rows], return_inverse=True)[1]
-        units = int(of.max()) + 1
-        if units < 2:
+        names, of = np.unique(unit[rows], return_inverse=True)
+        if len(names) < 2:
             raise ArgumentError("data.sites", str(site), "sites of two or more patients or pictures each")
-        count = min(max(round(units * share), 1), units - 1)
-        kinds = unit_labels(labels[rows], of)
-        taken = whole(kinds, np.arange(units), count, generator)
-        chosen[rows[np.isin(of, taken)]] = True
+        known = np.isin(names, drawn)  # at a site before
+        wanted = min(max(round(len(names) * share), 1), len(names) - 1) - int(known.sum())
+        if wanted > 0:
+            left = np.flatnonzero(~known)
+            kinds = unit_labels(labels[rows], of)[left]
+            taken = left[whole(kinds, np.arange(len(left)), wanted, generator)]
+            drawn = np.concatenate([drawn, names[taken]])
+    chosen: npt.NDArray[np.bool_] = np.isin(unit, drawn)
     return chosen

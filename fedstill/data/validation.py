@@ -53,8 +53,7 @@ def set_aside(
         raise ArgumentError("data.validation", config.validation, f"0, as no site has two training {called}")
     generator = numpy_generator(config.seed, "data", "validation")
     chosen = drawn_units(labels[rows], unit[rows], where[rows], config.validation, generator)
-    measured = np.zeros(len(test), dtype=bool)
-    measured[rows[chosen]] = True
+    measured: Flags = train & np.isin(unit, unit[rows[chosen]])  # whole units, at whichever sites
     count, of = len(np.unique(unit[measured])), len(np.unique(unit[train]))
     note = f"measured on {count} of {of} training {called}, set aside with seed {config.seed}"
     return train & ~measured, measured, f"{note}; the test part is not used"

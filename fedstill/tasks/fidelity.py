@@ -32,9 +32,9 @@ def ssim(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
 
 
 def psnr(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Peak signal-to-noise ratio, ``10 log10(1 / MSE)`` in dB: ``(N, 1, H, W)`` twice to ``(N,)``.
+    """Peak signal-to-noise ratio, ``10 log10(1 / MSE)`` in dB: ``(N, C, H, W)`` twice to ``(N,)``.
 
-    100 dB where images are equal, or as good as.
+    The mean is over all pixels of all channels. 100 dB where images are equal, or as good as.
 
     >>> round(psnr(torch.full((1, 1, 8, 8), 0.5), torch.full((1, 1, 8, 8), 0.4)).item(), 2)
     20.0

@@ -24,6 +24,15 @@ def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy((rng.random((len(patient), 4)) < 0.2).astype(np.int64)), patient
 
 
+@given(st.integers(0, 10**6), st.floats(0.1, 0.9))
+def test_a_patient_of_two_sites_is_drawn_whole(seed: int, share: float) -> None:
+    patient = np.arange(30) % 10
+    site = np.arange(30) % 3  # each patient is at all three
+    drawn = drawn_units(np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed))
+    assert len(set(patient[drawn])) == min(max(round(10 * share), 1), 9), "one draw serves all three"
+    assert not set(patient[drawn]) & set(patient[~drawn])
+
+
 def parted(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
     """Whether some patient is in two of the parts."""
     sets = [set(patient[part].tolist()) for part in parts]

@@ -46,6 +46,15 @@ def test_a_site_with_one_training_patient_keeps_it() -> None:
     assert sites[measured] == 1
 
 
+def test_a_patient_of_two_sites_is_set_aside_whole() -> None:
+    of, sites = np.array([0, 0, 1, 2, 3, 4, 5]), np.array([0, 1, 0, 0, 0, 0, 0])
+    for seed in range(30):
+        config = DataConfig(validation=0.4, seed=seed)
+        test = np.zeros(7, dtype=bool)
+        train, measured, _ = set_aside(test, np.zeros(7, dtype=np.int64), of, sites, config, "patients")
+        assert not set(of[train]) & set(of[measured])
+
+
 def test_without_a_site_of_two_it_is_refused() -> None:
     rows = np.arange(2)
     with pytest.raises(ArgumentError, match=r"data.validation is 0.25: allowed is 0, as no site has two"):
