@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import io
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedstill import __version__, presets
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
@@ -41,6 +40,7 @@ usage:
                                             several methods side by side, on equal terms
   fedstill compare FILE.toml                the comparison that a file describes
   fedstill compare --resume DIR             go on with a comparison that was stopped
+  fedstill attack RUN [--OPTION VALUE ...]  what an adversary gets from what left the nodes in a finished run
   fedstill list                             methods, presets, data sets, models
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
@@ -66,6 +66,7 @@ options of `compare`; all others are run options, and hold for every method:
   --seeds N       each method runs with seeds 0 to N-1 (default: 1)
   --base PRESET   data, split, models and local training, from a preset or a run's file (default: digits)
   --data NAME     short for --data.name
+  --leakage       attack each run, as `fedstill attack` does; also of a comparison that has run without
   --out DIR       its folder (default: runs/compare, or runs/NAME for NAME.toml); --quiet, --resume as above
 
 try:
@@ -77,18 +78,6 @@ OUR_OPTIONS = """\
 Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
 progress bars, --method.name takes another method, with its defaults.
 """
-
-
-class Given(NamedTuple):
-    """An option as it was given: ``--split.nodes 8`` or ``--split.nodes=8``."""
-
-    option: str
-    values: list[str]
-
-    @property
-    def name(self) -> str:
-        """The dotted name that it means."""
-        return self.option.removeprefix("--").replace("-", "_")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -120,13 +109,14 @@ def _dispatch(words: list[str]) -> None:
         "node": _afar("node"),
         "ledger": _afar("ledger"),
         "privacy": _afar("privacy"),
+        "attack": _afar("attack"),
         "server": _afar("server"),
         "questions": _afar("bundles"),
         "distil": _afar("bundles", "distil"),
         "distill": _afar("bundles", "distil"),
     }
     helps = ("-h", "--help")
-    own_help = ("node", "ledger", "privacy", "server", "questions", "distil", "distill")
+    own_help = ("attack", "node", "ledger", "privacy", "server", "questions", "distil", "distill")
     asked = len(words) > 1 and words[0] in commands and words[0] not in own_help and words[1] in helps
     if not words or words[0] in helps or asked:
         print(HELP, end="")
@@ -230,6 +220,7 @@ def _compare(words: list[str]) -> None:
 
 def _plan(words: list[str]) -> Comparison:
     """The comparison that the words describe."""
+    leakage, words = "--leakage" in words, [word for word in words if word != "--leakage"]
     seeds, words = _take("--seeds", words)
     base, words = _take("--base", words)
     data, words = _take("--data", words)
@@ -247,28 +238,29 @@ def _plan(words: list[str]) -> Comparison:
 
     count = None if seeds is None else int(seeds)
     if not any(compare.is_plan(name) for name in names):
-        return compare.plan(names, base=base, seeds=count or 1, changes=_changes(rest))
+        return compare.plan(names, base=base, seeds=count or 1, changes=_changes(rest), leakage=leakage)
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return compare.read(Path(names[0]), seeds=count, changes=_changes(rest))
+    return compare.read(Path(names[0]), seeds=count, changes=_changes(rest), leakage=leakage)
 
 
 def _changes(words: list[str]) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
+    from fedstill.commands.options import group
     from fedstill.compare import shared_options
     from fedstill.config import from_dict, to_dict
     from fedstill.methods import METHODS
 
     known = shared_options()
-    for option in _group(words):
+    for option in group(words):
         if option.name not in known:
-            names = [f"--{name}" for name in ("seeds", "base", "data", "out", *known)]
+            names = [f"--{name}" for name in ("seeds", "base", "data", "leakage", "out", *known)]
             see = "the options of one method belong to a preset or to a comparison's file"
             raise UnknownName("option", option.option, names, see=see)
     # Any method will do: these options are no method's.
     run = _override(from_dict({"method": {"name": next(iter(METHODS))}}), words, "fedstill run PRESET")
     changes = {}
-    for option in _group(words):
+    for option in group(words):
         value: Any = to_dict(run)
         for key in option.name.split("."):
             value = value[key]
@@ -387,99 +379,10 @@ def _override(config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.config import from_dict, method_name, options, run_type, to_dict
+    from fedstill.commands.options import override
+    from fedstill.config import method_name, run_type
 
-    kind = run_type(method_name(config))
-    if any(word in ("-h", "--help") for word in words):
-        _tyro(kind, dataclasses.replace(config, paper=()), ["--help"], prog)
-    known = options(kind)
-    given = _group(words)
-    for option in given:
-        if option.name not in known:
-            names = [f"--{name}" for name in known]
-            raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
-    given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]
-    captured = io.StringIO()
-    paper, config = config.paper, dataclasses.replace(config, paper=())  # a list of tables is for files only
-    try:
-        with contextlib.redirect_stderr(captured):
-            changed = _tyro(kind, config, _flat(given), prog)
-    except SystemExit as exit:
-        raise _diagnose(exit, kind, config, given, captured.getvalue()) from exit
-    # Through the reader again: it refuses what a text can say but a configuration cannot hold, as nan.
-    return from_dict(to_dict(dataclasses.replace(changed, paper=paper)))
-
-
-def _tyro(kind: type[RunConfig[Any]], config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[Any]:
-    """What tyro makes of the words; on bad words it draws a box on stderr and raises SystemExit."""
-    import tyro
-
-    return tyro.cli(
-        kind,
-        default=config,
-        args=words,
-        prog=prog,
-        description=f"{type(config).__doc__}\n\n{OUR_OPTIONS}",
-        use_underscores=True,  # an option is spelled as its key in TOML
-        config=(tyro.conf.FlagConversionOff,),  # and has a value, as there
-    )
-
-
-def _group(words: list[str]) -> list[Given]:
-    """Each option with the values behind it."""
-    given: list[Given] = []
-    for word in words:
-        if word.startswith("--"):
-            option, equals, value = word.partition("=")
-            given.append(Given(option, [value] if equals else []))
-        elif given:
-            given[-1].values.append(word)
-        else:
-            raise ArgumentError("option", word, "--NAME VALUE; one preset or file only")
-    return given
-
-
-def _flat(given: Sequence[Given]) -> list[str]:
-    return [word for option in given for word in (option.option, *option.values)]
-
-
-def _spelled(kind: Any, values: list[str]) -> list[str]:
-    """TOML's spelling of true, false and none in tyro's."""
-    if kind is bool:
-        return [value.capitalize() if value in ("true", "false") else value for value in values]
-    if type(None) in get_args(kind):
-        return ["None" if value == "none" else value for value in values]
-    return values
-
-
-def _diagnose(
-    failure: SystemExit, kind: type[RunConfig[Any]], config: RunConfig[Any], given: list[Given], text: str
-) -> FedstillError:
-    """tyro's box of many lines as one error of ours.
-
-    The options are tried one at a time to find the bad one, as tyro names it in no stable way.
-    """
-    from fedstill.config import describe, full_path, options
-
-    known = options(kind)
-    refusal = _refusal(failure)
-    if refusal is not None:
-        return full_path(refusal, known) if isinstance(refusal, ArgumentError) else refusal
-    for option in given:
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                _tyro(kind, config, _flat([option]), "")
-        except SystemExit as alone:
-            if _refusal(alone) is None:  # else it is good beside the others, and only alone it is not
-                return ArgumentError(option.name, " ".join(option.values), describe(known[option.name]))
-    # A configuration refused them in words of its own: what tyro wrote, without its box, has to do.
-    words = "".join(letter for letter in text if not "\u2500" <= letter <= "\u257f")
-    return FedstillError(" ".join(words.split()))
-
-
-def _refusal(failure: BaseException) -> FedstillError | None:
-    """The error of a configuration that refused its values, which tyro has caught and put into its box."""
-    cause = failure.__context__
-    while cause is not None and not isinstance(cause, FedstillError):
-        cause = cause.__context__
-    return cause
+    plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
+    about = f"{type(config).__doc__}\n\n{OUR_OPTIONS}"
+    changed = override(run_type(method_name(config)), plain, words, prog, about)
+    return dataclasses.replace(changed, paper=config.paper)

@@ -66,6 +66,7 @@ class Comparison:
         runs: by label, a run's table of one method only, merged onto the setting.
         paper: published figures.
         changed: options that the command line set.
+        leakage: the options of the attack on each run, complete; None attacks none.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Comparison:
     runs: Mapping[str, Table] = field(default_factory=dict)
     paper: tuple[PaperFigure, ...] = ()
     changed: tuple[str, ...] = ()
+    leakage: Table | None = None
 
     @property
     def sets_policy(self) -> bool:
@@ -122,6 +124,8 @@ class Comparison:
         if list(self.settings) != [SINGLE]:
             table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
         figures = [dataclasses.asdict(figure) for figure in self.paper]
+        if self.leakage is not None:
+            table["leakage"] = self.leakage
         table["paper"] = [
             {**figure, "std": "none"} if figure["std"] is None else figure for figure in figures
         ]
@@ -171,6 +175,7 @@ def plan(
     base: str | None = None,
     changes: Mapping[str, Any] | None = None,
     name: str = "compare",
+    leakage: bool = False,
 ) -> Comparison:
     """A comparison from names.
 
@@ -181,6 +186,7 @@ def plan(
         base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
         changes: options of a run that change the base, by dotted name.
         name: of the comparison.
+        leakage: attack each run, with the attack's default options.
 
     Raises:
         FedstillError: a name that does not exist, or options that describe no run.
@@ -192,13 +198,24 @@ def plan(
     10
     """
     table: Table = {"methods": list(methods), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+    if leakage:
+        table["leakage"] = {}
     if base is not None:
         table["base"] = {key: value for key, value in presets.read(base).items() if key not in PRESETS_OWN}
     return _comparison(table, name, changes or {})
 
 
-def read(file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None) -> Comparison:
+def read(
+    file: Path,
+    *,
+    seeds: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    leakage: bool = False,
+) -> Comparison:
     """The comparison in a file, with other seeds and run options, if given.
+
+    With ``leakage`` each run is attacked, as the file's table ``leakage`` says, or else with the attack's
+    default options.
 
     Raises:
         FedstillError: the file cannot be read, or it describes no comparison.
@@ -207,6 +224,8 @@ def read(file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | N
     table = presets.parse(text, source=str(file))
     if seeds is not None:
         table["seeds"] = seeds
+    if leakage:
+        table.setdefault("leakage", {})
     first = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
     return _comparison({"about": first, **table}, file.stem, changes or {})
 
@@ -231,7 +250,9 @@ def read_folder(out: Path) -> Comparison:
     return read(out / FILE)
 
 
-KEYS = ("name", "about", "seeds", "methods", "changed", "base", "options", "runs", "settings", "paper")
+KEYS = (
+    "name", "about", "seeds", "methods", "changed", "base", "options", "runs", "settings", "paper", "leakage",
+)  # fmt: skip
 
 
 def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Comparison:
@@ -265,6 +286,7 @@ def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any])
         runs=runs,
         paper=paper,
         changed=(*changes, *(str(option) for option in table.get("changed", []) if option not in changes)),
+        leakage=_leakage(table),
     )
     for place in comparison.places():
         comparison.config(place)
@@ -345,6 +367,16 @@ def _settings(given: object) -> dict[str, Table]:
     if not good or len({_slug(str(name)) for name in named}) < len(given):
         raise ArgumentError("settings", [part.get("name") for part in given], allowed)
     return {str(name): part for name, part in named.items()}
+
+
+def _leakage(table: Mapping[str, Any]) -> Table | None:
+    """The complete options of the attack, or None where no run is attacked."""
+    if "leakage" not in table:
+        return None
+    from fedstill.attacks.config import LeakageConfig
+
+    complete: Table = LeakageConfig.from_table(_table(table, "leakage")).to_table()
+    return complete
 
 
 def _seeds(given: object) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Running a planned comparison: what is not finished yet, one run after another, and then its files.
 
-Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on.
+Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on. Where the plan
+says so each run is attacked as soon as it is there, and attacked again only by other options.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from fedstill import run
 from fedstill.compare import FILE, Comparison, Place, read_folder, text_of
 from fedstill.config import RunConfig, load_toml
 from fedstill.errors import FedstillError, RunFolderError
+from fedstill.presets import Table
 from fedstill.records import holding, write_text
+from fedstill.report.files import read_result
 from fedstill.report.words import human_seconds
 
-__all__ = ["command_of", "compare", "not_run", "resume"]
+__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
 NOT_RUN = "not_run.json"
+LEAKAGE = "leakage.json"  # in a run's folder
+NOT_ATTACKED = "not_attacked.json"
 
 
 def compare(
@@ -35,7 +40,8 @@ def compare(
 
     Args:
         comparison: what is compared.
-        out: its folder; a new one, or one in which the same comparison was stopped.
+        out: its folder; a new one, or one in which the same comparison was stopped. One that has run without
+            attacks goes on with them; one that has run with attacks keeps them.
         command: the command that repeats it, for the report.
         quiet: say nothing of the runs on standard error.
         bars: show each run's own progress bars.
@@ -46,28 +52,46 @@ def compare(
     """
     from fedstill.report.compare import write_comparison
 
-    _check_folder(out, comparison)
+    before = _check_folder(out, comparison)
+    if before is not None and comparison.leakage is None:
+        comparison = dataclasses.replace(comparison, leakage=before.leakage)
     console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
     refused = _refusals(comparison, out, console)
     out.mkdir(parents=True, exist_ok=True)
     with holding(out, "comparison"):
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
-        _remember(out, refused)
+        elif before is not None and before.leakage != comparison.leakage:
+            more = dataclasses.replace(before, leakage=comparison.leakage)
+            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
+        _remember(out / NOT_RUN, refused)
         for reason in dict.fromkeys(refused.values()):
             console.print(Text(f"refused: {reason}"))
         waiting = [place for place in comparison.places() if place.folder not in refused]
+        failed: dict[str, str] = {}
+        if comparison.leakage is not None:
+            _remember(out / NOT_ATTACKED, failed)
         for count, place in enumerate(waiting, start=1):
-            folder = out / place.folder
+            folder, number = out / place.folder, f"{count} of {len(waiting)}"
             if not (folder / "result.json").exists():
-                _tell(console, f"run {count} of {len(waiting)}", place, time.monotonic() - start)
+                _tell(console, f"run {number}", place, time.monotonic() - start)
             try:
                 _run(comparison.config(place), folder, bars)
             except RunFolderError:
                 raise  # not the method's fault
             except FedstillError as error:  # such as a limit in a node's policy, reached
                 refused[place.folder] = f"stopped: {error}"
-                _remember(out, refused)
+                _remember(out / NOT_RUN, refused)
+                continue
+            if comparison.leakage is None or attacked(folder, comparison.leakage) is not None:
+                continue
+            _tell(console, f"attack {number}", place, time.monotonic() - start)
+            try:
+                _attack(folder, comparison.leakage, bars)
+            except FedstillError as error:  # of one run, as it is no run that can be repeated here
+                failed[place.folder] = " ".join(str(error).split())
+                _remember(out / NOT_ATTACKED, failed)
+                console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
         write_comparison(out, comparison)
 
 
@@ -82,10 +106,31 @@ def resume(out: Path, *, quiet: bool = False, bars: bool = False) -> None:
 
 def not_run(out: Path) -> Mapping[str, str]:
     """Why runs of a comparison could not run, by their folders."""
-    if not (out / NOT_RUN).exists():
+    return _reasons(out / NOT_RUN)
+
+
+def not_attacked(out: Path) -> Mapping[str, str]:
+    """Why finished runs of a comparison could not be attacked, by their folders."""
+    return _reasons(out / NOT_ATTACKED)
+
+
+def _reasons(file: Path) -> Mapping[str, str]:
+    if not file.exists():
         return {}
-    reasons: dict[str, str] = json.loads((out / NOT_RUN).read_text(encoding="utf-8"))
+    reasons: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     return reasons
+
+
+def attacked(folder: Path, leakage: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What an attack with these options got from a run, or None where no such attack is in its folder.
+
+    Raises:
+        RunFolderError: what is in the folder is broken.
+    """
+    if not (folder / LEAKAGE).exists():
+        return None
+    found = read_result(folder / LEAKAGE)
+    return found if found.get("config") == json.loads(json.dumps(leakage)) else None
 
 
 def command_of(out: Path) -> str:
@@ -107,6 +152,17 @@ def _run(config: RunConfig[Any], folder: Path, bars: bool) -> None:
         )
     if not (folder / "result.json").exists():
         run.resume(folder, progress=bars)
+
+
+def _attack(folder: Path, leakage: Table, bars: bool) -> None:
+    """Attack one finished run."""
+    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.leakage import attack
+    from fedstill.commands.options import changed
+
+    options = changed(leakage, LeakageConfig().to_table())
+    again = shlex.join(["fedstill", "attack", str(folder), *options])
+    attack(folder, LeakageConfig.from_table(leakage), command=again, progress=bars)
 
 
 def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
@@ -132,26 +188,34 @@ def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, 
     return refused
 
 
-def _remember(out: Path, refused: Mapping[str, str]) -> None:
-    write_text(out / NOT_RUN, json.dumps(refused, indent=2) + "\n")
+def _remember(file: Path, reasons: Mapping[str, str]) -> None:
+    write_text(file, json.dumps(reasons, indent=2) + "\n")
 
 
-def _check_folder(out: Path, comparison: Comparison) -> None:
-    """Refuse a folder with anything but this comparison in it."""
+def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
+    """Refuse a folder with anything but this comparison in it; returns the plan that is there.
+
+    It may be there without attacks, and attacks may be there that are not asked for now: runs stay as they
+    are. Attacks with other options are refused, as they would replace what is there, perhaps by weaker ones.
+    """
     if not out.exists():
-        return
+        return None
     if not out.is_dir():
         raise RunFolderError(f"{out} is a file: choose another folder")
     if (out / FILE).exists():
         before = read_folder(out)
         for part in dataclasses.fields(Comparison):
+            if part.name == "leakage" and None in (before.leakage, comparison.leakage):
+                continue
             if part.name not in ("name", "about") and _differ(before, comparison, part.name):
                 raise RunFolderError(
                     f"{out} holds a comparison with another {part.name}: choose another folder, "
                     f"or go on with it (fedstill compare --resume {out})"
                 )
-    elif {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
+        return before
+    if {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
         raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
+    return None
 
 
 def _differ(first: Comparison, second: Comparison, part: str) -> bool:

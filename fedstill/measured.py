@@ -48,21 +48,21 @@ class Measured:
 
     def _central(self) -> Metrics:
         """The central model's metrics, or of what stands for it."""
-        outputs = self._central_outputs()
+        outputs = self.answers(self.of.test.inputs)
         if outputs is not None:
             return self.evaluation.metrics(outputs)
         look = self.evaluation
         return mean([look.metrics(look.outputs(node.model), node=node.name) for node in self.known])
 
-    def _central_outputs(self) -> torch.Tensor | None:
-        """What the central model answers on the test part; None where nothing stands for one."""
+    def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """What the central model answers about inputs ``(N, C, ...)``; None where nothing stands for one."""
         if self.of.method.central == "student":
-            return self.evaluation.outputs(self.of.student)
+            return training.predict(self.of.student, inputs, self.of.compute)
         if self.of.method.central == "virtual":
             virtual = copy.deepcopy(self.of.student)
             load_vector(virtual, self._average())
-            return self.evaluation.outputs(virtual)
-        return self._ensemble_outputs() if self.of.method.central == "ensemble" else None
+            return training.predict(virtual, inputs, self.of.compute)
+        return self._ensemble(inputs) if self.of.method.central == "ensemble" else None
 
     def _average(self) -> torch.Tensor:
         """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
@@ -79,15 +79,15 @@ class Measured:
             found.append(look.metrics(outputs, rows, node=node.name)[self.task.metric])
         return found
 
-    def _ensemble_outputs(self) -> torch.Tensor | None:
-        """The teachers' ensemble on real test data, weighed as the method weighs it, if it has one."""
+    def _ensemble(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The teachers' ensemble on real inputs, weighed as the method weighs it, if it has one."""
         if self.of.side.look is None:
             return None
         teachers = self._teachers()
         if not teachers:
             return None
         names = tuple(node.name for node in teachers)
-        parts, inputs = [], self.of.test.inputs
+        parts = []
         with torch.no_grad(), self.of.compute.autocast():
             for some in torch.split(inputs, training.at_once(inputs)):
                 part = self.of.server.ensemble(Answers(-1, names, self.of.side.look(teachers, some)))
@@ -124,7 +124,7 @@ class Measured:
         """What ``result.json`` says of models, bytes, questions and privacy."""
         look = self.evaluation
         own = {node.name: look.outputs(node.model) for node in self.known} if self.of.side.learns else {}
-        outputs, ensembled = self._central_outputs(), self._ensemble_outputs()
+        outputs, ensembled = self.answers(look.test.inputs), self._ensemble(look.test.inputs)
         marked = None if self.of.mark is None else look.outputs(self.of.mark.model)
         each = [look.metrics(told, node=name) for name, told in own.items()]
         central = plain(mean(each) if outputs is None else look.metrics(outputs))

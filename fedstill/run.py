@@ -6,6 +6,7 @@ import json
 import platform
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -157,40 +158,8 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
         raise MethodRefused(method.title, "every node", reason)
     task.check(data.train, "training data")
     parts, public = divide(config, data)
-    shape = tuple(data.train.inputs.shape[1:])
-    classes, names = len(data.classes), config.nodes.models
-    if len(names) > len(parts):
-        raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
-
-    def network(spec: str, *purpose: str | int) -> torch.nn.Module:
-        return models.build(spec, shape, classes, config.seed, *purpose, vocabulary=data.vocabulary)
-
-    specs = [names[index % len(names)] for index in range(len(parts))]
-    experiment = Experiment(
-        Setting(
-            task=task,
-            parts=parts,
-            models=[network(spec, "model", index) for index, spec in enumerate(specs)],
-            student=network(config.student.model, "student"),
-            test=data.test,
-            method=config.method,
-            mark=network(config.student.model, "student") if config.evaluation.centralised else None,
-            policies=[config.nodes.policy] * len(parts),
-            privacies=[config.nodes.privacy] * len(parts),
-            local=config.nodes.local,
-            engine=config.engine,
-            mean=data.mean,
-            std=data.std,
-            seed=config.seed,
-            every=config.evaluation.every,
-            samples=config.evaluation.samples,
-            public=public,
-            link=config.link,
-            classes=data.classes,
-            vocabulary=data.vocabulary,
-            perceptual=config.nodes.perceptual,
-        )
-    )
+    setting, specs = assemble(config, data, parts, public)
+    experiment = Experiment(setting)
     if config.data.validation:
         experiment.notes.append(
             "measured on validation data (data.validation): what is called test data here is a part of the "
@@ -206,7 +175,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             "train": sum(map(len, parts)),
             "test": len(data.test),
             **told_cases(data.test),
-            "shape": list(shape),
+            "shape": list(data.train.inputs.shape[1:]),
             "note": data.note,
         },
         "split": _how(config, data, len(parts)),
@@ -214,6 +183,55 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
         "models": {"nodes": specs, "student": config.student.model},
     }
     return experiment, about
+
+
+def assemble(
+    config: RunConfig[Any], data: DataSet, parts: Sequence[TensorData], public: Public | None
+) -> tuple[Setting, list[str]]:
+    """What an experiment is made of, from data that have been divided; and the names of the nodes' models.
+
+    Args:
+        config: the run.
+        data: its classes, test part and normalisation.
+        parts: each node's own examples.
+        public: public data, or None.
+
+    Raises:
+        ArgumentError: more models than nodes.
+    """
+    shape = tuple(data.test.inputs.shape[1:])
+    classes, names = len(data.classes), config.nodes.models
+    if len(names) > len(parts):
+        raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
+
+    def network(spec: str, *purpose: str | int) -> torch.nn.Module:
+        return models.build(spec, shape, classes, config.seed, *purpose, vocabulary=data.vocabulary)
+
+    specs = [names[index % len(names)] for index in range(len(parts))]
+    setting = Setting(
+        task=make_task(config.task, data.classes),
+        parts=parts,
+        models=[network(spec, "model", index) for index, spec in enumerate(specs)],
+        student=network(config.student.model, "student"),
+        test=data.test,
+        method=config.method,
+        mark=network(config.student.model, "student") if config.evaluation.centralised else None,
+        policies=[config.nodes.policy] * len(parts),
+        privacies=[config.nodes.privacy] * len(parts),
+        local=config.nodes.local,
+        engine=config.engine,
+        mean=data.mean,
+        std=data.std,
+        seed=config.seed,
+        every=config.evaluation.every,
+        samples=config.evaluation.samples,
+        public=public,
+        link=config.link,
+        classes=data.classes,
+        vocabulary=data.vocabulary,
+        perceptual=config.nodes.perceptual,
+    )
+    return setting, specs
 
 
 def divide(config: RunConfig[Any], data: DataSet) -> tuple[list[TensorData], Public | None]:
@@ -297,7 +315,7 @@ def _machine() -> dict[str, Any]:
         # ru_maxrss is in kB on Linux and in bytes on macOS.
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         / (1e6 if sys.platform == "darwin" else 1e3),
-        "machine": f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} CPU threads in use",
+        "machine": machine(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
@@ -305,3 +323,8 @@ def _machine() -> dict[str, Any]:
             "fedstill": fedstill.__version__,
         },
     }
+
+
+def machine() -> str:
+    """What computes here, in words."""
+    return f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} CPU threads in use"

@@ -95,7 +95,19 @@ def one_line(outcome: tuple[int, str, str]) -> str:
 def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None:
     code, out, err = command(*words)
     assert (code, err) == (0, "")
-    for name in ("run", "compare", "list", "show", "report", "--resume", "--out", "--seeds", "--version"):
+    for name in (
+        "run",
+        "compare",
+        "list",
+        "show",
+        "report",
+        "attack",
+        "--leakage",
+        "--resume",
+        "--out",
+        "--seeds",
+        "--version",
+    ):
         assert name in out
 
 
@@ -235,6 +247,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds none", "--seeds is 'none': allowed is how many: 1 or more"),
         ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
+        ("compare fedavg --leakages", "unknown option '--leakages': did you mean '--leakage'?"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
         ("compare fedavg --method.rounds 3", "unknown option '--method.rounds': the options of one method"),
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
@@ -401,6 +414,18 @@ def test_compare_reads_a_file_and_says_where_it_writes(
     assert (code, err) == (0, "The comparison's folder is runs/plan; --out DIR chooses another.\n")
     [(comparison, out, how)] = comparisons.asked
     assert (comparison.seeds, out, how["quiet"]) == ((0,), Path("runs/plan"), True)
+    assert comparison.leakage is None
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", ["compare --leakage fedavg", "compare fedavg --seeds 2 --leakage"])
+def test_compare_takes_leakage_anywhere(command: Main, comparisons: Comparisons, words: str) -> None:
+    assert command(*words.split(), "--out", "there")[0] == 0
+    [(comparison, _, how)] = comparisons.asked
+    assert comparison.leakage is not None
+    assert comparison.leakage["seed"] == 0
+    assert list(comparison.methods) == ["fedavg"]
+    assert how["command"] == f"fedstill {words} --out there"
 
 
 @pytest.mark.usefixtures("here")

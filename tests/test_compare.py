@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from fedstill import compare, comparing, config, run
+from fedstill.attacks.config import LeakageConfig
 from fedstill.compare import Comparison, Place
 from fedstill.config import PaperFigure, RunConfig
 from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
@@ -463,6 +465,148 @@ def test_a_run_that_reaches_a_limit_does_not_stop_the_others(tmp_path: Path) -> 
     assert "most_bytes" in rows["fedavg"]["reason"]
     assert rows["standalone"]["status"] == "finished"
 
+
+# --- attacked runs ------------------------------------------------------------------------------------
+
+
+class Attacks:
+    """In place of attacking: writes what attacks write, remembers which folders, and fails where it must."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []  # folder, command
+        self.failing: str | None = None
+
+    def __call__(self, folder: Path, config: LeakageConfig, *, command: str, progress: bool) -> Any:
+        self.asked.append((folder.name, command))
+        if self.failing is not None and folder.name.startswith(self.failing):
+            raise FedstillError("the run\nis not repeated here")
+        told = {"title": "Loss", "auc": {"value": 0.6}, "at": []}
+        found = {
+            "config": config.to_table(),
+            "membership": [{"of": "student", "attacks": [told]}],
+            "sentence": "One in <three> was found.",
+        }
+        (folder / "leakage.json").write_text(json.dumps(found))
+        return found
+
+    @property
+    def folders(self) -> list[str]:
+        return [folder for folder, _ in self.asked]
+
+
+@pytest.fixture
+def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
+    attacks = Attacks()
+    monkeypatch.setattr("fedstill.attacks.leakage.attack", attacks)
+    return attacks
+
+
+def test_the_options_of_the_attack_are_part_of_the_plan(tmp_path: Path) -> None:
+    text = f"{FILE}\n[leakage]\nseed = 4\nmembership = {{ shadows = 8 }}\n"
+    plan = compare.read(a_file(tmp_path, text))
+    whole = LeakageConfig.from_table({"seed": 4, "membership": {"shadows": 8}}).to_table()
+    assert plan.leakage == whole
+    assert plan.leakage is not None
+    assert set(plan.leakage) == set(LeakageConfig().to_table())  # no default is left out
+    assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    # The flag asks for what the file says, or for the defaults where it says nothing.
+    assert compare.read(a_file(tmp_path, text), leakage=True).leakage == whole
+    assert compare.read(a_file(tmp_path, FILE), leakage=True).leakage == LeakageConfig().to_table()
+    assert compare.plan(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
+    for without in (compare.plan(["fedavg"]), compare.read(a_file(tmp_path, FILE))):
+        assert without.leakage is None
+        assert "leakage" not in without.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("leakage = true", "leakage is True: allowed is a table"),
+        ("[leakage]\nseeds = 3", "unknown key 'leakage.seeds': did you mean 'leakage.seed'?"),
+        ("[leakage.membership]\nshadows = -2", "leakage.membership.shadows is -2: allowed is "),
+    ],
+)
+def test_a_bad_attack_is_one_line_when_planned(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(FedstillError) as refused:
+        compare.read(a_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
+    assert str(refused.value).startswith(line)
+
+
+def test_each_run_is_attacked_once_it_is_there(
+    tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    comparing.compare(plan, out, command="fedstill compare x --leakage")
+    told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        ["run 1 of 2", "standalone, seed 0"],
+        ["attack 1 of 2", "standalone, seed 0"],
+        ["run 2 of 2", "fedavg, seed 0"],
+        ["attack 2 of 2", "fedavg, seed 0"],
+    ]
+    assert attacks.asked[1] == ("fedavg-seed0", f"fedstill attack {out / 'fedavg-seed0'}")
+    assert [row["membership_auc"] for row in records(out)] == ["60.0", "60.0"]
+    assert "One in &lt;three&gt; was found." in (out / "compare.html").read_text(encoding="utf-8")
+    # What has been attacked is not attacked again, unless by other options.
+    comparing.compare(plan, out, command="again", quiet=True)
+    comparing.resume(out, quiet=True)
+    assert len(attacks.asked) == 2
+    file = out / "fedavg-seed0" / "leakage.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "config": {"seed": 9}}))
+    assert [row.runs[0].leakage is not None for row in summarise(out, plan).rows] == [True, False]
+    comparing.resume(out, quiet=True)
+    assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
+
+
+def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
+    out = tmp_path / "out"
+    plan = compare.plan(["standalone"], changes=QUICK)
+    comparing.compare(plan, out, command="one", quiet=True)
+    assert attacks.asked == []
+    assert "membership_auc" not in records(out)[0]
+    assert not (out / "not_attacked.json").exists()
+    before = (out / "standalone-seed0" / "result.json").read_bytes()
+    attacked = compare.plan(["standalone"], changes=QUICK, leakage=True)
+    comparing.compare(attacked, out, command="two", quiet=True)
+    assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
+    assert attacks.folders == ["standalone-seed0"]
+    assert compare.read_folder(out) == attacked
+    assert comparing.command_of(out) == "two"
+    # The same comparison without attacks keeps those that are there; others are refused.
+    (out / "standalone-seed0" / "leakage.json").unlink()
+    comparing.compare(plan, out, command="three", quiet=True)
+    assert attacks.folders == ["standalone-seed0"] * 2
+    assert compare.read_folder(out) == attacked
+    other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
+    with pytest.raises(RunFolderError, match="holds a comparison with another leakage: choose"):
+        comparing.compare(other, out, command="", quiet=True)
+
+
+def test_an_attack_that_fails_is_a_note_and_stops_nothing(
+    tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    attacks.failing = "standalone"
+    plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    comparing.compare(plan, out, command="x")
+    assert "not attacked: the run is not repeated here\n" in capsys.readouterr().err
+    assert comparing.not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
+    rows = {row["method"]: row for row in records(out)}
+    assert {label: row["status"] for label, row in rows.items()} == dict.fromkeys(plan.methods, "finished")
+    assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
+    said = "Standalone, seed 0: not attacked: the run is not repeated here."
+    assert said in (out / "compare.html").read_text(encoding="utf-8")
+    assert said in summarise(out, plan).notes
+    # It is tried again, and the note goes once it is attacked.
+    attacks.failing = None
+    comparing.resume(out, quiet=True)
+    assert comparing.not_attacked(out) == {}
+    assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "standalone-seed0"]
+    assert said not in (out / "compare.html").read_text(encoding="utf-8")
+
+
+# --- killed -------------------------------------------------------------------------------------------
 
 # auto may choose another engine each time, and the last digits differ then.
 COMMAND = """compare standalone few.toml --base few.toml --seeds 2 --split.nodes 2

@@ -8,6 +8,9 @@ delta zero (Dimitrov et al., "SPEAR", NeurIPS 2024). Given those, a block's grad
 input, but for who fires and who wins. So these are softened, a weighted mean in place of the maximum, and
 sharpened while the input is sought: first the last block's, then from it the one before, in the end the
 image.
+
+The head's gradient alone gives the features too. An image with these is sought where the adversary has the
+extractor, as at the start, when all had the server's: the wider it is, the more of the image they fix.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vjp
 
-from fedstill.attacks.inversion import read_labels
 from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
 from fedstill.attacks.updates import Gradient
 from fedstill.errors import ArgumentError
@@ -29,9 +31,12 @@ from fedstill.models.split import split
 from fedstill.seeds import torch_generator
 
 ALLOWED = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
+FEW = "so few that a ReLU's zeros tell one image's slopes from another's"
 ZERO = 1e-4  # of a row's length: below it, a number was zero before rounding
 Weights = tuple[torch.Tensor, ...]  # of each block's convolution in turn, weight and bias
 Patterns = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
+Bounds = tuple[torch.Tensor, torch.Tensor]  # the least and the most, (B, C, H, W) each
+Tries = list[torch.Tensor]  # (B, C, H, W) each
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class LayersConfig:
     lr: float = 0.05
     """Of the first step, in units of half the pixels' range; falls to nothing."""
     tv: float = 3.0
-    """Weight of the image's total variation at first; falls to nothing."""
+    """Weight of the image's total variation at first; falls to nothing, of a head alone to little."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -68,7 +73,7 @@ class _Known(NamedTuple):
 
     outputs: torch.Tensor  # (B, C, H, W)
     pulls: torch.Tensor  # (B, C, H, W)
-    slopes: Weights
+    slopes: Weights  # empty where the extractor's were not released
 
 
 def invert_layers(
@@ -80,53 +85,87 @@ def invert_layers(
     pixels: Pixels = PIXELS,
     seed: int = 0,
 ) -> Recovered:
-    """Images ``(B, C, H, W)`` behind one gradient of all parameters; of batches up to about 4.
+    """Images ``(B, C, H, W)`` behind one gradient of all parameters, or of the head's; of batches up to 4.
+
+    Of the head's, the model's extractor is taken for the node's own.
 
     Raises:
-        ArgumentError: another kind of network, or a gradient that is not shared.
+        ArgumentError: another kind of network, a gradient without the head's first layer, or a batch whose
+            images cannot be told apart.
     """
     noise = torch.randn(4, *shape, generator=torch_generator(seed, "layers", "units"))
     blocks, linear = _parts(release.model, noise)
-    needed = [f"{name}.{kind}" for name in (*(b.name for b in blocks), linear) for kind in ("weight", "bias")]
-    if missing := [name for name in needed if name not in release.target]:
-        raise ArgumentError("release", f"without {', '.join(missing)}", "a gradient of all parameters")
-    features, deltas = factors(
-        release.target[f"{linear}.weight"], release.target[f"{linear}.bias"], count, seed
+    convolutions, first = (
+        [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+        for names in ([block.name for block in blocks], [linear])
     )
-    weight = release.model.get_parameter(f"{linear}.weight").detach()
+    whole = all(name in release.target for name in convolutions)  # else what came of them is not used
+    if missing := ", ".join(name for name in first if name not in release.target):
+        raise ArgumentError("release", f"without {missing}", "a gradient of all parameters, or of the head")
+    features, deltas = factors(release.target[first[0]], release.target[first[1]], count, seed)
+    labels = _labels(release, features, deltas)
+    weight = release.model.get_parameter(first[0]).detach()
     size = _outputs(blocks, noise).shape[1:]
-    outputs = features.to(weight).clamp(min=0).view(count, *size)
-    pulls = (deltas.to(weight) @ weight).view(count, *size)
-    slopes = tuple(release.target[name] for name in needed[:-2])
+    known = _Known(
+        features.to(weight).view(count, *size),
+        (deltas.to(weight) @ weight).view(count, *size),
+        tuple(release.target[name] for name in convolutions) if whole else (),
+    )
+    low, high = (torch.as_tensor(end).to(weight).expand(count, *shape) for end in (pixels.low, pixels.high))
+    tries = (_by_blocks if whole else _by_features)(blocks, known, (low, high), config)
+    losses = [float(_misfit(blocks, x, known, 200.0).detach()) for x in tries]
+    best = min(range(len(tries)), key=losses.__getitem__)
+    return Recovered(tries[best], labels, losses[best])
 
-    half = torch.as_tensor((pixels.high - pixels.low) / 2).to(weight)
-    whole = _Known(outputs, pulls, slopes)
+
+def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, config: LayersConfig) -> Tries:
+    """The image from the input of each block in turn, the last one's first, and again from all at once."""
+    low, high = bounds
+    half, middle = (high - low) / 2, (low + high) / 2
     known = whole
     for depth in range(len(blocks) - 1, 0, -1):
         before = blocks[depth - 1]
-        start = torch.full((count, *_outputs(blocks[:depth], noise).shape[1:]), before.scale / 2).to(weight)
-        mine = known._replace(slopes=slopes[2 * depth :][:2])
-        bounds = (torch.zeros(()).to(weight), torch.full((), torch.inf).to(weight))
-        unit = torch.as_tensor(1.6 * before.scale).to(weight)
-        found = _seek(
-            blocks[depth : depth + 1], start, mine, bounds, unit, config, tv=0.3, sharp=(0.3, 100.0)
-        )
+        start = torch.full_like(_outputs(blocks[:depth], low), before.scale / 2)
+        mine = known._replace(slopes=whole.slopes[2 * depth :][:2])
+        positive = torch.zeros_like(start), torch.full_like(start, torch.inf)
+        unit = torch.full_like(start, 1.6 * before.scale)
+        found = _seek(blocks[depth : depth + 1], start, mine, positive, unit, config, 0.3, (0.3, 100.0))
         back = _pulled(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
         fires = found > 0.02 * before.scale
-        known = _Known(found * fires, back * fires, slopes)
-    low, high = (torch.as_tensor(end).to(weight) for end in (pixels.low, pixels.high))
-    middle = ((low + high) / 2).expand(count, *shape).clone()
-    mine = known._replace(slopes=slopes[:2])
-    first = _seek(blocks[:1], middle, mine, (low, high), half, config, config.tv, (1.0, 500.0), trust=10.0)
-    starts = {"layers": (first, 5.0), "together": (middle, 1.0)} if len(blocks) > 1 else {}
-    tries = [first] + [
-        _seek(blocks, start, whole, (low, high), half, config, 1.0, (sharp, 200.0))
-        for start, sharp in starts.values()
+        known = _Known(found * fires, back * fires, whole.slopes)
+    mine = known._replace(slopes=whole.slopes[:2])
+    first = _seek(blocks[:1], middle, mine, bounds, half, config, config.tv, (1.0, 500.0), trust=10.0)
+    starts = [(first, 5.0), (middle, 1.0)] if len(blocks) > 1 else []
+    return [first] + [
+        _seek(blocks, start, whole, bounds, half, config, config.tv / 3, (sharp, 200.0))
+        for start, sharp in starts
     ]
-    losses = [float(_misfit(blocks, x, whole, 200.0).detach()) for x in tries]
-    best = min(range(len(tries)), key=losses.__getitem__)
-    labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
-    return Recovered(tries[best], labels, losses[best])
+
+
+def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, config: LayersConfig) -> Tries:
+    """Images with given features: of those the smoother ones, as features fix less than all."""
+    half, tv = (bounds[1] - bounds[0]) / 2, config.tv / 10
+    starts = bounds[0] + half, bounds[0]
+    return [_seek(blocks, x, known, bounds, half, config, tv, (1.0, 200.0), keep=tv / 30) for x in starts]
+
+
+def _labels(release: Gradient, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+    """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
+    first, *others = cast(
+        nn.Sequential, split(release.model, "model").head
+    )  # of a Sequential, as _parts says
+    inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
+    outputs = nn.Sequential(*others)(inputs)
+    wrong = []
+    for label in range(outputs.shape[1]):
+        same = torch.full((len(outputs),), label)
+        loss = F.cross_entropy(outputs, same, label_smoothing=release.smoothing)
+        (slopes,) = torch.autograd.grad(loss, inputs, retain_graph=True)
+        wrong.append((slopes - deltas).square().sum(1))
+    least, labels = (torch.stack(wrong) / deltas.square().sum(1)).min(0)
+    if len(labels) > 1 and not least.max() < 0.01:
+        raise ArgumentError("count", len(labels), FEW)
+    return labels
 
 
 def factors(
@@ -144,10 +183,10 @@ def factors(
         seed: of the places that are tried.
 
     Returns:
-        f ``(B, N)`` and delta ``(B, U)`` float64, in no order.
+        f ``(B, N)``, 0 or more, and delta ``(B, U)`` float64, in no order.
 
     Raises:
-        ArgumentError: the gradient has fewer than B directions.
+        ArgumentError: the gradient has fewer than B directions, or too few zeros to tell them apart.
     """
     left, sizes, _ = torch.linalg.svd(weight.double(), full_matrices=False)
     if count > len(sizes) or not sizes[count - 1] > 1e-6 * sizes[0]:
@@ -155,22 +194,26 @@ def factors(
     left = left[:, :count]
     rows = left.norm(dim=1)
     unit = (left / rows[:, None])[rows > ZERO * rows.max()]
-    chosen = torch.ones(1, 1, dtype=torch.float64)
+    chosen = left.new_ones(1, 1)
     if count > 1:
         draw = torch_generator(seed, "layers", "factors")
         places = torch.rand(4000, len(unit), generator=draw).topk(count - 1, dim=1).indices
         ways = torch.linalg.svd(unit[places], full_matrices=True)[2][:, -1]  # zero in those places, (4000, B)
         zeros = ((unit @ ways.T).abs() < ZERO).sum(0)
         chosen = ways[:0]
-        for way in ways[zeros.argsort(descending=True)]:
+        for way in ways[zeros.argsort(descending=True)][: int((zeros >= count).sum())]:
             tried = torch.cat([chosen, way[None]])
             if torch.linalg.svdvals(tried)[-1] > 1e-3:
                 chosen = tried
             if len(chosen) == count:
                 break
+    if len(chosen) < count:
+        raise ArgumentError("count", count, FEW)
     directions = left @ chosen.T  # (U, B)
     deltas = directions * torch.linalg.lstsq(directions, bias.double()[:, None]).solution[:, 0]
-    return torch.linalg.lstsq(deltas, weight.double()).solution, deltas.T
+    features = torch.linalg.lstsq(deltas, weight.double()).solution
+    clear = features > ZERO * features.amax(1, keepdim=True)  # a unit that rounding alone lets fire does not
+    return features * clear, deltas.T
 
 
 def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
@@ -258,10 +301,14 @@ def _misfit(
     def chain(*weights: torch.Tensor) -> torch.Tensor:
         return _run(blocks, x, weights, sharp, patterns)[0]
 
-    outputs, pull = vjp(chain, *weights)[:2]
+    if known.slopes:
+        outputs, pull = vjp(chain, *weights)[:2]
+    else:
+        outputs, pull = chain(*weights), None
     wrong = torch.where(fires, outputs - known.outputs, outputs.relu()).square().flatten(1).sum(1)
     loss = trust * (wrong / known.outputs.square().flatten(1).sum(1)).sum()
-    for found, true in zip(pull(known.pulls * fires), known.slopes, strict=True):
+    gradient = pull(known.pulls * fires) if pull else ()
+    for found, true in zip(gradient, known.slopes, strict=True):
         loss = loss + (found - true).square().sum() / true.square().sum()
     return loss
 
@@ -278,14 +325,15 @@ def _seek(
     blocks: Sequence[_Block],
     start: torch.Tensor,
     known: _Known,
-    bounds: tuple[torch.Tensor, torch.Tensor],
+    bounds: Bounds,
     unit: torch.Tensor,
     config: LayersConfig,
     tv: float,
     sharp: tuple[float, float],
     trust: float = 1.0,
+    keep: float = 0.0,
 ) -> torch.Tensor:
-    """A chain's input: Adam, while winners are sharpened and the total variation is let go."""
+    """A chain's input: Adam, while winners are sharpened and total variation is let go, down to ``keep``."""
     x = (start / unit).requires_grad_()
     optimiser = torch.optim.Adam([x], config.lr, betas=(0.9, 0.99))
     for step in range(config.steps):
@@ -293,7 +341,7 @@ def _seek(
         optimiser.param_groups[0]["lr"] = config.lr * max(1 - share, 0.02)
         now = sharp[0] * (sharp[1] / sharp[0]) ** share
         rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
-        loss = _misfit(blocks, x * unit, known, now, trust) + tv * (1 - share) ** 2 * rough
+        loss = _misfit(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough
         (x.grad,) = torch.autograd.grad(loss, x)
         optimiser.step()
         with torch.no_grad():

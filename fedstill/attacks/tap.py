@@ -31,6 +31,7 @@ class Release:
         kinds: the kind of each tensor that left.
         tensors: what left, by name.
         sent: what had come down, by name.
+        asked: the kind of each tensor of the question; empty for what was pulled back.
         bytes: that left, by kind, as the ledger counts them.
     """
 
@@ -41,6 +42,7 @@ class Release:
     kinds: Mapping[str, str]
     tensors: Tensors
     sent: Tensors
+    asked: Mapping[str, str]
     bytes: Mapping[str, int]
 
 
@@ -73,14 +75,15 @@ class _Tapped(InProcess):
         self, releases: Mapping[str, Tensors], question: str, number: int, part: str, sent: Tensors
     ) -> None:
         kinds = self.questions[question].kinds()
+        asked = self.questions[question].sends if part == ANSWER else {}
         for node, told in releases.items():
             bytes: Counter[str] = Counter()
             for name, tensor in told.items():
                 bytes[kind_of(name, kinds)] += size(tensor)
             plain = {name: tensor.detach().clone() for name, tensor in refine(told).items()}
-            asked = {name: tensor.detach().clone() for name, tensor in refine(sent).items()}
+            down = {name: tensor.detach().clone() for name, tensor in refine(sent).items()}
             of = {name: kinds[name] for name in plain}
-            self.hear(Release(node, number, question, part, of, plain, asked, dict(bytes)))
+            self.hear(Release(node, number, question, part, of, plain, down, asked, dict(bytes)))
 
 
 class Overheard(Experiment):
@@ -112,20 +115,24 @@ class Overheard(Experiment):
         return tapped
 
 
-def disagreement(releases: Sequence[Release], ledger: Ledger) -> str | None:
-    """Why releases are not what a ledger says has left, or None: bytes by node and kind.
+def disagreement(heard: Mapping[tuple[str, str], int], ledger: Ledger) -> str | None:
+    """Why what was heard is not what a ledger says has left, or None.
 
     Args:
-        releases: all of a run.
+        heard: bytes by node and kind, of all of a run.
         ledger: of that run.
     """
-    heard: Counter[tuple[str, str]] = Counter()
-    for release in releases:
-        for kind, count in release.bytes.items():
-            heard[release.node, kind] += count
     written = {(node, kind): n for (node, way, kind), n in ledger.bytes.items() if way == "up" and n}
     for node, kind in sorted({*written, *heard}):
-        if heard[node, kind] != written.get((node, kind), 0):
-            told, seen = written.get((node, kind), 0), heard[node, kind]
+        if heard.get((node, kind), 0) != written.get((node, kind), 0):
+            told, seen = written.get((node, kind), 0), heard.get((node, kind), 0)
             return f"{node}: {told} bytes of {kind} by the ledger, {seen} heard"
     return None
+
+
+def weighed(releases: Sequence[Release]) -> Counter[tuple[str, str]]:
+    """Bytes of releases by node and kind."""
+    total: Counter[tuple[str, str]] = Counter()
+    for release in releases:
+        total.update({(release.node, kind): count for kind, count in release.bytes.items()})
+    return total

@@ -301,3 +301,18 @@ class Update:
 
 
 Release = Gradient | Update
+
+
+def as_gradient(update: Update) -> Gradient | None:
+    """The gradient of the batch that the one step of an update took, for attacks that read gradients only.
+
+    None where none follows exactly: of several steps, of Adam, or of a learning rate of 0.
+    """
+    schedule = update.schedule
+    if len(schedule.rates) != 1 or schedule.optimiser != "sgd" or not schedule.rates[0] > 0:
+        return None
+    target = {
+        name: moved / schedule.rates[0] - schedule.weight_decay * update.model.get_parameter(name).detach()
+        for name, moved in update.target.items()
+    }
+    return Gradient(update.model, target, schedule.smoothing, schedule.training)

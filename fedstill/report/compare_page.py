@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from urllib.parse import quote
 
-from fedstill.report import budgets, marks
-from fedstill.report.compare_tables import best_of, called, count, gap_of, head_of, paper_text, shown
+from fedstill.privacy.statement import epsilon_text
+from fedstill.report import budgets, leak_plot, marks
+from fedstill.report.compare_leakage import AUC, NOTES, sentence, skipped, strength
+from fedstill.report.compare_tables import (
+    best_of,
+    called,
+    count,
+    gap_of,
+    head_of,
+    leaks_of,
+    paper_text,
+    shown,
+)
 from fedstill.report.metrics import in_a_sentence, told
 from fedstill.report.summary import LOCAL, Row, Setting, Spread, Summary
 from fedstill.report.table import CENTRAL
 from fedstill.report.templates import environment
-from fedstill.report.words import human_seconds
+from fedstill.report.words import human_bytes, human_seconds
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of settings, in a drawing
 
 
 def html(summary: Summary) -> str:
@@ -41,6 +55,8 @@ def html(summary: Summary) -> str:
             metric=summary.metric.title,
             notes=summary.notes,
             command=summary.command,
+            leaks=[leak.head for leak in leaks_of(summary)],
+            leaking=_leaking(summary) if summary.leakage else None,
             columns=_columns(summary),
             single=len(summary.seeds) == 1,
             chip=marks.chip,
@@ -57,6 +73,67 @@ def _lede(summary: Summary) -> str:
     parts.append(f"{seeds} seed{'' if seeds == 1 else 's'}")
     runs = sum(len(row.runs) for row in summary.rows)
     return f"{', '.join(parts)}: {runs} run{'' if runs == 1 else 's'}, on equal terms."
+
+
+def _leaking(summary: Summary) -> dict[str, Any]:
+    """What methods reach against what attacks got: one picture of all settings.
+
+    Settings that differ in the budget alone are joined by method; others have a letter.
+    """
+    by_budget = bool(summary.budgets())
+    letters = (
+        {} if by_budget or len(summary.settings) == 1 else dict(zip(LETTERS, summary.settings, strict=False))
+    )
+    named = {setting.name: letter for letter, setting in letters.items()}
+    spots: list[tuple[float, leak_plot.Spot]] = []  # with the budget
+    absent = []
+    for setting in summary.settings:
+        for place, row in enumerate(setting.rows, start=1):
+            spot = _spot(place, row, setting, named.get(setting.name, ""))
+            if spot is None:
+                absent.append(", ".join(part for part in (row.name, setting.name) if part))
+            else:
+                spots.append((row.budget if by_budget else 0.0, spot))
+    drawn: list[leak_plot.Spot] = []
+    for _, spot in sorted(spots, key=lambda item: (item[1].place, item[0])):
+        joined = by_budget and bool(drawn) and drawn[-1].place == spot.place
+        drawn.append(dataclasses.replace(spot, joined=joined))
+    most = max((spot.bytes for spot in drawn), default=0.0)
+    sizes = [round(share * most) for share in (1, 0.1, 0.01)] if most > 0 else []
+    sizes += [0] if any(spot.bytes <= 0 for spot in drawn) else []
+    title = summary.metric.title
+    return {
+        "wide": leak_plot.leak_plot(drawn, title) if drawn else None,
+        "narrow": leak_plot.leak_plot(drawn, title, leak_plot.NARROW) if drawn else None,
+        "names": {spot.place: spot.name for spot in drawn},
+        "sizes": [
+            (leak_plot.area(size, most), human_bytes(size) if size else "nothing sent") for size in sizes
+        ],
+        "letters": [(letter, setting.name) for letter, setting in letters.items()],
+        "joined": any(spot.joined for spot in drawn),
+        "priced": summary.priced,
+        "absent": absent,
+        "notes": NOTES,
+    }
+
+
+def _spot(place: int, row: Row, setting: Setting, letter: str) -> leak_plot.Spot | None:
+    """One row in that picture; None where a figure is missing."""
+    leak, reached, sent, kept = row.leak(AUC), row.spread(row.metric), row.traffic(), row.epsilon()
+    if leak is None or reached is None or sent is None:
+        return None
+    epsilon = "" if kept is None else epsilon_text(kept[0])
+    return leak_plot.Spot(
+        place,
+        row.name,
+        leak[1].mean,
+        reached.mean,
+        sent,
+        tag=", ".join(part for part in (letter, epsilon and f"\u03b5 {epsilon}") if part),
+        where=", ".join(part for part in (setting.name, epsilon and f"epsilon {epsilon}") if part),
+        leak_spread=leak[1].std,
+        spread=reached.std,
+    )
 
 
 def _columns(summary: Summary) -> list[dict[str, Any]]:
@@ -103,8 +180,28 @@ def _setting_view(summary: Summary, setting: Setting) -> dict[str, Any]:
         "curves": marks.curves_plot(curves, title) if curves else None,
         "title": title,
         "drawn": [row for row in rows if row["judged_value"] is not None],
+        "got": [_got(row) for row in setting.rows if any(run.leakage for run in row.runs)],
         "leaders": sorted({CENTRAL[row.central][0] for row in setting.rows if row.label in highest}),
     }
+
+
+def _got(row: Row) -> dict[str, Any]:
+    """What attacks got from a row's runs, in words: of its first seed."""
+    run = next(run for run in row.runs if run.leakage)
+    found = run.leakage or {}
+    return {
+        "name": row.name,
+        "seed": run.seed,
+        "sentence": sentence(found),
+        "strength": strength(found),
+        "skipped": skipped(found),
+    }
+
+
+def _leaks_view(summary: Summary, row: Row) -> list[tuple[str, str | None, str]]:
+    """Heads, figures and the attacks that they are of."""
+    found = [(leak, row.leak(leak)) for leak in leaks_of(summary)]
+    return [(leak.head, row.leaked(leak), "" if got is None else got[0]) for leak, got in found]
 
 
 def _row_view(summary: Summary, place: int, row: Row, best: dict[str, set[str]]) -> dict[str, Any]:
@@ -122,6 +219,7 @@ def _row_view(summary: Summary, place: int, row: Row, best: dict[str, set[str]])
         "questions": count(row.spread("questions")),
         "seconds": None if seconds is None else human_seconds(seconds.mean),
         "epsilon": row.price(),
+        "leaks": _leaks_view(summary, row),
         "leaves": ", ".join(row.leaves) or "nothing",
         "needs": ", ".join(row.needs) or "nothing",
         "papers": {

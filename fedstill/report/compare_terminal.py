@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.report.compare_leakage import NOTES
 from fedstill.report.compare_tables import (
     NONE,
     best_of,
@@ -17,6 +18,7 @@ from fedstill.report.compare_tables import (
     cells_of,
     gap_of,
     head_of,
+    leaks_of,
     of_what,
     paper_text,
     shown,
@@ -26,13 +28,16 @@ from fedstill.report.summary import Setting, Summary
 
 WIDE = 130  # columns of a terminal that takes everything in one table
 EACH = 14  # more for each figure beyond the first
+LEAKING = 56  # more for what attacks got
 
 
 def print_comparison(summary: Summary, console: Console) -> None:
     """Print one table a setting, one row a method. Names are printed as they are, never read as markup."""
     first, local, *others = shown(summary)
     published = summary.compared()
-    wide = console.width >= WIDE + EACH * (len(others) + max(0, len(published) - 2))
+    more = EACH * (len(others) + max(0, len(published) - 2)) + (LEAKING if summary.leakage else 0)
+    wide = console.width >= WIDE + more
+    leaks = leaks_of(summary) if wide else ()
     names = [first, local, *others] if wide else [first, local]
     compared = published if wide else []
     for setting in summary.settings:
@@ -43,6 +48,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
         heads = [in_a_sentence(head_of(summary, name)) for name in names]
         heads[1] = "local"
         heads += ["bytes up", "down", "questions", "seconds", *(["epsilon"] if summary.priced else [])]
+        heads += [leak.key for leak in leaks]
         for name in compared:
             about = of_what(summary, name).removeprefix(", ")
             heads += [f"{word} ({about})" if about else word for word in ("paper", "gap")]
@@ -53,7 +59,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
             table.add_column("needs", ratio=2)
         best = best_of(summary, setting)
         for row in setting.rows:
-            cells = [Text(row.name), *map(Text, cells_of(summary, row, names, compared))]
+            cells = [Text(row.name), *map(Text, cells_of(summary, row, names, compared, leaks))]
             for name, cell in zip(names, cells[1:], strict=False):
                 if row.label in best[name] and row.runs:
                     cell.stylize("bold")
@@ -62,6 +68,8 @@ def print_comparison(summary: Summary, console: Console) -> None:
         console.print(table)
         if others and not wide:
             _print_others(summary, setting, others, console)
+        if summary.leakage and not wide:
+            _print_leaks(summary, setting, console)
         for row in setting.rows:
             if row.reason():
                 console.print(Text(f"{row.name}: {row.reason()}"))
@@ -80,7 +88,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
                 f"Paper: {paper.method}, {called(summary, paper.figure)}{where}: {paper.source}", style="dim"
             )
         )
-    for note in summary.notes:
+    for note in (*summary.notes, *(NOTES if summary.leakage else ())):
         console.print(Text(note, style="dim"))
 
 
@@ -92,6 +100,18 @@ def _print_others(summary: Summary, setting: Setting, others: Sequence[str], con
         table.add_column(Text(in_a_sentence(head_of(summary, name))), justify="right")
     for row in setting.rows:
         cells = [row.shown(name, summary.figure(name).digits) or NONE for name in others]
+        table.add_row(*(Text(text) for text in (row.name, *cells)))
+    console.print(table)
+
+
+def _print_leaks(summary: Summary, setting: Setting, console: Console) -> None:
+    """What attacks got, for terminals too narrow to have it beside the figures."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("attacked")
+    for leak in leaks_of(summary):
+        table.add_column(leak.key, justify="right")
+    for row in setting.rows:
+        cells = [row.leaked(leak) or NONE for leak in leaks_of(summary)]
         table.add_row(*(Text(text) for text in (row.name, *cells)))
     console.print(table)
 

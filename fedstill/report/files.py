@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedstill.errors import RunFolderError
 from fedstill.report.png import MOST_PIXELS, indexed, picture
@@ -78,6 +79,36 @@ def read_result(path: Path) -> Mapping[str, Any]:
     if not isinstance(result, Mapping):
         raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")
     return result
+
+
+def read_leakage(path: Path) -> Mapping[str, Any] | None:
+    """What attacks got from a run; None where nobody attacked it."""
+    return read_result(path) if path.exists() else None
+
+
+def read_stacks(path: Path, most: int) -> dict[str, npt.NDArray[np.uint8]] | None:
+    """The first ``most`` pictures of each stack ``(N, C, H, W)`` in a file of pictures, by name.
+
+    None where there is no file. Stacks of other than one or three channels cannot be shown and are left out.
+    Raises RunFolderError where the file is broken, or holds other than such stacks.
+    """
+    if not path.exists():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    stacks = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in sorted(file.keys()):
+                stack = file.get_slice(name)
+                kind, shape = stack.get_dtype(), stack.get_shape()
+                if kind != "U8" or len(shape) != 4 or 0 in shape:
+                    raise RunFolderError(f"{path}: {name} is {kind} {shape}: allowed is U8 [N, C, H, W]")
+                if shape[1] in (1, 3):
+                    stacks[str(name)] = stack[: min(most, shape[0])]
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
+    return stacks
 
 
 def _records(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.report import findings, link, pictures, plots, privacy
+from fedstill.report import findings, leakage, link, pictures, plots, privacy
 from fedstill.report.facts import facts
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
 from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
@@ -135,6 +135,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "message_cost": link.message_cost(result),
         "events": _events(result),
         "privacy": privacy.section(result, ledger),
+        "leakage": leakage.section(folder, result),
         "nodes": _nodes(result),
         "command": words(result, "command"),
         "facts": facts(result),

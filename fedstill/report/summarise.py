@@ -38,9 +38,13 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
         about=comparison.about,
         seeds=comparison.seeds,
         settings=tuple(settings),
-        notes=tuple(_notes(comparison, settings)),
+        notes=(
+            *_notes(comparison, settings),
+            *(_of_attacks(settings, comparing.not_attacked(out)) if comparison.leakage is not None else ()),
+        ),
         published=tuple(found),
         command=comparing.command_of(out),
+        leakage=comparison.leakage is not None,
     )
 
 
@@ -54,7 +58,7 @@ def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
 
 
 def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:
-    from fedstill import compare
+    from fedstill import compare, comparing
     from fedstill.methods import method_of
 
     figures = _figures(comparison, setting)
@@ -67,7 +71,9 @@ def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: M
         elif (out / place.folder / "result.json").exists():
             result = read_result(out / place.folder / "result.json")
             metrics = read_metrics(out / place.folder / "metrics.jsonl", metric)
-            runs.append(Run(seed, place.folder, result, metrics))
+            leakage = comparison.leakage
+            found = None if leakage is None else comparing.attacked(out / place.folder, leakage)
+            runs.append(Run(seed, place.folder, result, metrics, found))
         else:
             missing.append(seed)
     config = comparison.config(compare.Place(setting, label, comparison.seeds[0]))
@@ -193,6 +199,22 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         notes.append(f"Options given on the command line: {', '.join(comparison.changed)}.")
         if comparison.paper:
             notes.append("Published figures are of the setting without those options.")
+    return notes
+
+
+def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list[str]:
+    """Which runs could not be attacked, and why; and which have not been, by the comparison's options."""
+    notes, waiting = [], []
+    for setting in settings:
+        for row in setting.rows:
+            for run in row.runs:
+                where = ", ".join(part for part in (row.name, setting.name, f"seed {run.seed}") if part)
+                if run.folder in reasons:
+                    notes.append(f"{where}: not attacked: {reasons[run.folder]}.")
+                elif run.leakage is None:
+                    waiting.append(where)
+    if waiting:
+        notes.append(f"Not attacked yet with the options of this comparison: {'; '.join(waiting)}.")
     return notes
 
 

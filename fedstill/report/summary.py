@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.node.gate import PRIVATE_DATA
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report import budgets
+from fedstill.report.compare_leakage import Leak
 from fedstill.report.files import Metrics
 from fedstill.report.metrics import ACCURACY, metric_of
 from fedstill.report.privacy import guaranteed
@@ -72,6 +73,7 @@ class Run:
     folder: str
     result: Mapping[str, Any]
     metrics: Metrics
+    leakage: Mapping[str, Any] | None = None  # what attacks with the comparison's options got
 
     def figure(self, name: str) -> float | None:
         """One of the figures that means are taken of.
@@ -157,6 +159,17 @@ class Row:
             return "nothing left"
         return NO_GUARANTEE if kept is None else epsilon_text(kept[0])
 
+    def leak(self, leak: Leak) -> tuple[str, Spread] | None:
+        """A figure of the strongest attack over seeds, with its name; None where a run has none."""
+        best = leak.best([run.leakage for run in self.runs])
+        spread = None if best is None else Spread.of(best[1])
+        return None if best is None or spread is None else (best[0], spread)
+
+    def leaked(self, leak: Leak) -> str | None:
+        """That figure as tables have it."""
+        found = self.leak(leak)
+        return None if found is None else found[1].text(leak.digits)
+
     def traffic(self) -> float | None:
         """Bytes up and down of a whole run, all nodes, the mean over seeds."""
         up, down = self.spread("bytes up"), self.spread("bytes down")
@@ -230,6 +243,7 @@ class Summary:
     notes: tuple[str, ...]
     published: tuple[PaperFigure, ...]  # those that stand in the table
     command: str
+    leakage: bool = False  # whether runs were to be attacked
 
     @property
     def rows(self) -> list[Row]:

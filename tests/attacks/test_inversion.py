@@ -146,6 +146,46 @@ def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, mom
     assert sum(mistaken.psnr) / count < 20, mistaken.psnr
 
 
+# --- batch norm -----------------------------------------------------------------------------------
+
+
+def normed(first: nn.Module) -> nn.Module:
+    """A smooth network with batch norm, whose running statistics are those of other digits."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 12, 3, 1, 1), first, nn.Conv2d(12, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.Sigmoid())
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * 16, 10))
+    with torch.no_grad():
+        for batch in digits(740)[0][100:].chunk(20):
+            model(batch)
+    return model
+
+
+@pytest.mark.parametrize(("count", "training"), [(2, True), (4, True), (1, False), (2, False)])
+def test_batch_norm_gives_much_in_the_mode_that_was_used_and_little_in_the_other(
+    count: int, training: bool
+) -> None:
+    inputs, targets = digits(count)
+    release = released(normed(nn.Sigmoid()), inputs, targets, training=training)
+    config = replace(IDLG, restarts=1, steps=8)
+    right, wrong = (
+        invert(replace(release, training=mode), DIGIT, count, config).against(inputs)
+        for mode in (training, not training)
+    )
+    assert right.labels.equal(targets)
+    assert min(right.psnr) > 40, right.psnr
+    assert max(wrong.psnr) < 20, wrong.psnr
+
+
+def test_where_batch_norm_is_behind_the_first_convolution_contrast_is_in_no_gradient_of_training() -> None:
+    inputs, targets = digits(4)
+    model = normed(nn.Sequential(nn.BatchNorm2d(12, eps=1e-12), nn.Sigmoid())).double()
+    for training in (True, False):
+        release = released(model, inputs.double(), targets, training=training)
+        paler = release.of(inputs.double() / 2, targets)
+        other = distance(paler, release.target, "l2").item()
+        assert other < 1e-10 if training else other > 1e-3
+
+
 # --- labels ---------------------------------------------------------------------------------------
 
 

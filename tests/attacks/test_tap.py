@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks.tap import Enough, Overheard, Release, disagreement
+from fedstill.attacks.tap import Enough, Overheard, Release, disagreement, weighed
 from fedstill.federation import LinkConfig
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fediod import FedIODConfig
@@ -39,8 +39,8 @@ def heard(method: Any, **changes: Any) -> tuple[Overheard, list[Release]]:
 )
 def test_what_is_heard_is_what_the_ledger_counts(method: Any, changes: dict[str, Any]) -> None:
     experiment, releases = heard(method, **changes)
-    assert disagreement(releases, experiment.ledger) is None
-    missing = disagreement(releases[:-1], experiment.ledger)
+    assert disagreement(weighed(releases), experiment.ledger) is None
+    missing = disagreement(weighed(releases[:-1]), experiment.ledger)
     assert missing is not None
     assert releases[-1].node in missing
     assert "by the ledger" in missing

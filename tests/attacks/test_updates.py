@@ -8,7 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.updates import Gradient, Schedule, Update, gradient_of, gradients, shared, trained
+from fedstill.attacks.updates import (
+    Gradient,
+    Part,
+    Schedule,
+    Update,
+    as_gradient,
+    gradient_of,
+    gradients,
+    shared,
+    trained,
+)
 from fedstill.compute import Compute
 from fedstill.data.dataset import TensorData
 from fedstill.errors import ArgumentError
@@ -122,6 +132,30 @@ def test_one_step_gives_the_gradient_itself() -> None:
     loss = nn.functional.cross_entropy(network(data.inputs), data.targets)
     for own, true in zip(found.values(), torch.autograd.grad(loss, list(network.parameters())), strict=True):
         torch.testing.assert_close(own, true, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])  # which the first step does not feel
+def test_an_update_of_one_sgd_step_is_a_gradient(part: Part, momentum: float) -> None:
+    network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
+    schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1, training=False)
+    own = parameters(network)
+    after = trained(network, own, data.inputs, data.targets, schedule, differentiable=False)
+    moved = {name: own[name] - after[name] for name in shared(network, part)}
+    found = as_gradient(Update(network, moved, schedule))
+    assert found is not None
+    assert (found.model, found.smoothing, found.training) == (network, 0.1, False)
+    again = found.of(data.inputs, data.targets)
+    assert list(found.target) == list(again) == list(moved)
+    for name, true in again.items():
+        torch.testing.assert_close(found.target[name], true, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule((0.1, 0.1), 2), Schedule((0.1,), 2, "adam"), Schedule((0.0,), 2)]
+)
+def test_of_several_steps_or_of_adam_no_gradient_follows(schedule: Schedule) -> None:
+    assert as_gradient(Update(nn.Linear(1, 1), {"bias": torch.zeros(1)}, schedule)) is None
 
 
 def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> None:

@@ -1,0 +1,334 @@
+"""What the inputs that a server made give away: copies of private images, distances from them, their quality.
+
+The server learns to make inputs from what nodes tell it about others. Whoever sees the inputs that it sends
+around may ask whether some are private images come back (:mod:`fedstill.attacks.copying`), how near they come
+to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' models recognise in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstill.attacks.copying import Copying, copying
+from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
+from fedstill.attacks.quality import Distance, NodeDistances, distances, inception_scores
+from fedstill.data.dataset import TensorData
+from fedstill.errors import ArgumentError, DataError, ModelError
+from fedstill.evaluation import number
+from fedstill.experiment import Experiment
+from fedstill.seeds import torch_generator
+from fedstill.setting import normalisation
+
+MOST = 4000  # private images, and held-out ones, that neighbours are sought among in one space
+MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured from
+MOST_DIMENSIONS = 1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
+
+
+@dataclass(frozen=True)
+class CopyingConfig:
+    """What is asked about the inputs that a server made."""
+
+    images: int = 1000
+    """Of the inputs that the server made last, how many are looked at."""
+    drawings: int = 999
+    """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
+    pairs: int = 10
+    """Closest pairs of a generated and a private image that are kept."""
+    extractor: str = ""
+    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them: one more space that
+    distances are measured in. Without one: pixels, and the student's features."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 2), ("drawings", 1), ("pairs", 1)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"copying.{name}", getattr(self, name), f"{least} or more")
+        if self.extractor and not Path(self.extractor).is_file():
+            raise ArgumentError("copying.extractor", self.extractor, "a file of VGG weights, or none")
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """What the server's inputs give away, ready for JSON: figures that are not finite are None.
+
+    Args:
+        copying: by space, whether private images are copied; None where no space could be used.
+        distances: by space, FID and KID from each node's own images; likewise None.
+        scores: inception scores by the nodes' models and the student; None but for one label an image.
+        skipped: what is missing, as ``{"attack": ..., "reason": ...}``.
+        pictures: of the closest pairs in the first space, uint8 ``(P, C, H, W)`` each, by name.
+    """
+
+    copying: dict[str, Any] | None = None
+    distances: dict[str, Any] | None = None
+    scores: dict[str, Any] | None = None
+    skipped: tuple[dict[str, str], ...] = ()
+    pictures: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def section(inputs: torch.Tensor, experiment: Experiment, config: CopyingConfig, seed: int) -> Generated:
+    """Attack the inputs that a server made with all that :mod:`copying` and :mod:`quality` have.
+
+    Private are all nodes' images, held-out those of the test part; of more than :data:`MOST` some are drawn.
+
+    Args:
+        inputs: that the server made and sent, the last ones last: ``(Q, C, H, W)``, normalised as the
+            networks take them.
+        experiment: the run that they are of, at its end.
+        config: what is asked.
+        seed: of which images are taken, and of the drawings.
+
+    Raises:
+        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
+    """
+    shape = tuple(experiment.task.pictured(experiment.test).shape[1:])
+    if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
+        raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
+    images = inputs[-config.images :].detach().cpu().float()
+    skipped: list[dict[str, str]] = []
+    spaces = _spaces(images, experiment, config, skipped)
+    sample = _Sample(experiment, seed)
+
+    def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
+        found = []
+        for space in spaces:
+            try:
+                told = measure(space)
+            except DataError as error:  # a network that diverged has features that are no numbers
+                skipped.append({"attack": attack, "reason": str(error)})
+                continue
+            if told is not None:
+                found.append(told)
+        return found
+
+    pictures: dict[str, torch.Tensor] = {}
+
+    def copied(space: Extractor) -> dict[str, Any]:
+        found = copying(
+            images,
+            sample.private,
+            sample.held_out,
+            space,
+            seed=seed,
+            drawings=config.drawings,
+            closest=config.pairs,
+            groups=sample.groups,
+        )
+        if not pictures:
+            pictures.update(_pictures(found, images, sample, experiment))
+        return sample.told(found)
+
+    def far(space: Extractor) -> dict[str, Any] | None:
+        return _distances(images, experiment, space, seed, skipped)
+
+    copies, apart = of_each("copying", copied), of_each("distances", far)
+    of = "inputs that the server sent to nodes"
+    return Generated(
+        copying={"images": len(images), "of": of, "spaces": copies} if copies else None,
+        distances={"spaces": apart} if apart else None,
+        scores=_scores(images, experiment, skipped),
+        skipped=tuple(skipped),
+        pictures=pictures,
+    )
+
+
+class _Sample:
+    """Private and held-out images that neighbours are sought among, and which ones they are.
+
+    Args:
+        experiment: whose they are.
+        seed: of the draws, where there are more than :data:`MOST`.
+    """
+
+    def __init__(self, experiment: Experiment, seed: int) -> None:
+        task, test = experiment.task, experiment.test
+        self.names = [node.name for node in experiment.nodes]
+        sizes = torch.tensor([len(node.data) for node in experiment.nodes])
+        ends = sizes.cumsum(0)
+        chosen = _some(int(ends[-1]), MOST, seed, "private")
+        self.owner = torch.searchsorted(ends, chosen, right=True)  # (P,) places of nodes
+        self.place = chosen - (ends - sizes)[self.owner]  # (P,) in its node's data
+        self.test_place = _some(len(test), MOST, seed, "held-out")  # (H,)
+        self.of = (int(ends[-1]), len(test))  # from how many
+        self.private = torch.cat(
+            [
+                task.pictured(_subset(node.data, self.place[self.owner == index])).cpu()
+                for index, node in enumerate(experiment.nodes)
+            ]
+        ).float()
+        self.held_out = task.pictured(_subset(test, self.test_place)).cpu().float()
+        self.groups = self._groups([node.data for node in experiment.nodes], test)
+        self.known = all(node.data.groups is not None for node in experiment.nodes)
+
+    def _groups(
+        self, parts: Sequence[TensorData], test: TensorData
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
+        happen to be alike in two places are of two patients."""
+        told = test.groups if test.groups is not None else None if test.cases is None else test.cases.of
+        numbers = [part.groups for part in parts if part.groups is not None]
+        if told is None or len(numbers) < len(parts):
+            return None
+        firsts, offset = [], 0
+        for each in [*numbers, told]:
+            found = torch.unique(each.cpu(), return_inverse=True)[1]
+            firsts.append(found + offset)
+            offset += int(found.max()) + 1
+        *own, other = firsts
+        mine = torch.cat([each[self.place[self.owner == index]] for index, each in enumerate(own)])
+        return mine, other[self.test_place]
+
+    def told(self, found: Copying) -> dict[str, Any]:
+        """A result as JSON has it, with places in the node's data and in the test part."""
+        pairs = [
+            {
+                **asdict(pair),
+                "private": int(self.place[pair.private]),
+                "held_out": int(self.test_place[pair.held_out]),
+                "node": self.names[int(self.owner[pair.private])],
+            }
+            for pair in found.pairs
+        ]
+        line = found.line
+        if (found.private, found.held_out) != self.of:
+            line += (
+                f"; {found.private} of {self.of[0]} private and {found.held_out} of {self.of[1]} held-out "
+                "images were drawn to compare with"
+            )
+        if self.known and self.groups is None:
+            line += (
+                "; images of one patient go together, but which held-out ones do is not known, so that "
+                "the p-value is too small"
+            )
+        plain: dict[str, Any] = _plain({**asdict(found), "pairs": pairs, "line": line})
+        return plain
+
+
+def _spaces(
+    images: torch.Tensor, experiment: Experiment, config: CopyingConfig, skipped: list[dict[str, str]]
+) -> list[Extractor]:
+    """What distances are measured in: pixels first."""
+    scale = [part.flatten().tolist() for part in normalisation(experiment.setting)]
+    found = [pixels(*scale)]
+    makers: list[Callable[[], Extractor]] = []
+    if experiment.has_student and experiment.task.kind in ("class", "labels"):
+        makers.append(lambda: penultimate(experiment.student, images[:2], "the student"))
+    if config.extractor:
+        makers.append(lambda: vgg(config.extractor, *scale))
+    for make in makers:
+        try:
+            found.append(make())
+        except (ArgumentError, DataError, ModelError) as error:
+            skipped += [{"attack": attack, "reason": str(error)} for attack in ("copying", "distances")]
+    return found
+
+
+def _distances(
+    images: torch.Tensor,
+    experiment: Experiment,
+    space: Extractor,
+    seed: int,
+    skipped: list[dict[str, str]],
+) -> dict[str, Any] | None:
+    """FID and KID from each node's own images in one space; None where there is none, which is told."""
+    task, test = experiment.task, experiment.test
+    dimensions = space(images[:1]).shape[1]
+    if dimensions > MOST_DIMENSIONS:
+        why = f"{space.name}: {dimensions} dimensions, more than {MOST_DIMENSIONS}, are too many for FID"
+        skipped.append({"attack": "distances", "reason": why})
+        return None
+    own: dict[str, torch.Tensor] = {}
+    for node in experiment.nodes:
+        if len(node.data) < 2:
+            why = f"{space.name}: {node.name} holds one image, which has no covariance"
+            skipped.append({"attack": "distances", "reason": why})
+            continue
+        some = _some(len(node.data), MOST_OF_A_NODE, seed, "distances", node.name)
+        own[node.name] = task.pictured(_subset(node.data, some)).float()
+    if not own:
+        return None
+    held_out = task.pictured(test).float() if len(test) > 1 else None
+    return _told(distances(images, own, space, held_out), space, dimensions)
+
+
+def _told(found: NodeDistances, space: Extractor, dimensions: int) -> dict[str, Any]:
+    def each(of: Distance) -> dict[str, Any]:
+        return {"fid": of.fid, "kid": of.kid, "real": of.real}
+
+    plain: dict[str, Any] = _plain(
+        {
+            "extractor": space.name,
+            "dimensions": dimensions,
+            "generated": next(iter(found.nodes.values())).generated,
+            "average": found.average,
+            "average_held_out": found.average_held_out,
+            "full_rank": all(of.full_rank for of in found.nodes.values()),
+            "nodes": {name: each(of) for name, of in found.nodes.items()},
+            "held_out": {name: each(of) for name, of in found.held_out.items()},
+        }
+    )
+    return plain
+
+
+def _scores(
+    images: torch.Tensor, experiment: Experiment, skipped: list[dict[str, str]]
+) -> dict[str, Any] | None:
+    """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
+    if experiment.task.kind != "class":
+        reason = f"an inception score is of one label an image, and this task is {experiment.task.name}"
+        skipped.append({"attack": "scores", "reason": reason})
+        return None
+    try:
+        nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
+        central = {"student": experiment.student} if experiment.has_student else {}
+        student = inception_scores(images, central).adapted if central else None
+    except DataError as error:
+        skipped.append({"attack": "scores", "reason": str(error)})
+        return None
+    plain: dict[str, Any] = _plain(
+        {"images": len(images), "adapted": nodes.adapted, "nodes": dict(nodes.scores), "student": student}
+    )
+    return plain
+
+
+def _pictures(
+    found: Copying, images: torch.Tensor, sample: _Sample, experiment: Experiment
+) -> dict[str, torch.Tensor]:
+    """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
+    mean, std = (part.cpu() for part in normalisation(experiment.setting))
+    rows = {
+        "generated": images[[pair.generated for pair in found.pairs]],
+        "private": sample.private[[pair.private for pair in found.pairs]],
+        "held_out": sample.held_out[[pair.held_out for pair in found.pairs]],
+    }
+    return {
+        f"copying.{name}": (each * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
+        for name, each in rows.items()
+    }
+
+
+def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
+    """Places of all of ``count`` images or, drawn, of ``most`` of them, ascending."""
+    if count <= most:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))
+    return order[:most].sort().values
+
+
+def _subset(data: TensorData, places: torch.Tensor) -> TensorData:
+    return data.subset(places.to(data.inputs.device))
+
+
+def _plain(value: Any) -> Any:
+    """The same with None for each figure that is not finite, and lists for tuples."""
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,184 @@
+"""A finished run, done once more to hear what left its nodes: all that attacks on it are given.
+
+A simulation follows from its configuration, so it can be repeated. Whether the repetition let out what the
+run did is checked byte by byte against the run's own ledger: node by node, kind by kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedstill import run
+from fedstill.attacks.tap import Overheard, Release, disagreement, weighed
+from fedstill.config import RunConfig, load_toml
+from fedstill.data.dataset import DataSet, TensorData
+from fedstill.data.loaders import load
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, RunFolderError
+from fedstill.node.gate import INDICES
+from fedstill.node.ledger import Ledger
+from fedstill.setting import Setting
+from fedstill.wire import INPUTS
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What a run was made of, read again from its folder.
+
+    Args:
+        config: of the run, with its nodes in this process and without what only measures it.
+        data: its data set.
+        parts: each node's own examples.
+        public: public data, or None.
+    """
+
+    config: RunConfig[Any]
+    data: DataSet
+    parts: Sequence[TensorData]
+    public: Public | None
+
+    @classmethod
+    def of(cls, config: RunConfig[Any]) -> Replay:
+        """Of a run's configuration.
+
+        Raises:
+            FedstillError: data that cannot be read or divided.
+        """
+        # Engines give the same figures; one by one also where stacking would round otherwise.
+        engine = replace(config.engine, name="one-by-one")
+        silent = replace(config.evaluation, every=0, centralised=False, samples=0)
+        config = replace(config, engine=engine, evaluation=silent)
+        data = load(config.data, config.task)
+        parts, public = run.divide(config, data)
+        return cls(config, data, parts, public)
+
+    @property
+    def setting(self) -> Setting:
+        """Data and networks in their first state, as objects; made anew each time."""
+        return run.assemble(self.config, self.data, self.parts, self.public)[0]
+
+    def experiment(self, **changes: Any) -> Overheard:
+        """The run's experiment, with other parts of its setting where they are given."""
+        return Overheard(replace(self.setting, **changes))
+
+
+def replay(folder: Path) -> Replay:
+    """What a finished run in a folder was made of.
+
+    Raises:
+        RunFolderError: there is no finished run in the folder.
+        ArgumentError: its nodes' data are not here.
+    """
+    missing = [name for name in ("result.json", "config.toml") if not (folder / name).exists()]
+    if missing:
+        raise RunFolderError(
+            f"{folder} holds no finished run: there is no result.json or no config.toml in it"
+        )
+    config = load_toml(folder / "config.toml")
+    if config.engine.startup_kit:
+        raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
+    return Replay.of(config)
+
+
+def hear(folder: Path, again: Replay, most: int) -> tuple[Overheard, Heard, str | None]:
+    """Repeat a run to its end, with the student that it really came to.
+
+    Args:
+        folder: of the run.
+        again: what it was made of.
+        most: rows of questions and answers to keep.
+
+    Returns:
+        The experiment at its end, what its server saw, and how that is not what the run's ledger says.
+
+    Raises:
+        RunFolderError: the student in the folder is broken.
+    """
+    experiment, heard = again.experiment(), Heard(most)
+    experiment.listen(lambda release: heard.take(release, experiment.public))
+    if experiment.has_student:
+        file = folder / "student.safetensors"
+        try:
+            state = load_file(str(file))
+        except (SafetensorError, OSError) as error:
+            raise RunFolderError(f"{file} cannot be read: {error}") from error
+        experiment.student.load_state_dict(state)
+    return experiment, heard, disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))
+
+
+@dataclass(eq=False)
+class Heard:
+    """What the server of a run saw, as far as attacks use it.
+
+    Args:
+        most: rows of questions and answers that are kept, the last ones.
+        bytes: that left, by node and kind.
+        counts: label counts as each node told them first, ``(C,)``.
+        made: whether the server made what it asked about, by itself.
+    """
+
+    most: int
+    bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counts: dict[str, torch.Tensor] = field(default_factory=dict)
+    made: bool = False
+    _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the question
+    _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+
+    def take(self, release: Release, public: Public | None) -> None:
+        """Hear one release."""
+        self.bytes.update(weighed([release]))
+        if "counts" in release.tensors:
+            self.counts.setdefault(release.node, release.tensors["counts"].flatten())
+        logits = release.tensors.get("logits")
+        about = None if logits is None else _about(release, public, len(logits))
+        if logits is None or about is None or len(logits) != len(about):
+            return
+        if not self._asked or self._asked[-1][0] != release.number:
+            self._asked.append((release.number, about))
+            self.made = self.made or INPUTS in release.asked.values()
+            self._forget()
+        self._told.setdefault(release.node, {})[release.number] = logits
+
+    def _forget(self) -> None:
+        """Keep as many questions as are needed for the rows that are wanted."""
+        while sum(len(about) for _, about in self._asked[1:]) >= self.most:
+            number, _ = self._asked.pop(0)
+            for told in self._told.values():
+                told.pop(number, None)
+
+    @property
+    def inputs(self) -> torch.Tensor | None:
+        """What nodes were asked about ``(Q, ...)``, on the CPU; None where they were asked about nothing."""
+        return torch.cat([about.cpu() for _, about in self._asked])[-self.most :] if self._asked else None
+
+    def answers(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What a node was asked about ``(Q, ...)`` and what it answered ``(Q, classes)``; None: nothing."""
+        told = self._told.get(node, {})
+        if not told:
+            return None
+        inputs = torch.cat([about.cpu() for number, about in self._asked if number in told])
+        outputs = torch.cat([told[number].cpu().float() for number, _ in self._asked if number in told])
+        return inputs[-self.most :], outputs[-self.most :]
+
+
+def _about(release: Release, public: Public | None, answers: int) -> torch.Tensor | None:
+    """The inputs that so many answers are about; None where they were moved."""
+    for name, kind in release.asked.items():
+        if kind == INPUTS and name in release.sent:
+            return release.sent[name]
+    rows = [name for name, kind in release.asked.items() if kind == INDICES and name in release.sent]
+    view = release.sent.get("view")
+    if not rows or public is None or (view is not None and bool(view.any())):
+        return None
+    told = release.sent[rows[-1]].long().cpu()
+    if len(told) == 2 and int(told[1] - told[0]) == answers:  # from one row up to another
+        return public.inputs[int(told[0]) : int(told[1])]
+    return public.inputs[told.to(public.inputs.device)]

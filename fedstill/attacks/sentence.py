@@ -1,0 +1,78 @@
+"""What attacks on a run got, in sentences that whoever is in charge of data understands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NO_BETTER = 1.0  # dB above a guess, below which an attack is called no better than it
+
+
+def sentence(leakage: Mapping[str, Any]) -> str:
+    """One to four sentences: what left, and what each attack got, at its strength.
+
+    Args:
+        leakage: what ``leakage.json`` holds.
+
+    >>> found = {"title": "FedKD", "leaves": ["logits"], "inversion": None, "membership": None}
+    >>> sentence({**found, "copying": None, "counts": None})
+    'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
+    """
+    left = ", ".join(leakage["leaves"]) or "nothing"
+    told = [
+        part(leakage[name])
+        for name, part in (
+            ("inversion", _inversion),
+            ("membership", _membership),
+            ("copying", _copying),
+            ("counts", _counts),
+        )
+        if leakage.get(name)
+    ]
+    got = " ".join(told) or "None of the attacks applied, which says nothing about others."
+    return f"{leakage['title']}: {left} left the nodes. {got}"
+
+
+def _inversion(found: Mapping[str, Any]) -> str:
+    best = next(attack for attack in found["attacks"] if attack["name"] == found["best"])
+    db, guess = best["psnr"]["mean"], found["guess"]
+    image = "one image" if found["images"] == 1 else f"{found['images']} images"
+    above = f"{db - guess:.1f} dB above" if db > guess + NO_BETTER else "no better than"
+    return (
+        f"Of nodes that hold {image}, {best['title']} recovered images from {found['shared']} at {db:.1f} dB "
+        f"on the mean, {above} a guess without any attack ({guess:.1f})."
+    )
+
+
+def _membership(found: list[Mapping[str, Any]]) -> str:
+    parts = []
+    for target in found:
+        best = next(attack for attack in target["attacks"] if attack["name"] == target["best"])
+        auc = best["auc"]
+        hint = ", which may be guessing" if auc["low"] <= 0.5 else ""
+        parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{hint}")
+    return (
+        f"Of a record that was learned from and one that was not, the better guess was right "
+        f"{' and '.join(parts)} (a coin: 50)."
+    )
+
+
+def _copying(found: Mapping[str, Any]) -> str:
+    space = found["spaces"][0]
+    pair = space["pairs"][0]["ratio"] if space["pairs"] else None
+    closest = (
+        "" if pair is None else f"; the closest lies at {pair:.2f} of the way to an image that nobody had"
+    )
+    depends = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
+    return (
+        f"The images that the server made {depends} the nodes' own ones, by {space['extractor']} "
+        f"(p = {space['p_value']:.2g}){closest}."
+    )
+
+
+def _counts(found: list[Mapping[str, Any]]) -> str:
+    exact = sum(bool(node["exact"]) for node in found)
+    if exact == len(found):
+        return "Each node told exactly how many examples of each class it holds."
+    worst = max(node["total_variation"] for node in found)
+    return f"Nodes told their class counts with noise: up to {100 * worst:.0f} % are in a wrong class."

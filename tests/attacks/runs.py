@@ -1,0 +1,47 @@
+"""Small runs of digits whose folders the tests attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedstill import run
+from fedstill.attacks.heard import Replay
+from fedstill.config import RunConfig, from_dict
+
+FEDAVG = {"name": "fedavg", "rounds": 2}
+FEDIOD = {
+    "name": "fediod",
+    "steps": 6,
+    "batch": 16,
+    "generator_width": 4,
+    "critic_width": 2,
+    "student_steps": 1,
+    "student_batch": 16,
+    "memory": 32,
+}
+FEDKD = {"name": "fedkd", "epochs": 2}
+SGD = {"optimiser": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
+
+
+def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunConfig[Any]:
+    """Three nodes of 200 digits with a small MLP each; ``changes`` replaces tables."""
+    table: dict[str, Any] = {
+        "data": {"name": "digits", "train_limit": 200},
+        "split": {"nodes": 3, "alpha": 5.0},
+        "nodes": {"models": ["mlp:32"], "local": SGD, "policy": {"outputs_only": outputs_only}},
+        "student": {"model": "mlp:32"},
+        "evaluation": {"centralised": False, "samples": 0, "every": 0},
+        "engine": {"name": "one-by-one", "threads": 1},
+    }
+    return from_dict({**table, **changes, "method": method})
+
+
+def replay(method: dict[str, Any], **changes: Any) -> Replay:
+    return Replay.of(config(method, **changes))
+
+
+def made(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
+    """The folder of a finished run."""
+    run.run(config(method, **changes), folder, command="fedstill run digits", progress=False)
+    return folder

@@ -1,0 +1,301 @@
+"""A server whose inputs are copies is caught, one whose inputs are fresh is not; whence the numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedstill.attacks import generated as module
+from fedstill.attacks.copying import copying
+from fedstill.attacks.features import penultimate, pixels
+from fedstill.attacks.generated import CopyingConfig, Generated, section
+from fedstill.attacks.quality import distances, inception_scores
+from fedstill.data import DataConfig, load
+from fedstill.data.dataset import Cases, TensorData
+from fedstill.errors import ArgumentError
+from fedstill.experiment import Experiment
+from fedstill.methods.fedavg import FedAvgConfig
+from fedstill.methods.standalone import StandaloneConfig
+from fedstill.models import build
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.training import LocalConfig
+from fedstill.setting import Setting
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
+
+SHAPE, SIZES = (1, 8, 8), (200, 300, 100)
+FEW = CopyingConfig(images=150, drawings=199, pairs=5)
+PIXELS = pixels((0.5,), (0.5,))
+
+
+def digits() -> tuple[list[TensorData], TensorData, torch.Tensor]:
+    """Three nodes' digits, held-out ones, and fresh ones that neither of them has."""
+    data = load(DataConfig(name="digits"))
+    images = torch.cat([data.train.inputs, data.test.inputs])
+    labels = torch.cat([data.train.targets, data.test.targets])
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    *parts, test, fresh, _ = torch.split(order, [*SIZES, 300, 150, len(order) - 1050])
+    nodes = [TensorData(images[part], labels[part]) for part in parts]
+    return nodes, TensorData(images[test], labels[test]), images[fresh]
+
+
+PARTS, TEST, FRESH = digits()
+
+
+def setting(method: Any = None, **changes: Any) -> Setting:
+    given: dict[str, Any] = {
+        "task": Classification(10),
+        "parts": PARTS,
+        "models": [build("mlp:16", SHAPE, 10, 0, index) for index in range(3)],
+        "student": build("mlp:16", SHAPE, 10, 0, "student"),
+        "test": TEST,
+        "method": method or FedAvgConfig(rounds=1),
+        "policies": [PolicyConfig(outputs_only=False)] * 3,
+        "local": LocalConfig(epochs=1, batch=20),
+        **changes,
+    }
+    return Setting(**given)
+
+
+@pytest.fixture(scope="module")
+def run() -> Experiment:
+    experiment = Experiment(setting())
+    experiment.run()
+    return experiment
+
+
+def spaces(found: Generated) -> list[dict[str, Any]]:
+    assert found.copying is not None
+    told: list[dict[str, Any]] = found.copying["spaces"]
+    return told
+
+
+def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
+    return images + noise * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+
+
+# --- what is a copy, and what is not ----------------------------------------------------------------
+
+
+def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Experiment) -> None:
+    found = section(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
+    for space in spaces(found):
+        assert space["p_value"] < 0.01
+        assert space["pairs"][-1]["ratio"] < min(0.1, space["fresh"] / 2)
+        # Image i is a copy of node-1's image i.
+        assert [(pair["node"], pair["private"]) for pair in space["pairs"]] == [
+            ("node-1", pair["generated"]) for pair in space["pairs"]
+        ]
+    for name in ("generated", "private"):
+        assert found.pictures[f"copying.{name}"].shape == (5, *SHAPE)
+    apart = found.pictures["copying.generated"].int() - found.pictures["copying.private"].int()
+    assert apart.abs().max() < 20
+    assert found.distances is not None
+    near = {name: of["fid"] for name, of in found.distances["spaces"][0]["nodes"].items()}
+    assert min(near, key=near.__getitem__) == "node-1"
+
+
+def test_fresh_images_are_no_copies(run: Experiment) -> None:
+    for space in spaces(section(FRESH, run, FEW, 0)):
+        assert space["p_value"] > 0.1
+        assert space["low"] < 0.5 < space["high"]
+        assert space["pairs"][0]["ratio"] > space["fresh"] / 2
+
+
+# --- where numbers come from ------------------------------------------------------------------------
+
+
+def test_numbers_are_those_of_the_functions(run: Experiment) -> None:
+    found = section(FRESH, run, replace(FEW, images=60), 3)
+    last = FRESH[-60:]
+    features = penultimate(run.student, last, "the student")
+    everyone = torch.cat([part.inputs for part in PARTS])
+    assert found.copying is not None
+    assert (found.copying["images"], found.copying["of"]) == (60, "inputs that the server sent to nodes")
+    assert found.distances is not None
+    for extractor, copies, apart in zip(
+        (PIXELS, features), spaces(found), found.distances["spaces"], strict=True
+    ):
+        same = copying(last, everyone, TEST.inputs, extractor, seed=3, drawings=199, closest=5)
+        assert copies["extractor"] == apart["extractor"] == extractor.name
+        for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "drawings"):
+            assert copies[name] == getattr(same, name)
+        for name in ("share", "low", "high", "z", "z_p_value", "fresh", "line"):
+            assert copies[name] == getattr(same, name)
+        for told, pair in zip(copies["pairs"], same.pairs, strict=True):
+            assert (told["generated"], told["held_out"]) == (pair.generated, pair.held_out)
+            assert (told["distance"], told["other"]) == (pair.distance, pair.other)
+            assert told["ratio"] == pair.ratio
+            own = run.nodes[int(told["node"][-1])].data.inputs
+            assert torch.equal(own[told["private"]], everyone[pair.private])
+        nodes = {node.name: node.data.inputs for node in run.nodes}
+        far = distances(last, nodes, extractor, TEST.inputs)
+        assert (apart["average"], apart["average_held_out"]) == (far.average, far.average_held_out)
+        assert (apart["generated"], apart["full_rank"]) == (
+            60,
+            all(of.full_rank for of in far.nodes.values()),
+        )
+        assert apart["nodes"]["node-2"] == {
+            "fid": far.nodes["node-2"].fid,
+            "kid": far.nodes["node-2"].kid,
+            "real": 100,
+        }
+        assert apart["held_out"]["node-0"]["fid"] == far.held_out["node-0"].fid
+    assert [space["dimensions"] for space in found.distances["spaces"]] == [64, 16]
+    scores = inception_scores(last, {node.name: node.model for node in run.nodes})
+    student = inception_scores(last, {"student": run.student}).adapted
+    assert found.scores == {
+        "images": 60,
+        "adapted": scores.adapted,
+        "nodes": dict(scores.scores),
+        "student": student,
+    }
+    assert found.skipped == ()
+
+
+def test_of_many_images_some_are_drawn(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 90)
+    monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)
+    found = section(noisy(FRESH), run, FEW, 0)
+    for space in spaces(found):
+        assert (space["private"], space["held_out"]) == (90, 90)
+        assert "90 of 600 private and 90 of 300 held-out images were drawn" in space["line"]
+    shown = found.pictures
+    for row, pair in enumerate(spaces(found)[0]["pairs"]):
+        true = run.nodes[int(pair["node"][-1])].data.inputs[pair["private"]]
+        assert torch.equal(shown["copying.private"][row], ((true + 1) * 127.5).round().to(torch.uint8))
+        other = TEST.inputs[pair["held_out"]]
+        assert torch.equal(shown["copying.held_out"][row], ((other + 1) * 127.5).round().to(torch.uint8))
+    assert len({pair["node"] for pair in spaces(found)[0]["pairs"]}) > 1
+    assert found.distances is not None
+    assert {of["real"] for of in found.distances["spaces"][0]["nodes"].values()} == {40}
+    assert json.dumps(spaces(found)) == json.dumps(spaces(section(noisy(FRESH), run, FEW, 0)))
+
+
+def test_spaces_too_large_for_fid_are_told(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_DIMENSIONS", 63)
+    found = section(FRESH, run, FEW, 0)
+    assert found.distances is not None
+    assert [space["dimensions"] for space in found.distances["spaces"]] == [16]
+    assert len(spaces(found)) == 2
+    (skipped,) = found.skipped
+    assert skipped["attack"] == "distances"
+    assert "pixels: 64 dimensions, more than 63" in skipped["reason"]
+
+
+# --- patients ---------------------------------------------------------------------------------------
+
+
+def test_patients_are_drawn_whole() -> None:
+    """Numbers of patients may be alike in two places, where they are of two patients."""
+    parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
+    test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
+    experiment = Experiment(setting(StandaloneConfig(), parts=parts, test=test))
+    (space,) = spaces(section(FRESH, experiment, FEW, 0))
+    everyone = torch.cat([part.inputs for part in PARTS])
+    whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
+    same = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5, groups=whose)
+    alone = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5)
+    assert (space["expected"], space["p_value"]) == (same.expected, same.p_value)
+    assert space["expected"] != alone.expected
+
+    by_cases = replace(TEST, cases=Cases(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
+    experiment = Experiment(setting(StandaloneConfig(), parts=parts, test=by_cases))
+    assert spaces(section(FRESH, experiment, FEW, 0)) == [space]
+
+    # Of held-out images nothing is known: drawn one by one, and said so.
+    experiment = Experiment(setting(StandaloneConfig(), parts=parts))
+    (space,) = spaces(section(FRESH, experiment, FEW, 0))
+    assert space["expected"] == alone.expected
+    assert "the p-value is too small" in space["line"]
+
+
+# --- what does not apply ----------------------------------------------------------------------------
+
+
+def test_without_a_student_there_are_pixels() -> None:
+    found = section(FRESH, Experiment(setting(StandaloneConfig())), FEW, 0)
+    assert [space["extractor"] for space in spaces(found)] == ["pixels"]
+    assert found.scores is not None
+    assert found.scores["student"] is None
+
+
+def test_scores_are_of_one_label_an_image() -> None:
+    parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
+    test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
+    found = section(FRESH, Experiment(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
+    assert found.scores is None
+    assert [each["attack"] for each in found.skipped] == ["scores"]
+    assert "multi-label" in found.skipped[0]["reason"]
+    assert len(spaces(found)) == 2
+
+
+def test_a_student_that_diverged_leaves_pixels() -> None:
+    experiment = Experiment(setting())
+    for parameter in experiment.student.parameters():
+        parameter.data.fill_(torch.nan)
+    found = section(FRESH, experiment, FEW, 0)
+    assert [space["extractor"] for space in spaces(found)] == ["pixels"]
+    assert found.scores is None
+    assert [each["attack"] for each in found.skipped] == ["copying", "distances", "scores"]
+    assert all("NaN" in each["reason"] for each in found.skipped)
+
+
+def test_inputs_that_are_no_numbers_give_nothing(run: Experiment) -> None:
+    found = section(FRESH * torch.nan, run, FEW, 0)
+    assert (found.copying, found.distances, found.scores, found.pictures) == (None, None, None, {})
+    assert {each["attack"] for each in found.skipped} == {"copying", "distances", "scores"}
+
+
+def test_a_node_of_one_image_has_no_distance() -> None:
+    parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
+    found = section(FRESH, Experiment(setting(StandaloneConfig(), parts=parts)), FEW, 0)
+    assert found.distances is not None
+    assert list(found.distances["spaces"][0]["nodes"]) == ["node-1", "node-2"]
+    assert found.skipped == ({"attack": "distances", "reason": found.skipped[0]["reason"]},)
+    assert "node-0 holds one image" in found.skipped[0]["reason"]
+
+
+def test_all_is_json_with_none_for_what_is_not_finite(run: Experiment) -> None:
+    """Copies of held-out images are infinitely farther from private ones."""
+    found = section(TEST.inputs[:150], run, FEW, 0)
+    told = {"copying": found.copying, "distances": found.distances, "scores": found.scores}
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert [pair["ratio"] for pair in spaces(found)[0]["pairs"]] == [None] * 5
+    assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
+
+
+def test_a_weights_file_is_one_more_space(run: Experiment, tmp_path: Path) -> None:
+    tensors, channels = {}, 3
+    for place in (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28):
+        tensors[f"features.{place}.weight"] = 0.2 * torch.randn(4, channels, 3, 3)
+        tensors[f"features.{place}.bias"] = torch.zeros(4)
+        channels = 4
+    path = tmp_path / "vgg.safetensors"
+    save_file(tensors, path)
+    found = section(FRESH, run, replace(FEW, extractor=str(path)), 0)
+    assert spaces(found)[2]["extractor"].startswith("relu4_3 of vgg.safetensors")
+    save_file({"features.0.weight": torch.zeros(1)}, path)
+    found = section(FRESH, run, replace(FEW, extractor=str(path)), 0)
+    assert len(spaces(found)) == 2
+    assert [each["attack"] for each in found.skipped] == ["copying", "distances"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"images": 1}, {"drawings": 0}, {"pairs": 0}, {"extractor": "nowhere.safetensors"}]
+)
+def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"copying.{next(iter(wrong))}"):
+        CopyingConfig(**wrong)
+
+
+def test_bad_inputs_are_refused(run: Experiment) -> None:
+    for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
+        with pytest.raises(ArgumentError, match="generated inputs"):
+            section(wrong, run, FEW, 0)

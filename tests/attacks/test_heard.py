@@ -1,0 +1,94 @@
+"""A run that is done once more is the run, and of what left only that is kept which attacks use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.attacks.heard import Heard, hear, replay
+from fedstill.attacks.tap import Overheard, Release
+from fedstill.errors import ArgumentError, RunFolderError
+from tests.attacks.runs import FEDAVG, FEDIOD, FEDKD, made
+
+PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
+
+
+def heard(folder: Path, most: int = 50) -> tuple[Overheard, Heard, str | None]:
+    return hear(folder, replay(folder), most)
+
+
+@pytest.fixture(scope="module")
+def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
+
+
+def test_bytes_are_those_of_the_ledger_and_the_student_is_the_one_of_the_run(fediod: Path) -> None:
+    experiment, seen, wrong = heard(fediod)
+    assert wrong is None
+    told = json.loads((fediod / "result.json").read_text())["bytes"]["up"]
+    assert sum(seen.bytes.values()) == told > 0
+    state = load_file(str(fediod / "student.safetensors"))
+    assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
+
+
+def test_a_ledger_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
+    for name in ("config.toml", "result.json", "student.safetensors"):
+        (tmp_path / name).write_bytes((fediod / name).read_bytes())
+    lines = (fediod / "ledger.jsonl").read_text().splitlines()
+    (tmp_path / "ledger.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    wrong = heard(tmp_path)[2]
+    assert wrong is not None
+    assert "by the ledger" in wrong
+
+
+def test_the_last_questions_and_answers_are_kept(fediod: Path) -> None:
+    releases: list[Release] = []
+    replay(fediod).experiment().listen(releases.append)
+    experiment, seen, _ = heard(fediod, most=40)
+    asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
+    answers = seen.answers("node-1")
+    assert seen.made
+    assert answers is not None
+    assert torch.equal(answers[0], torch.cat([one.sent["x"] for one in asked])[-40:])
+    assert torch.equal(answers[1], torch.cat([one.tensors["logits"] for one in asked])[-40:])
+    assert seen.inputs is not None
+    assert torch.equal(seen.inputs, answers[0])
+    assert {name: told.tolist() for name, told in seen.counts.items()} == {
+        node.name: torch.bincount(node.data.targets, minlength=10).tolist() for node in experiment.nodes
+    }
+
+
+def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
+    experiment, seen, _ = heard(made(tmp_path / "run", FEDKD, outputs_only=True, **PUBLIC), most=10_000)
+    answers = seen.answers("node-0")
+    assert not seen.made
+    assert experiment.public is not None
+    assert answers is not None
+    assert len(answers[0]) == len(answers[1]) == len(experiment.public)
+    assert torch.equal(answers[0], experiment.public.inputs)
+    told = experiment.nodes[0].model(experiment.public.inputs)
+    assert torch.corrcoef(torch.stack([told.flatten(), answers[1].flatten()]))[0, 1] > 0.9  # but for a grid
+
+
+def test_parameters_alone_are_no_answers(tmp_path: Path) -> None:
+    _, seen, wrong = heard(made(tmp_path / "run", FEDAVG))
+    assert wrong is None
+    assert seen.inputs is None
+    assert seen.answers("node-0") is None
+
+
+def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"holds no finished run: there is no result\.json"):
+        replay(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    text = (fediod / "config.toml").read_text()
+    for old, new in (('name = "one-by-one"', 'name = "flare"'), ('startup_kit = ""', 'startup_kit = "kit"')):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ArgumentError, match="nodes' data are on this machine"):
+        replay(tmp_path)

@@ -1,0 +1,136 @@
+"""All attacks on a run, in one file and one section of its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.leakage import attack
+from fedstill.attacks.sentence import sentence
+from fedstill.errors import ArgumentError, RunFolderError, UnknownName
+from tests.attacks.runs import FEDAVG, FEDIOD, made
+
+QUICK = {
+    "inversion": {"victims": 2, "attacks": ["idlg"]},
+    "membership": {"shadows": 4, "records": 60, "answers": 64},
+    "copying": {"images": 40, "drawings": 49, "pairs": 3},
+}
+CONFIG = LeakageConfig.from_table(QUICK)
+
+
+@pytest.fixture(scope="module")
+def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
+    attack(folder, CONFIG, command="fedstill attack here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made(tmp_path_factory.mktemp("runs") / "fedavg", FEDAVG)
+    attack(folder, CONFIG)
+    return folder
+
+
+def told(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
+    return found
+
+
+def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
+    found = told(fediod)
+    assert found["ledger"] is None
+    assert found["epsilon"] is None
+    assert found["command"] == "fedstill attack here"
+    assert [target["of"] for target in found["membership"]] == ["student", "answers of node-0"] or (
+        found["membership"][1]["of"].startswith("answers of node-")
+    )
+    assert found["copying"]["images"] == 40
+    assert len(found["copying"]["spaces"][0]["pairs"]) == 3
+    assert set(found["distances"]["spaces"][0]["nodes"]) == {"node-0", "node-1", "node-2"}
+    assert 1 <= found["scores"]["adapted"] <= 10
+    assert [node["exact"] for node in found["counts"]] == [True] * 3
+    assert found["inversion"] is None
+    assert {"attack": "inversion", "reason": "gradient inversion needs parameters, and none leave"} in found[
+        "skipped"
+    ]
+    pictures = load_file(str(fediod / "leakage.safetensors"))
+    assert pictures["copying.generated"].shape == (3, 1, 8, 8)
+    assert {picture.dtype for picture in pictures.values()} == {torch.uint8}
+
+
+def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
+    found = told(fedavg)
+    assert found["inversion"]["attacks"][0]["psnr"]["mean"] > 25
+    assert found["copying"] is found["distances"] is found["scores"] is found["counts"] is None
+    skipped = {each["attack"] for each in found["skipped"]}
+    assert skipped == {"copying", "distances", "scores", "counts"}
+    assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
+
+
+def test_the_report_has_the_section(fediod: Path, fedavg: Path) -> None:
+    for folder in (fediod, fedavg):
+        page = (folder / "report.html").read_text()
+        assert "Leakage" in page
+        assert "LiRA" in page
+
+
+def test_the_same_seed_gets_the_same(fedavg: Path) -> None:
+    first = told(fedavg)
+    again = attack(fedavg, CONFIG)
+    for part in ("inversion", "membership"):
+        assert _without_seconds(json.loads(json.dumps(again[part]))) == _without_seconds(first[part])
+
+
+def _without_seconds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_seconds(each) for key, each in value.items() if key != "seconds"}
+    return [_without_seconds(each) for each in value] if isinstance(value, list) else value
+
+
+def test_only_what_is_asked_for_is_tried(fediod: Path, tmp_path: Path) -> None:
+    for file in fediod.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    found = attack(tmp_path, LeakageConfig(attacks=("counts",)))
+    assert [
+        part for part in ("inversion", "membership", "copying", "distances", "scores") if found[part]
+    ] == []
+    assert len(found["counts"]) == 3
+    assert found["skipped"] == []
+    assert not (tmp_path / "leakage.safetensors").exists()  # those of the attack before are gone
+
+
+def test_sentences_say_what_was_got_and_at_what_strength(fediod: Path, fedavg: Path) -> None:
+    by_answers, by_parameters = (told(folder)["sentence"] for folder in (fediod, fedavg))
+    assert by_answers.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
+    assert "exactly how many examples of each class" in by_answers
+    assert "iDLG recovered images from all parameters at" in by_parameters
+    assert "(a coin: 50)" in by_parameters
+    for words in (by_answers, by_parameters):
+        assert "safe" not in words
+    found = told(fedavg)
+    low = {**found["inversion"], "guess": 12.0}
+    low["attacks"] = [{**low["attacks"][0], "psnr": {"mean": 12.5, "std": 0.0, "per_image": [12.5]}}]
+    assert "no better than a guess" in sentence({**found, "inversion": low})
+
+
+def test_settings_are_a_table_and_back() -> None:
+    assert LeakageConfig.from_table(CONFIG.to_table()) == CONFIG
+    with pytest.raises(UnknownName, match=r"leakage\.membership\.shadow"):
+        LeakageConfig.from_table({"membership": {"shadow": 4}})
+    with pytest.raises(ArgumentError, match="attacks"):
+        LeakageConfig(attacks=("guessing",))
+    with pytest.raises(ArgumentError, match="seed"):
+        LeakageConfig(seed=-1)
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no finished run"):
+        attack(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,147 @@
+"""Who was in a run's training data: told where models know it by heart, a coin where they learned nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.attacks import members
+from fedstill.attacks.heard import Heard, Replay
+from fedstill.attacks.members import MembersConfig, outsider, section
+from fedstill.attacks.tap import Overheard
+from fedstill.errors import ArgumentError, MethodRefused
+from fedstill.experiment import Experiment
+from fedstill.tasks import TaskConfig, make_task
+from tests.attacks.runs import FEDAVG, FEDIOD, SGD, replay
+
+FEW = MembersConfig(shadows=8)
+HARD = {**SGD, "optimiser": "adam", "lr": 3e-3, "lr_end": 1e-3, "epochs": 120.0}  # learns 200 digits by heart
+LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
+HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
+
+
+def done(again: Replay, most: int = 0) -> tuple[Overheard, Heard]:
+    experiment, heard = again.experiment(), Heard(most)
+    experiment.listen(lambda release: heard.take(release, experiment.public))
+    return experiment, heard
+
+
+def auc(found: dict[str, Any], name: str) -> float:
+    return float(next(each for each in found["attacks"] if each["name"] == name)["auc"]["value"])
+
+
+def test_members_are_told_by_a_model_that_knows_them_by_heart() -> None:
+    again = replay({"name": "standalone"}, **HEART)
+    experiment, heard = done(again)
+    (found,) = section(again, experiment, heard, FEW, 0)
+    assert (found["of"], found["members"], found["shadows"], found["trained"]) == (
+        "nodes' models",
+        200,
+        8,
+        "alone",
+    )
+    assert found["others"] == 359 - 89
+    assert auc(found, found["best"]) > 0.62
+    best = next(each for each in found["attacks"] if each["name"] == found["best"])
+    assert best["auc"]["low"] > 0.5
+    assert best["at"][0]["rate"] == 0.01
+
+
+def test_nothing_learned_is_nothing_told() -> None:
+    lazy = {**SGD, "lr": 1e-9, "lr_end": 1e-9, "epochs": 1.0}
+    again = replay(FEDAVG, **{**HEART, "nodes": {**LOCAL, "local": lazy}})
+    experiment, heard = done(again)
+    (found,) = section(again, experiment, heard, FEW, 0)
+    for each in found["attacks"]:
+        assert each["auc"]["low"] < 0.5 < each["auc"]["high"], each["name"]
+
+
+def test_shadows_may_be_whole_runs_of_the_method() -> None:
+    again = replay(FEDAVG, **HEART)
+    experiment, heard = done(again)
+    (found,) = section(again, experiment, heard, replace(FEW, trained="federations", shadows=4), 0)
+    assert (found["of"], found["trained"]) == ("student", "federations")
+    assert auc(found, "lira") > 0.55
+    alone = section(again, experiment, heard, replace(FEW, shadows=4), 0)[0]
+    assert auc(alone, "loss") == auc(found, "loss")  # which looks at no shadow
+    assert auc(alone, "lira") != auc(found, "lira")
+
+
+def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = replay(FEDAVG)
+    asked = members._candidates(members._together(again.parts), again.data.test, FEW, 0)
+    row = torch.zeros(len(asked.records), dtype=torch.bool)
+    row[::2] = True
+    parts: list[torch.Tensor] = []
+    run = Experiment.run
+    monkeypatch.setattr(
+        Experiment, "run", lambda self: parts.extend(node.data.inputs for node in self.nodes) or run(self)
+    )
+    told = members._federation(again, asked, row, 7)
+    assert told.shape == (len(asked.all), 10)
+    learned = torch.cat(parts).flatten(1)
+    assert sorted(map(tuple, learned.tolist())) == sorted(
+        map(tuple, asked.records.inputs[row].flatten(1).tolist())
+    )
+
+
+def test_answers_of_the_largest_node_are_attacked_through_a_copy() -> None:
+    again = replay(FEDIOD, outputs_only=True, **{**HEART, "nodes": {**LOCAL, "policy": {}}})
+    experiment, heard = done(again, 96)
+    student, answers = section(again, experiment, heard, replace(FEW, shadows=4), 0)
+    largest = max(experiment.nodes, key=lambda node: len(node.data))
+    assert student["of"] == "student"
+    assert answers["of"] == f"answers of {largest.name}"
+    assert answers["sees"].startswith("96 questions to it")
+    assert answers["members"] == len(largest.data)
+    none = section(again, experiment, heard, replace(FEW, shadows=4, answers=0), 0)
+    assert len(none) == 1
+
+
+def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
+    again = replay({"name": "standalone"})
+    experiment, _ = done(again)
+    records = again.data.test.subset(torch.arange(20))
+    told = outsider(experiment, records)
+    each = torch.stack([node.model(records.inputs) for node in experiment.nodes]).detach()
+    sure = each.softmax(2)[:, torch.arange(20), records.targets]  # (K, 20)
+    assert torch.allclose(told.softmax(1)[torch.arange(20), records.targets], sure.max(0).values, atol=1e-6)
+
+
+def test_others_of_one_node_have_its_classes_in_its_shares() -> None:
+    again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
+    own = again.parts[0]
+    asked = members._candidates(own, again.data.test, FEW, 0, alike=True)
+    parts = (asked.records.targets[asked.inside], asked.records.targets[~asked.inside])
+    shares = [torch.bincount(labels, minlength=10).double() for labels in parts]
+    apart = (shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).abs().sum() / 2
+    assert apart < 0.1
+    assert not any((own.inputs == x).flatten(1).all(1).any() for x in asked.records.inputs[~asked.inside])
+
+
+def test_records_may_be_fewer() -> None:
+    again = replay(FEDAVG)
+    asked = members._candidates(members._together(again.parts), again.data.test, replace(FEW, records=50), 0)
+    assert (int(asked.inside.sum()), int((~asked.inside).sum())) == (50, 50)
+    assert len(asked.population) == 89
+
+
+def test_what_cannot_be_told_is_refused_in_one_line() -> None:
+    for bad in (
+        {"shadows": 3},
+        {"shadows": -4},
+        {"shadows": 2},
+        {"records": 3},
+        {"answers": -1},
+        {"trained": "both"},
+    ):
+        with pytest.raises(ArgumentError, match="membership"):
+            MembersConfig(**bad)  # type: ignore[arg-type]
+    again = replay(FEDAVG)
+    experiment, heard = done(again)
+    experiment.task = make_task(TaskConfig("reconstruction"), 1)
+    with pytest.raises(MethodRefused, match="one label an input"):
+        section(again, experiment, heard, FEW, 0)

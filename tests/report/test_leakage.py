@@ -1,0 +1,511 @@
+"""The part of a run's page on attacks: its figures, its pictures, and what it makes of broken files."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+
+from fedstill.errors import RunFolderError
+from fedstill.report import write_report
+from fedstill.report.leakage import MOST, PARTS, section
+from tests.report.test_report_page import Page, a_folder, a_result
+
+HOSTILE = '"><script>alert(1)</script>'
+Stacks = dict[str, npt.NDArray[Any]]
+
+
+def interval(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high}
+
+
+def at(rate: float, allowed: int, accused: int, found: int, share: dict[str, float]) -> dict[str, Any]:
+    return {
+        "rate": rate,
+        "allowed": allowed,
+        "accused": accused,
+        "found": found,
+        "members": 1437,
+        "others": 360,
+        "true_positives": share,
+        "false_positives": interval(accused / 360, 0.0, 0.03),
+    }
+
+
+def a_head(**parts: Any) -> dict[str, Any]:
+    """What each file of attacks has, with no attack in it but those given."""
+    return {
+        "fedstill": "0.1.0",
+        "date": "2026-11-22T17:40:00+00:00",
+        "machine": "2-core x86_64, Linux",
+        "command": "fedstill attack runs/x",
+        "seconds": 72.5,
+        "config": {"seed": 3, "inversion": {"attacks": ["dlg", "inverting"]}},
+        "epsilon": None,
+        "leaves": ["data sizes", "parameters"],
+        "ledger": None,
+        "skipped": [],
+        **dict.fromkeys(PARTS),
+        "sentence": "What left north was enough to work out an image of it.",
+        **parts,
+    }
+
+
+def an_inversion() -> dict[str, Any]:
+    def got(name: str, title: str, mean: float, std: float, each: list[float], right: int) -> dict[str, Any]:
+        psnr = {"mean": mean, "std": std, "per_image": each}
+        return {
+            "name": name,
+            "title": title,
+            "psnr": psnr,
+            "labels": {"right": right, "of": 4},
+            "seconds": 3.1,
+        }
+
+    return {
+        "shared": "all parameters",
+        "known": "the weights sent to the node, and the protocol",
+        "images": 1,
+        "round": 0,
+        "steps": 1,
+        "optimiser": "sgd",
+        "victims": 4,
+        "guess": 9.84,
+        "attacks": [
+            got("dlg", "DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78], 3),
+            got("inverting", "Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], 4),
+        ],
+        "best": "dlg",
+    }
+
+
+def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
+    """A model that was attacked twice: LiRA found something, loss did not."""
+    return {
+        "of": of,
+        "sees": "the student's outputs about any input",
+        "members": 1437,
+        "others": 360,
+        "shadows": 16,
+        "trained": "federations",
+        "attacks": [
+            {
+                "name": "lira",
+                "title": "LiRA",
+                "auc": interval(0.6123, 0.5831, 0.6409),
+                "at": [
+                    at(0.01, 3, 3, 40, interval(0.0278, 0.0199, 0.0377)),
+                    at(0.001, 0, 0, 12, interval(0.0084, 0.0043, 0.0145)),
+                ],
+                "line": "a line",
+            },
+            {
+                "name": "loss",
+                "title": "loss threshold",
+                "auc": interval(0.5104, 0.4772, 0.5435),
+                "at": [
+                    at(0.01, 3, 3, 14, interval(0.0097, 0.0053, 0.0163)),
+                    at(0.001, 0, 0, 1, interval(0.0007, 0.0, 0.0039)),
+                ],
+                "line": "a line",
+            },
+        ],
+        "best": "lira",
+        **changes,
+    }
+
+
+def a_space(extractor: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "extractor": extractor,
+        "generated": 1000,
+        "private": 1437,
+        "held_out": 360,
+        "statistic": 0.012,
+        "expected": 0.001,
+        "p_value": 0.034,
+        "drawings": 999,
+        "share": 0.582,
+        "low": 0.5512,
+        "high": 0.6122,
+        "z": -3.21,
+        "z_p_value": 0.00066,
+        "fresh": 0.71,
+        "line": "a line",
+        "pairs": [
+            {"generated": k, "private": 2 * k, "held_out": 3 * k, "distance": 0.5, "other": 1.0,
+             "ratio": 0.642 + 0.02 * k, "node": ("north", "south")[k % 2]}
+            for k in range(10)
+        ],
+        **changes,
+    }  # fmt: skip
+
+
+def generated(**changes: Any) -> dict[str, Any]:
+    """What is told of generated images, as of a run of FedIOD."""
+    distances = {
+        "extractor": "features of the student",
+        "dimensions": 64,
+        "generated": 1000,
+        "average": 27.253,
+        "average_held_out": 25.71,
+        "full_rank": False,
+        "nodes": {
+            "north": {"fid": 30.006, "kid": 0.01234, "real": 703},
+            "south": {"fid": 24.5, "kid": 0.0098, "real": 734},
+        },
+        "held_out": {
+            "north": {"fid": 26.0, "kid": 0.0001, "real": 703},
+            "south": {"fid": 25.42, "kid": -0.00021, "real": 734},
+        },
+    }
+    return {
+        "leaves": ["data sizes", "label counts", "logits", "gradients"],
+        "membership": [
+            a_target(),
+            a_target("answers of south", sees="what south answered", shadows=8, trained="alone"),
+        ],
+        "copying": {
+            "images": 1000,
+            "of": "inputs that the server sent to nodes",
+            "spaces": [a_space("pixels"), a_space("features of the student", share=0.5, fresh=None)],
+        },
+        "distances": {"spaces": [distances]},
+        "scores": {"images": 1000, "adapted": 5.104, "nodes": {"north": 4.8, "south": 5.41}, "student": 7.7},
+        "counts": [
+            {"node": "north", "exact": True, "total_variation": 0.0, "largest_error": 0.0,
+             "largest_class": "one", "size_error": 0.0, "absent": ["two"], "told_absent": ["two"]},
+            {"node": "south", "exact": False, "total_variation": 0.05, "largest_error": 0.0412,
+             "largest_class": "zero", "size_error": -12.37, "absent": [], "told_absent": ["one"]},
+        ],
+        **changes,
+    }  # fmt: skip
+
+
+def pictures(count: int, seed: int, channels: int = 1, side: int = 8) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, channels, side, side)).astype(np.uint8)
+
+
+def of_inversion() -> Stacks:
+    return {f"inversion.{name}": pictures(4, k) for k, name in enumerate(("original", "dlg", "inverting"))}
+
+
+def of_copying() -> Stacks:
+    return {
+        f"copying.{name}": pictures(10, k, 3) for k, name in enumerate(("generated", "private", "held_out"))
+    }
+
+
+def attacked(folder: Path, told: object, stacks: Stacks | None = None, **result: Any) -> Page:
+    """The page of a run whose folder holds what attacks got."""
+    a_folder(folder, {**a_result(), **result})
+    (folder / "leakage.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    if stacks is not None:
+        save_file(stacks, folder / "leakage.safetensors")
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def drawn(page: Page, *alts: str) -> list[str]:
+    """The addresses of pictures that are called so."""
+    return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
+
+
+def grey(address: str) -> npt.NDArray[np.uint8]:
+    """A grey PNG's pixels (H, W)."""
+    png = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    width, height = struct.unpack(">II", png[16:24])
+    start = png.index(b"IDAT") + 4
+    size = struct.unpack(">I", png[start - 8 : start - 4])[0]
+    rows = np.frombuffer(zlib.decompress(png[start : start + size]), np.uint8).reshape(height, width + 1)
+    return rows[:, 1:]
+
+
+# --- figures ---
+
+
+def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> None:
+    text = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion()).text
+    part = text[text.index("Leakage: what attacks got") :]
+    assert part.startswith(
+        "Leakage: what attacks got For whoever is in charge of the data "
+        "What left north was enough to work out an image of it. How to read: nothing here is called safe. "
+        "Each figure says that this attack, at this strength, got this; another may get more."
+    )
+    assert "Formal guarantee of privacy: no guarantee." in part
+    assert "each release (data sizes and parameters) heard as it left its node\u2019s gate" in part
+    assert "What was heard is what the run\u2019s ledger says, by node and kind, to the byte." in part
+    assert "fedstill attack runs/x The attacks took 1 min 12 s on 2-core x86_64, Linux." in part
+    assert '"attacks": [ "dlg", "inverting" ]' in part
+
+
+def test_what_was_heard_and_the_ledger_can_disagree(tmp_path: Path) -> None:
+    why = "north: 10 bytes of logits by the ledger, 12 heard"
+    text = attacked(tmp_path, a_head(ledger=why, epsilon=2.9951)).text
+    assert f"What was heard is not what the run\u2019s ledger says: {why}." in text
+    assert "to the byte" not in text
+    assert "Formal guarantee of privacy: epsilon 3 at most, at each node." in text  # rounded up
+    unknown = a_head()
+    del unknown["ledger"]
+    text = attacked(tmp_path, unknown).text
+    assert "Whether that is what the run\u2019s ledger says: not measured ." in text
+    assert "to the byte" not in text
+
+
+def test_inversion_stands_beside_a_guess(tmp_path: Path) -> None:
+    page = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion())
+    for told in (
+        "Sent by a node all parameters "
+        "The adversary also knows the weights sent to the node, and the protocol "
+        "Attacked round 0, 1 local step of sgd; 4 victims with 1 image each",
+        "Attack PSNR, dB Labels right Time DLG 31.2 \u00b1 4.0 3 of 4 3.1 s "
+        "Inverting gradients 22.0 \u00b1 1.5 4 of 4 3.1 s A guess the mean of many real images 9.8",
+        "victim 1 victim 2 victim 3 victim 4 original DLG 30.1 dB 31.1 dB 32.1 dB 31.8 dB "
+        "Inverting gradients 22.0 dB 23.5 dB 20.5 dB 22.0 dB",
+    ):
+        assert told in page.text, told
+    rows = [attrs.get("class") for tag, attrs in page.tags if tag == "tr"]
+    assert "student" in rows  # the best attack
+
+
+def test_original_and_recovered_images_are_side_by_side(tmp_path: Path) -> None:
+    stacks = of_inversion()
+    page = attacked(tmp_path, a_head(inversion=an_inversion()), stacks)
+    alts = ("original", "what DLG got", "what Inverting gradients got")
+    for alt, name in zip(alts, ("original", "dlg", "inverting"), strict=True):
+        shown = [grey(address) for address in drawn(page, alt)]
+        np.testing.assert_array_equal(np.stack(shown), stacks[f"inversion.{name}"][:, 0])
+    order = [attrs["alt"] for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
+    assert order == [alt for alt in alts for _ in range(4)]
+
+
+def test_images_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
+    part = {**an_inversion(), "images": 4}
+    part["attacks"] = part["attacks"][:1]
+    part["attacks"][0]["psnr"]["per_image"] = [20.0 + k for k in range(16)]
+    stacks: Stacks = {"inversion.original": pictures(16, 0), "inversion.dlg": pictures(16, 1)}
+    page = attacked(tmp_path, a_head(inversion=part), stacks)
+    assert len(drawn(page, "original")) == len(drawn(page, "what DLG got")) == MOST == 10
+    assert "The first 10 images; 6 more were attacked and count above." in page.text
+    assert "victim 1, image 4 victim 2, image 1" in page.text
+    assert "20.0 dB 21.0 dB" in page.text
+    assert "30.0 dB" not in page.text  # of the eleventh
+
+
+def test_membership_has_its_errors_and_what_records_cannot_tell(tmp_path: Path) -> None:
+    page = attacked(tmp_path, a_head(**generated()), of_copying())
+    for told in (
+        "Student The adversary sees the student's outputs about any input. It was tried on 1,437 members "
+        "(trained on) and 360 others (not), with 16 shadow models, each the whole run again, "
+        "over other draws of the records.",
+        "Answers of south The adversary sees what south answered.",
+        "with 8 shadow models, each trained alone as a node trains its model.",
+        "LiRA 0.612 (0.583 to 0.641) 2.8% (2.0 to 3.8) 40 of 1,437; false alarms: 3 of 360 "
+        "0.8% (0.4 to 1.5) 12 of 1,437; false alarms: 0 of 360",
+        "loss threshold 0.510 (0.477 to 0.543) not told from guessing 1.0% (0.5 to 1.6)",
+        "0.1% false alarms cannot be told from fewer than 1,000 others: "
+        "that column counts members found without any false alarm.",
+    ):
+        assert told in page.text, told
+    assert page.text.count("not told from guessing") == 2  # loss, of both targets: LiRA's is above 0.5
+    assert "1% false alarms cannot be told" not in page.text.replace("0.1% false alarms", "")
+    lines = [attrs for tag, attrs in page.tags if tag == "line" and attrs.get("class") == "whisker"]
+    assert ("58.31%", "64.09%") in [(attrs["x1"], attrs["x2"]) for attrs in lines]
+    assert "61.23%" in page.attributes("cx")
+
+
+def test_enough_records_need_no_word_of_it(tmp_path: Path) -> None:
+    text = attacked(tmp_path, a_head(membership=[a_target(others=1000, shadows=0)])).text
+    assert "1,437 members (trained on) and 1,000 others (not)." in text
+    assert "cannot be told from fewer" not in text
+
+
+def test_copying_stands_beside_held_out_images(tmp_path: Path) -> None:
+    page = attacked(tmp_path, a_head(**generated()), of_copying())
+    for told in (
+        "1,000 images: inputs that the server sent to nodes.",
+        "pixels 1,000 generated, 1,437 private, 360 held-out 58.2% (55.1 to 61.2) 0.034 999 drawings "
+        "-3.2 p 0.00066 0.64 0.71",
+        "features of the student 1,000 generated, 1,437 private, 360 held-out 50.0%",
+        "The 10 closest pairs, by pixels each: generated, nearest private, nearest held-out image",
+        "generated private held-out ratio 0.64 , north closer than any held-out image",
+        "generated private held-out ratio 0.82 , south",
+    ):
+        assert told in page.text, told
+    assert page.text.count("closer than any held-out image") == 4  # 0.642, 0.662, 0.682, 0.702; then 0.722
+    order = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
+    threes = [alt for alt in order if alt in ("generated", "private", "held-out")]
+    assert threes == ["generated", "private", "held-out"] * 10
+
+
+def test_distances_name_their_space(tmp_path: Path) -> None:
+    text = attacked(tmp_path, a_head(**generated())).text
+    for told in (
+        "FID in features of the student KID in features of the student",
+        "north 30.01 26.00 0.0123 0.000100 703 south 24.50 25.42 0.00980 -0.000210 734 Average 27.25 25.71",
+        "Of 1,000 generated images in 64 dimensions. Too few images for this space",
+    ):
+        assert told in text, told
+    enough = generated()
+    enough["distances"]["spaces"][0]["full_rank"] = True
+    assert "Too few images" not in attacked(tmp_path, a_head(**enough)).text
+
+
+def test_scores_and_label_counts(tmp_path: Path) -> None:
+    text = attacked(tmp_path, a_head(**generated())).text
+    for told in (
+        "on average adapted inception score 5.10 north 4.80 south 5.41 the student 7.70 Of 1,000 images",
+        "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 it lacks no class "
+        "told as absent, but there: one",
+    ):
+        assert told in text, told
+    nobody = generated()
+    nobody["scores"]["student"] = None
+    assert "south 5.41 Of 1,000 images" in attacked(tmp_path, a_head(**nobody)).text
+
+
+def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
+    nodes = [
+        {**node, "site": site} for node, site in zip(a_result()["nodes"], ("Utrecht", "Ghent"), strict=True)
+    ]
+    text = attacked(tmp_path, a_head(**generated()), of_copying(), nodes=nodes).text
+    for told in (
+        "Answers of south \u00b7 Ghent",
+        "ratio 0.64 , north \u00b7 Utrecht",
+        "north \u00b7 Utrecht 30.01",
+        "north \u00b7 Utrecht 4.80",
+        "north \u00b7 Utrecht exact",
+    ):
+        assert told in text, told
+
+
+# --- what is not there ---
+
+
+def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    assert section(folder, a_result()) is None
+    assert "Leakage" not in Page(write_report(folder).read_text(encoding="utf-8")).text
+
+
+def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
+    skipped = [
+        {"attack": "copying", "reason": "the server made no images."},
+        {"attack": "counts", "reason": None},
+    ]
+    text = attacked(tmp_path, a_head(inversion=an_inversion(), skipped=skipped), of_inversion()).text
+    part = text[text.index("Not tried") :]
+    assert "Copying : the server made no images." in part
+    assert "Label counts : not measured , and the file does not say why." in part
+    assert "Membership inference : not measured , and the file does not say why." in part
+    assert "Gradient inversion :" not in part
+    heads = ("Who was among the training records", "Whether generated images copy", "What label counts told")
+    assert not any(head in text for head in heads)
+
+
+def test_missing_pictures_are_said(tmp_path: Path) -> None:
+    told = a_head(inversion=an_inversion(), **generated())
+    page = attacked(tmp_path, told)
+    missing = "No pictures: leakage.safetensors is not in the run\u2019s folder."
+    assert page.text.count(missing) == 2
+    assert "31.2 \u00b1 4.0" in page.text
+    page = attacked(tmp_path, told, of_inversion())
+    assert "the file of pictures holds none of these that can be shown" in page.text
+    assert len(drawn(page, "original")) == 4
+    assert drawn(page, "generated") == []
+    two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}
+    assert drawn(attacked(tmp_path, told, two), "original") == []  # of two channels: not to be shown
+
+
+# --- broken and hostile files ---
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "7", ""])
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RunFolderError, match=r"leakage\.json (cannot be read as JSON|holds a)"):
+        attacked(tmp_path, text)
+
+
+def test_broken_pictures_are_named(tmp_path: Path) -> None:
+    told = a_head(inversion=an_inversion(), **generated())
+    images = pictures(4, 0)
+    with pytest.raises(RunFolderError, match=r"inversion\.original is F32 \[4, 1, 8, 8\]: allowed is U8 "):
+        attacked(tmp_path, told, {"inversion.original": images.astype(np.float32)})
+    with pytest.raises(RunFolderError, match=r"inversion\.original is U8 \[4, 8, 8\]: allowed is U8 "):
+        attacked(tmp_path, told, {"inversion.original": images[:, 0].copy()})
+    smaller = {**of_inversion(), "inversion.dlg": images[:3].copy()}
+    with pytest.raises(RunFolderError, match=r"inversion\.dlg is of shape \(3, 1, 8, 8\): allowed is \(4, 1"):
+        attacked(tmp_path, told, smaller)
+    with pytest.raises(RunFolderError, match=r"copying is of shapes .*: allowed are three alike"):
+        attacked(tmp_path, told, {**of_copying(), "copying.private": pictures(9, 0, 3)})
+    (tmp_path / "leakage.safetensors").write_bytes(b"no file of tensors")
+    with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
+        attacked(tmp_path, told)
+
+
+def replaced(value: Any, junk: object) -> Iterator[Any]:
+    """The same value, each time with one of all its parts turned to junk."""
+    yield junk
+    items: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, part in items:
+        for other in replaced(part, junk):
+            changed = value.copy()
+            changed[key] = other
+            yield changed
+
+
+@pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
+def test_no_part_of_a_wrong_type_breaks_a_page(tmp_path: Path, junk: object) -> None:
+    parts = generated()
+    parts["membership"] = parts["membership"][:1]
+    parts["copying"]["spaces"] = [a_space("pixels", pairs=a_space("pixels")["pairs"][:1])]
+    told = a_head(inversion=an_inversion(), **parts)
+    (tmp_path / "leakage.json").write_text("{}")
+    assert section(tmp_path, a_result()) is not None
+    broken = [changed for changed in replaced(told, junk) if isinstance(changed, dict)]
+    assert len(broken) > 200
+    for changed in broken:
+        (tmp_path / "leakage.json").write_text(json.dumps(changed))
+        assert section(tmp_path, a_result()) is not None
+    for changed in itertools.islice(broken, 0, None, 80):  # the template, too
+        attacked(tmp_path, changed)
+
+
+def test_texts_are_only_text(tmp_path: Path) -> None:
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, dict):
+            keep = ("name", "best", "attack")
+            return {
+                (HOSTILE if key in ("north", "south") else key): part if key in keep else poisoned(part)
+                for key, part in value.items()
+            }
+        if isinstance(value, list):
+            return [poisoned(part) for part in value]
+        return HOSTILE if isinstance(value, str) else value
+
+    told = poisoned(a_head(inversion=an_inversion(), **generated(), ledger="other"))
+    told["skipped"] = [{"attack": HOSTILE, "reason": HOSTILE}]
+    page = attacked(tmp_path, told, {**of_inversion(), **of_copying()})
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "a"})
+    assert page.text.count(HOSTILE) > 40
+    assert any(HOSTILE in (alt or "") for alt in page.attributes("alt"))
+    assert all(source.startswith("data:image/png;base64,") for source in page.attributes("src"))
+
+
+def test_figures_without_end_are_not_measured(tmp_path: Path) -> None:
+    part = an_inversion()
+    part["attacks"][0]["psnr"] = {"mean": float("inf"), "std": None, "per_image": [float("nan"), 20.0]}
+    text = attacked(tmp_path, a_head(inversion=part), of_inversion()).text
+    assert "DLG not measured 3 of 4" in text
+    assert "DLG not measured 20.0 dB not measured not measured" in text

@@ -1,0 +1,283 @@
+"""What attacks got, in a comparison's tables and page: from run folders and leakage.json made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedstill import compare
+from fedstill.compare import Comparison
+from fedstill.records import write_text
+from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
+from fedstill.report.compare_leakage import LEAKS, skipped, strength
+from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, records
+from tests.report.test_report_page import Page
+
+AUC, TPR, PSNR, COPYING = LEAKS
+CONFIG = {"seed": 0}
+
+
+def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, Any]:
+    at = [{"rate": 0.001, "true_positives": {"value": 0.5}}]
+    at += [] if found is None else [{"rate": 0.01, "true_positives": {"value": found}}]
+    return {"title": title, "auc": {"value": auc}, "at": at}
+
+
+def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    central = {"of": "student", "shadows": 16, "trained": "federations", "attacks": list(attacks)}
+    answers = {"of": "answers of node-0", "attacks": [an_attack("LiRA", 0.99, 0.99)]}
+    return {"config": CONFIG, "membership": [central, answers], "sentence": "<one> left.", **parts}
+
+
+# LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
+MEMBERS = [
+    [an_attack("Loss", 0.60, 0.02), an_attack("LiRA", 0.50, 0.01)],
+    [an_attack("Loss", 0.62, 0.03), an_attack("LiRA", 0.70, 0.02)],
+    [an_attack("Loss", 0.64, 0.04), an_attack("LiRA", 0.72, 0.03)],
+]
+
+
+def psnrs(**values: float) -> dict[str, Any]:
+    attacks = [{"title": title, "psnr": {"mean": value}} for title, value in values.items()]
+    return {"victims": 4, "images": 1, "attacks": attacks}
+
+
+def copying(**values: float | None) -> dict[str, Any]:
+    return {"spaces": [{"extractor": space, "p_value": value} for space, value in values.items()]}
+
+
+def a_plan(**changes: Any) -> Comparison:
+    table = {"methods": ["standalone", "fedavg", "fediod"], "seeds": 3}
+    return dataclasses.replace(compare._comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
+
+
+def leak(folder: Path, run: str, found: dict[str, Any]) -> None:
+    (folder / run / "leakage.json").write_text(json.dumps(found))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """FedAvg attacked in all seeds, FedIOD in all but without inversion, standalone in none."""
+    write_text(tmp_path / "compare.toml", "# Made by: fedstill compare mine.toml --leakage\n\n")
+    for seed in range(3):
+        a_run(tmp_path, f"standalone-seed{seed}", ALONE[seed], {})
+        a_run(tmp_path, f"fedavg-seed{seed}", FEDAVG[seed], {20: FEDAVG[seed][0]})
+        a_run(tmp_path, f"fediod-seed{seed}", FEDIOD[seed], {400: FEDIOD[seed][0]})
+        inversion = psnrs(DLG=[30.0, 10.0, 20.0][seed], iDLG=21.0)
+        leak(tmp_path, f"fedavg-seed{seed}", a_leakage(*MEMBERS[seed], inversion=inversion))
+        parts = {"inversion": None, "copying": copying(pixels=0.5, features=0.25)}
+        parts["skipped"] = [{"attack": "inversion", "reason": "no <parameters> left"}]
+        leak(tmp_path, f"fediod-seed{seed}", a_leakage(an_attack("Loss", 0.55), **parts))
+    return tmp_path
+
+
+def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder: Path) -> None:
+    alone, fedavg, fediod = summarise(folder, a_plan()).rows
+    name, auc = fedavg.leak(AUC) or ("", Spread(0.0))
+    assert (name, auc.mean) == ("LiRA", pytest.approx(64.0))
+    # From 50, 70, 72 and their mean 64: sqrt((14^2 + 6^2 + 8^2) / 2).
+    assert auc.std == pytest.approx((296 / 2) ** 0.5)
+    assert fedavg.leaked(AUC) == "64.0 \u00b1 12.2"
+    assert (fedavg.leak(TPR) or ("",))[0] == "Loss"  # it finds more at 1 %, and 0.1 % is another rate
+    assert fedavg.leaked(TPR) == "3.0 \u00b1 1.0"
+    assert (fedavg.leak(PSNR) or ("",))[0] == "iDLG"  # 21 each time; DLG's mean is 20
+    assert fedavg.leaked(PSNR) == "21.0 \u00b1 0.0"
+    assert fediod.leak(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
+    assert fediod.leaked(TPR) is None
+    assert [alone.leaked(leak) for leak in LEAKS] == [None] * 4
+
+
+def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
+    (folder / "fedavg-seed1" / "leakage.json").unlink()
+    leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {"seed": 1}})
+    summary = summarise(folder, a_plan())
+    _, fedavg, fediod = summary.rows
+    assert fedavg.leak(AUC) is None
+    assert summary.notes[-1] == (
+        "Not attacked yet with the options of this comparison: Standalone, seed 0; Standalone, seed 1; "
+        "Standalone, seed 2; FedAvg, seed 1; FedIOD, seed 2."
+    )
+    assert fediod.leak(AUC) is None  # that one is of an attack with other options
+    assert [run.leakage is None for run in fediod.runs] == [False, False, True]
+
+
+def test_an_attack_that_was_not_tried_on_all_runs_is_none_of_them(folder: Path) -> None:
+    leak(folder, "fedavg-seed0", a_leakage(an_attack("Loss", 0.60)))
+    _, fedavg, _ = summarise(folder, a_plan()).rows
+    assert (fedavg.leak(AUC) or ("",))[0] == "Loss"
+    assert fedavg.leaked(AUC) == "62.0 \u00b1 2.0"
+
+
+@pytest.mark.parametrize(
+    "part", [None, [], [{"attacks": []}], [{"attacks": [an_attack("Loss", float("nan"))]}]]
+)
+def test_figures_that_are_missing_are_none(folder: Path, part: Any) -> None:
+    for seed in range(3):
+        leak(folder, f"fedavg-seed{seed}", {"config": CONFIG, "membership": part, "copying": None})
+    _, fedavg, _ = summarise(folder, a_plan()).rows
+    assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 4
+    write_comparison(folder, a_plan())
+
+
+def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> None:
+    write_comparison(folder, a_plan())
+    runs = {(row["method"], row["seed"]): row for row in records(folder / "compare.csv")}
+    assert [runs["fedavg", str(seed)]["membership_auc"] for seed in range(3)] == ["60.0", "70.0", "72.0"]
+    assert [runs["fedavg", str(seed)]["psnr_db"] for seed in range(3)] == ["30.0", "21.0", "21.0"]
+    assert runs["fediod", "0"]["copying_p"] == "0.25"
+    assert runs["standalone", "0"]["membership_auc"] == ""
+    means = {row["method"]: row for row in records(folder / "compare-summary.csv")}
+    assert float(means["fedavg"]["membership_auc_mean"]) == pytest.approx(64.0)
+    assert float(means["fedavg"]["tpr_at_1_percent_std"]) == pytest.approx(1.0)
+    assert (means["fedavg"]["membership_auc_attack"], means["fedavg"]["psnr_db_attack"]) == ("LiRA", "iDLG")
+    assert (means["fediod"]["psnr_db_mean"], means["fediod"]["psnr_db_attack"]) == ("", "")
+
+
+def test_latex_and_markdown_have_the_columns(folder: Path) -> None:
+    summary = summarise(folder, a_plan())
+    head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
+    assert head.endswith("| seconds | membership AUC | TPR at 1% | PSNR | copying p |")
+    assert {row.count("|") for row in rows} == {head.count("|")}
+    assert any(
+        row.endswith("| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 21.0 \u00b1 0.0 | - |") for row in rows
+    )
+    assert any(row.endswith("| 12.5 | 55.0 \u00b1 0.0 | - | - | 0.250 \u00b1 0.000 |") for row in rows)
+    lines = latex(summary).splitlines()
+    (heads,) = [line for line in lines if line.startswith("Method &")]
+    assert heads.endswith("& Seconds & Membership AUC & TPR at 1\\% & PSNR & Copying p \\\\")
+    (fedavg,) = [line for line in lines if line.startswith("FedAvg &")]
+    assert fedavg.endswith("& 64.0 $\\pm$ 12.2 & 3.0 $\\pm$ 1.0 & 21.0 $\\pm$ 0.0 & -- \\\\")
+    assert fedavg.count("&") == heads.count("&")
+
+
+@pytest.mark.parametrize("width", [80, 220])
+def test_the_terminal_has_them_beside_or_below(folder: Path, width: int) -> None:
+    out = StringIO()
+    print_comparison(summarise(folder, a_plan()), Console(file=out, width=width, color_system=None))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines if line.startswith(" FedAvg ")]
+    figures = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "21.0 \u00b1 0.0", "-"]
+    assert ["FedAvg", *figures] in rows if width == 80 else rows[0][7:11] == figures
+    assert "Nothing here is called safe." in " ".join(out.getvalue().split())
+
+
+def test_a_run_that_did_not_run_has_no_figures_in_any_form(folder: Path) -> None:
+    write_text(folder / "not_run.json", json.dumps({f"fediod-seed{seed}": "no" for seed in range(3)}))
+    summary = summarise(folder, a_plan())
+    head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {head.count("|")}
+    write_comparison(folder, a_plan())
+    source = (folder / "compare.html").read_text(encoding="utf-8")
+    heads = source.count('<th scope="col"', source.index('<table class="methods">'))
+    span = re.search(r'class="reason wide-cell" colspan="(\d+)"', source)
+    assert span is not None
+    assert int(span[1]) == heads - 3  # all but the method, its terms and its reports
+
+
+def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
+    source = write_comparison(folder, a_plan()).read_text(encoding="utf-8")
+    page = Page(source)
+    for told in (
+        "Accuracy against leakage",
+        "Membership AUC % TPR % at 1% PSNR dB Copying p",
+        "12.5 s 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 21.0 \u00b1 0.0 iDLG - leaves:",
+        "12.5 s - - - - leaves:",
+        "What an adversary got",
+        "FedAvg <one> left. Seed 0. Tried: membership by Loss, LiRA (16 shadow models, each of a "
+        "federation); inversion by DLG, iDLG (4 victims, 1 image each).",
+        "Not tried: inversion: no <parameters> left.",
+        "Nothing here is called safe: these attacks, at this strength, got this.",
+        "Not in it, for want of a figure: Standalone.",
+    ):
+        assert told in page.text, told
+    label = (
+        "Accuracy against the AUC of the strongest membership attack. "
+        "FedAvg: 84.0%, AUC 64.0%, 2.5 kB; FedIOD: 91.0%, AUC 55.0%, 40.0 kB."
+    )
+    assert page.attributes("aria-label").count(label) == 2  # one for screens, one for phones
+    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
+    assert write_comparison(folder, a_plan()).read_text(encoding="utf-8") == source
+
+
+def test_without_leakage_in_the_plan_nothing_tells_of_it(folder: Path) -> None:
+    """Though someone has attacked a run of it."""
+    plan = dataclasses.replace(a_plan(), leakage=None)
+    write_comparison(folder, plan)
+    for name in ("compare.html", "compare.tex", "compare.md", "compare.csv", "compare-summary.csv"):
+        text = (folder / name).read_text(encoding="utf-8")
+        for word in ("AUC", "auc", "PSNR", "adversary"):
+            assert word not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL)
+    out = StringIO()
+    print_comparison(summarise(folder, plan), Console(file=out, width=220, color_system=None))
+    assert "AUC" not in out.getvalue()
+
+
+def test_nothing_attacked_yet_can_be_shown(folder: Path) -> None:
+    for file in folder.rglob("leakage.json"):
+        file.unlink()
+    page = Page(write_comparison(folder, a_plan()).read_text(encoding="utf-8"))
+    assert ": no run has both figures." in page.text
+    assert "What an adversary got" not in page.text
+    assert "Areas are bytes" not in page.text
+    assert records(folder / "compare.csv")[0]["copying_p"] == ""
+
+
+# --- settings in one picture ----------------------------------------------------------------------------
+
+
+def drawn(folder: Path, plan: Comparison) -> str:
+    """The wide picture."""
+    source = write_comparison(folder, plan).read_text(encoding="utf-8")
+    return source[source.index('on-wide"') : source.index('on-phone"')]
+
+
+def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list[float | None]) -> Comparison:
+    plan = a_plan(methods=["fedavg"], seeds=1, settings=settings)
+    for place, (run, epsilon) in enumerate(zip(plan.places(), epsilons, strict=True)):
+        a_run(tmp_path, run.folder, (80.0 + place, 70.0, 1000, 500), {})
+        leak(tmp_path, run.folder, a_leakage(an_attack("Loss", 0.55 + place / 20)))
+        file = tmp_path / run.folder / "result.json"
+        node = {"name": "0", "mechanism": "dp-sgd", "guarantee": True, "epsilon": epsilon, "delta": 1e-5}
+        nodes = [] if epsilon is None else [node]
+        file.write_text(json.dumps({**json.loads(file.read_text()), "privacy": {"nodes": nodes}}))
+    write_text(tmp_path / "compare.toml", "# Made by: x\n\n")
+    return plan
+
+
+def test_budgets_of_one_method_are_joined_and_have_their_epsilon(tmp_path: Path) -> None:
+    budgets = [("none", float("inf")), ("eight", 8.0), ("three", 3.0)]
+    settings = [{"name": name, "nodes": {"privacy": {"epsilon": value}}} for name, value in budgets]
+    picture = drawn(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
+    assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["\u03b5 2.9", "\u03b5 7.9"]
+    assert picture.count('class="way"') == 2
+    assert picture.count('class="disc"') == 1  # one number, at the end of the line: without a budget
+    assert "FedAvg, three, epsilon 2.9: 82.0%, AUC 65.0%, 1.5 kB; FedAvg, eight, epsilon 7.9" in picture
+
+
+def test_other_settings_have_letters(tmp_path: Path) -> None:
+    settings = [{"name": "<few>", "split": {"alpha": 0.1}}, {"name": "many", "split": {"alpha": 9.0}}]
+    plan = with_settings(tmp_path, settings, [None, 2.9])
+    picture = drawn(tmp_path, plan)
+    assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["a", "b, \u03b5 2.9"]
+    assert 'class="way"' not in picture
+    assert picture.count('class="disc"') == 2
+    assert "<few>" not in picture
+    assert "a <few> b many" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text
+
+
+def test_the_strength_names_what_was_tried() -> None:
+    assert strength({"membership": None}) == "Nothing was tried."
+    assert strength(
+        a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5))
+    ) == (
+        "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); copying in pixels."
+    )
+    assert skipped({}) == []

@@ -1,0 +1,232 @@
+"""``fedstill attack``: its words, what it prints, and that whatever goes wrong is one line and code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedstill import cli, config
+from fedstill.attacks.config import LeakageConfig
+from fedstill.commands.attack import Line, lines, print_leakage
+from fedstill.commands.options import changed
+from fedstill.errors import FedstillError
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+def a_share(value: float, low: float | None = None, high: float | None = None) -> dict[str, float | None]:
+    return {"value": value, "low": low, "high": high}
+
+
+FOUND: dict[str, Any] = {
+    "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
+    "ledger": "node-0: 10 bytes of logits by the ledger, 12 heard",
+    "skipped": [{"attack": "copying", "reason": "the server made no images"}],
+    "inversion": {
+        "shared": "all parameters",
+        "guess": 9.84,
+        "attacks": [
+            {"title": "DLG", "psnr": {"mean": 31.25, "std": 4.0}, "labels": {"right": 3, "of": 4}},
+            {"title": "iDLG", "psnr": {"mean": None, "std": None}, "labels": None},
+        ],
+    },
+    "membership": [
+        {
+            "of": "student",
+            "attacks": [
+                {
+                    "title": "LiRA",
+                    "auc": a_share(0.614, 0.58, 0.64),
+                    "at": [
+                        {"rate": 0.01, "true_positives": a_share(0.031)},
+                        {"rate": 0.001, "true_positives": a_share(0.004)},
+                    ],
+                }
+            ],
+        }
+    ],
+    "copying": {"images": 1000, "spaces": [{"extractor": "pixels", "p_value": 0.0004, "share": 0.75}]},
+    "distances": {
+        "spaces": [{"extractor": "VGG", "generated": 500, "average": 27.2, "average_held_out": 25.7}]
+    },
+    "scores": {"images": 200, "adapted": 5.1, "student": 7.7},
+    "counts": [{"exact": True, "total_variation": 0.0}, {"exact": False, "total_variation": 0.25}],
+}
+
+
+class Attacks:
+    """In place of attacking: remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Path, LeakageConfig, str, bool]] = []
+        self.raises: BaseException | None = None
+
+    def __call__(self, folder: Path, config: LeakageConfig, *, command: str, progress: bool) -> Any:
+        self.asked.append((folder, config, command, progress))
+        if self.raises is not None:
+            raise self.raises
+        return FOUND
+
+
+@pytest.fixture
+def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
+    attacks = Attacks()
+    monkeypatch.setattr("fedstill.attacks.leakage.attack", attacks)
+    return attacks
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Main:
+    """The command line in this process: its exit code, stdout and stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main(words)
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a finished run, one that is not finished, and a comparison."""
+    monkeypatch.chdir(tmp_path)
+    for folder, files in {
+        "a run": ("config.toml", "result.json"),
+        "half": ("config.toml",),
+        "many": ("compare.toml",),
+        "empty": (),
+    }.items():
+        (tmp_path / folder).mkdir()
+        for file in files:
+            (tmp_path / folder / file).write_text("{}", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("here")
+def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attacks: Attacks) -> None:
+    words = ("attack", "a run", "--seed", "3", "--membership.shadows=4", "--inversion.victims", "2")
+    code, out, err = command(*words)
+    assert (code, err) == (0, "")
+    [(folder, ours, told, progress)] = attacks.asked
+    assert (folder, progress) == (Path("a run"), False)
+    assert (ours.seed, ours.membership.shadows, ours.inversion.victims) == (3, 4, 2)
+    assert ours.copying == LeakageConfig().copying
+    assert told == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
+    assert "[b]One[/b] in three was found" in out  # as it is, not as markup
+    assert out.endswith("Report: a run/report.html\n")
+
+
+@pytest.mark.usefixtures("here")
+def test_without_options_attacks_are_the_default_ones(command: Main, attacks: Attacks) -> None:
+    assert command("attack", "a run", "--quiet")[0] == 0
+    assert [(asked[1], asked[3]) for asked in attacks.asked] == [(LeakageConfig(), False)]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", ["--help", "-h", "nowhere --help"])
+def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
+    code, out, err = command("attack", *words.split())
+    assert (code, err, attacks.asked) == (0, "", [])
+    for name in config.options(LeakageConfig):
+        assert f"--{name} " in out
+    assert out.startswith("usage: fedstill attack RUN ")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "fedstill attack is '': allowed is the folder of a finished run, then options"),
+        ("--seed 3", "fedstill attack is '--seed 3': allowed is the folder of a finished run"),
+        ("nowhere", "there is no folder nowhere: allowed is the folder of a finished run"),
+        ("empty", "empty holds no run: there is no config.toml in it"),
+        ("half", "the run in half is not finished: there is no result.json; fedstill run --resume half"),
+        ("many", "many holds a comparison: name one of its runs, or repeat its command with --leakage"),
+        ("a/run", "there is no folder a/run"),
+        ("ready --sed 3", "unknown option '--sed': did you mean '--seed'?"),
+        ("ready --zzz 3", "unknown option '--zzz': `fedstill attack RUN --help` shows all"),
+        ("ready --seed few", "seed is 'few': allowed is a whole number"),
+        ("ready --seed -1", "seed is -1: allowed is 0 or more"),
+        ("ready --membership.shadows 3", "membership.shadows is 3: allowed is "),
+        ("ready --membership.trained so", "membership.trained is 'so': allowed is one of "),
+        ("ready --attacks inversions", "attacks is ['inversions']: allowed is some of inversion, "),
+        ("ready another", "option is 'another': allowed is --NAME VALUE"),
+    ],
+)
+def test_bad_words_are_one_line(command: Main, here: Path, attacks: Attacks, words: str, line: str) -> None:
+    (here / "a run").rename(here / "ready")
+    code, out, err = command("attack", *words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.removeprefix("fedstill: ").startswith(line)
+    assert attacks.asked == []
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attacks) -> None:
+    attacks.raises = FedstillError("the run\nwas deployed")
+    assert command("attack", "a run") == (2, "", "fedstill: the run was deployed\n")
+
+
+# --- what it prints -----------------------------------------------------------------------------------
+
+
+def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
+    assert list(lines(FOUND)) == [
+        Line("inversion, DLG", "all parameters", "31.2 \u00b1 4.0 dB, labels 3 of 4", "9.8 dB, guessed"),
+        Line("inversion, iDLG", "all parameters", "-", "9.8 dB, guessed"),
+        Line("membership, LiRA", "student",
+             "AUC 61.4% (58.0% to 64.0%), TPR 3.1% at 1%, TPR 0.4% at 0.1%", "50%, 1%, 0.1%"),
+        Line("copying, pixels", "1,000 images",
+             "p below 0.001, 75.0% closer to private images", "any p alike"),
+        Line("FID, VGG", "500 images", "27.2 mean of nodes", "25.7 to held-out images"),
+        Line("inception score", "200 images", "5.1 by the nodes' models, 7.70 by the student", "1 at least"),
+        Line("label counts", "2 nodes", "exact of 1 of 2, off by 0.0% to 25.0%", ""),
+    ]  # fmt: skip
+
+
+def printed(found: dict[str, Any], width: int) -> str:
+    out = StringIO()
+    print_leakage(found, Console(file=out, width=width, color_system=None))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> None:
+    text = printed(FOUND, width)
+    assert text.startswith("Parameters left the nodes.")
+    assert max(map(len, text.splitlines())) <= width
+    whole = " ".join(text.split())
+    assert "Not tried: copying: the server made no images" in whole
+    assert "What was heard is not what the ledger says: node-0: 10 bytes of logits by" in whole
+    if width == 160:
+        assert re.search(r"LiRA +student +AUC 61\.4% \(58\.0% to 64\.0%\)", text)
+
+
+def test_where_nothing_applied_only_the_reasons_are_printed() -> None:
+    parts = ("inversion", "membership", "copying", "distances", "scores", "counts")
+    nothing = {**dict.fromkeys(parts), "ledger": None, "sentence": "Nothing left.", "skipped": []}
+    assert printed(nothing, 80) == "Nothing left.\n\n"
+    nothing["skipped"] = [{"attack": part, "reason": "nothing left the nodes"} for part in parts]
+    told = " ".join(printed(nothing, 80).split())
+    assert told == f"Nothing left. Not tried: {', '.join(parts)}: nothing left the nodes"  # a reason once
+
+
+def test_options_that_differ_are_the_words_that_give_them_again(
+    command: Main, attacks: Attacks, here: Path
+) -> None:
+    table = {"seed": 5, "attacks": ["counts", "membership"], "copying": {"pairs": 4}}
+    ours = LeakageConfig.from_table(json.loads(json.dumps(table)))
+    words = changed(ours.to_table(), LeakageConfig().to_table())
+    assert changed(LeakageConfig().to_table(), LeakageConfig().to_table()) == []
+    assert command("attack", str(here / "a run"), *words)[0] == 0
+    assert attacks.asked[0][1] == ours
