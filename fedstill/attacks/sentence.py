@@ -49,19 +49,22 @@ def _membership(found: list[Mapping[str, Any]]) -> str:
     for target in found:
         best = next(attack for attack in target["attacks"] if attack["name"] == target["best"])
         auc = best["auc"]
-        hint = ", which may be guessing" if auc["low"] <= 0.5 else ""
+        hint = " (which may be guessing)" if auc["low"] <= 0.5 else ""
         parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{hint}")
     return (
         f"Of a record that was learned from and one that was not, the better guess was right "
-        f"{' and '.join(parts)} (a coin: 50)."
+        f"{' and '.join(parts)}; a coin is right 50 times."
     )
 
 
 def _copying(found: Mapping[str, Any]) -> str:
     space = found["spaces"][0]
     pair = space["pairs"][0]["ratio"] if space["pairs"] else None
+    fresh = (
+        "" if space["fresh"] is None else f", where held-out images themselves come to {space['fresh']:.2f}"
+    )
     closest = (
-        "" if pair is None else f"; the closest lies at {pair:.2f} of the way to an image that nobody had"
+        "" if pair is None else f"; the closest lies at {pair:.2f} of its distance to a held-out one{fresh}"
     )
     depends = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
     return (
