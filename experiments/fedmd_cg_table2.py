@@ -4,11 +4,11 @@
 
 Ten nodes, omega 10 (`split.alpha`), as in the paper. The paper says neither in which round it attacks, nor on
 how many images, nor with which activations; here victims are nodes of one image, that take one SGD step a
-round. Two rounds are attacked: the first, in which all nodes begin with the server's weights, so that the
-server knows the part that is not shared; and a later one, in which that part has been trained at its node. Two networks:
-LeNet-5 with ReLU and max pooling, and the LeNet of DLG's paper, with sigmoids. Per cell: the mean over the
-images of a seed, then mean and standard deviation over seeds, of DLG and, for LeNet-5, of the attack layer by
-layer.
+round. Two rounds are attacked: the first, in which all nodes begin with the server's weights, so that it
+knows the part that is not shared; and a later one, in which that part has been trained at its node. Two
+networks: LeNet-5 with ReLU and max pooling, and the LeNet of DLG's paper, with sigmoids. Per cell: the mean
+over the images of a seed, then mean and standard deviation over seeds, of DLG and, for LeNet-5, of the attack
+layer by layer.
 
 MNIST stands where the paper has EMNIST; CIFAR-10 is a JPEG copy. A guess is the mean of real images.
 """

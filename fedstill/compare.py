@@ -8,25 +8,20 @@ first weights, the same local optimiser and budget. What a method may have of it
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fedstill import presets
-from fedstill.compute import Compute
-from fedstill.config import PaperFigure, RunConfig, from_dict, options, read_table, run_type, to_dict
+from fedstill.comparison import SINGLE, Comparison, Place, merged, questions, says, slug, what_leaves
+from fedstill.config import PaperFigure, from_dict, options, read_table, run_type, to_dict
 from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
-from fedstill.methods import METHODS, method_of
-from fedstill.node.gate import NOT_OUTPUTS, OF_MAPS
-from fedstill.node.questions import NodeSetting, Question, stand_in
+from fedstill.methods import METHODS
 from fedstill.presets import Table
-from fedstill.tasks import any_task
 
 __all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
 
@@ -34,129 +29,6 @@ FILE = "compare.toml"
 SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
 PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
 OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
-SINGLE = ""  # the name of the only setting, where a comparison names none
-
-
-@dataclass(frozen=True)
-class Place:
-    """One run of a comparison."""
-
-    setting: str
-    label: str
-    seed: int
-
-    @property
-    def folder(self) -> str:
-        """Where it is in the comparison's folder."""
-        return f"{_slug(self.setting)}/{self.label}-seed{self.seed}".lstrip("/")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What is compared, complete: no default that a later release changes can change it.
-
-    Args:
-        name: of the comparison.
-        about: one line on it.
-        seeds: each method runs once with each.
-        base: a run's table without method, seed and name.
-        methods: each method's table by its label. A label is the method's name, or another one where a
-            method stands in the comparison more than once, with other options.
-        settings: by name, each a run's table that is merged onto the base.
-        runs: by label, a run's table of one method only, merged onto the setting.
-        paper: published figures.
-        changed: options that the command line set.
-        leakage: the options of the attack on each run, complete; None attacks none.
-    """
-
-    name: str
-    seeds: tuple[int, ...]
-    base: Table
-    methods: Mapping[str, Table]
-    about: str = ""
-    settings: Mapping[str, Table] = field(default_factory=lambda: {SINGLE: {}})
-    runs: Mapping[str, Table] = field(default_factory=dict)
-    paper: tuple[PaperFigure, ...] = ()
-    changed: tuple[str, ...] = ()
-    leakage: Table | None = None
-
-    @property
-    def sets_policy(self) -> bool:
-        """Whether the plan itself says whether nodes give outputs only."""
-        tables = (self.base, *self.settings.values(), *self.runs.values())
-        return any(_given(table, "nodes", "policy", "outputs_only") for table in tables)
-
-    def places(self) -> list[Place]:
-        """All runs, in order: setting by setting, seed by seed, so that early figures compare methods."""
-        return [
-            Place(setting, label, seed)
-            for setting in self.settings
-            for seed in self.seeds
-            for label in self.methods
-        ]
-
-    def config(self, place: Place) -> RunConfig[Any]:
-        """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
-        except for methods that cannot work so: what had to be allowed is what the report shows.
-
-        Raises:
-            FedstillError: the plan does not describe a run.
-        """
-        table = _merged(self.base, self.settings[place.setting], self.runs.get(place.label, {}))
-        own = {"name": place.label, "seed": place.seed, "method": self.methods[place.label]}
-        try:
-            config = from_dict({**table, **own})
-        except FedstillError as error:
-            where = f"{place.label}, {place.setting}" if place.setting else place.label
-            raise FedstillError(f"{where}: {error}") from error
-        if _given(table, "nodes", "policy", "outputs_only"):
-            return config
-        leaves, policy = set(what_leaves(config)), config.nodes.policy
-        only, maps = not leaves & set(NOT_OUTPUTS), bool(leaves & set(OF_MAPS))
-        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps)
-        return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
-
-    def to_toml(self) -> str:
-        """The comparison as a file that :func:`read` reads back to an equal one."""
-        table: Table = {"name": self.name, "about": self.about, "seeds": list(self.seeds)}
-        table.update(methods=list(self.methods), changed=list(self.changed), base=self.base)
-        table.update(options=dict(self.methods), runs=dict(self.runs))
-        if list(self.settings) != [SINGLE]:
-            table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
-        figures = [dataclasses.asdict(figure) for figure in self.paper]
-        if self.leakage is not None:
-            table["leakage"] = self.leakage
-        table["paper"] = [
-            {**figure, "std": "none"} if figure["std"] is None else figure for figure in figures
-        ]
-        return tomli_w.dumps(table)
-
-    def published(self, setting: str, label: str, figure: str) -> PaperFigure | None:
-        """The published figure of a method: by its label or, where no label is so called, by its name."""
-        names = {label}
-        name = str(self.methods[label]["name"])
-        if name not in self.methods:
-            names.add(name)
-        for found in self.paper:
-            if found.method in names and found.figure == figure and found.setting in (SINGLE, setting):
-                return found
-        return None
-
-
-# --- what a method declares ---------------------------------------------------------------------------
-
-
-def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
-    """The questions that a run's method declares, by name."""
-    task = any_task(config.task)
-    setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
-    return method_of(config.method).node_side(config.method, setting).questions
-
-
-def what_leaves(config: RunConfig[Any]) -> tuple[str, ...]:
-    """The kinds of tensor that leave a node in a run, in alphabetical order."""
-    asked = questions(config).values()
-    return tuple(sorted({kind for question in asked for kind in question.kinds().values()}))
 
 
 def shared_options() -> list[str]:
@@ -263,7 +135,7 @@ def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any])
     raw, paper = _base(_table(table, "base"))
     above = _nested(changes)
     settings = {
-        setting: _merged(given, above) if setting != SINGLE else {}
+        setting: merged(given, above) if setting != SINGLE else {}
         for setting, given in _settings(table.get("settings")).items()
     }
     methods = _methods(table)
@@ -280,7 +152,7 @@ def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any])
         name=_word(table, "name", name),
         about=_word(table, "about", ""),
         seeds=_seeds(table.get("seeds", 1)),
-        base=_complete(_merged(raw, above), next(iter(methods.values()))),
+        base=_complete(merged(raw, above), next(iter(methods.values()))),
         methods=methods,
         settings=settings,
         runs=runs,
@@ -312,9 +184,9 @@ def _complete(base: Table, method: Table) -> Table:
     """A base with all defaults written out, but for those that a comparison chooses itself."""
     whole = to_dict(from_dict({**base, "method": method}))
     complete = {key: value for key, value in whole.items() if key not in OWN}
-    if not _given(base, "nodes", "policy", "outputs_only"):
+    if not says(base, "nodes", "policy", "outputs_only"):
         del complete["nodes"]["policy"]["outputs_only"]
-    if not _given(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
+    if not says(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
         complete["evaluation"]["centralised"] = False
     return complete
 
@@ -349,7 +221,7 @@ def _method(label: str, name: str, given: Table) -> Table:
                 "method or preset", name, [*METHODS, *presets.names()], see="see `fedstill list`"
             )
     try:
-        run = from_dict({"method": _merged(below, given)})
+        run = from_dict({"method": merged(below, given)})
     except FedstillError as error:
         raise FedstillError(f"{label}: {error}") from error
     complete: Table = to_dict(run)["method"]
@@ -363,8 +235,8 @@ def _settings(given: object) -> dict[str, Table]:
     if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
         raise ArgumentError("settings", given, allowed)
     named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
-    good = all(isinstance(name, str) and _slug(name) for name in named)
-    if not good or len({_slug(str(name)) for name in named}) < len(given):
+    good = all(isinstance(name, str) and slug(name) for name in named)
+    if not good or len({slug(str(name)) for name in named}) < len(given):
         raise ArgumentError("settings", [part.get("name") for part in given], allowed)
     return {str(name): part for name, part in named.items()}
 
@@ -446,29 +318,3 @@ def _nested(values: Mapping[str, Any]) -> Table:
             place = place.setdefault(part, {})
         place[last] = value
     return table
-
-
-def _merged(*tables: Mapping[str, Any]) -> Table:
-    """Tables as one, later ones above earlier ones; a copy."""
-    merged: Table = {}
-    for table in tables:
-        merged = presets.merge(merged, table)
-    return copy.deepcopy(merged)
-
-
-def _given(table: object, *keys: str) -> bool:
-    """Whether a table has a value at a path of keys."""
-    for key in keys:
-        if not isinstance(table, Mapping) or key not in table:
-            return False
-        table = table[key]
-    return True
-
-
-def _slug(name: str) -> str:
-    """A name as that of a folder.
-
-    >>> _slug("Fashion-MNIST, alpha = 0.1")
-    'Fashion-MNIST-alpha-0.1'
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
