@@ -33,7 +33,7 @@ ATTACKS = {"lenet5": ("dlg", "layers"), "sigmoid-lenet": ("dlg",)}
 PAPER = {
     "mnist": (24.54, 23.55, 6.78, 7.05, 6.95),  # EMNIST
     "fashion-mnist": (22.63, 19.66, 6.33, 6.98, 7.02),
-    "cifar10-jpeg": (29.22, 14.84, 8.75, 9.87, 9.69),
+    "cifar10": (29.22, 14.84, 8.75, 9.87, 9.69),
 }
 LATER = 5  # of ten rounds
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill import cli, config
+from fedstill import config
 from fedstill.attacks.config import LeakageConfig
 from fedstill.commands.attack import Line, lines, print_leakage
 from fedstill.commands.options import changed
@@ -80,20 +80,6 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
     attacks = Attacks()
     monkeypatch.setattr("fedstill.attacks.leakage.attack", attacks)
     return attacks
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Main:
-    """The command line in this process: its exit code, stdout and stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            cli.main(words)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture
