@@ -1,13 +1,16 @@
 """A finished run, done once more to hear what left its nodes: all that attacks on it are given.
 
-A simulation follows from its configuration, so it can be repeated. Whether the repetition let out what the
-run did is checked byte by byte against the run's own ledger: node by node, kind by kind.
+A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
+checked twice: what it let out has the sizes that the run's own ledger counts, node by node and kind by kind,
+and where there is a student, it came to the same one.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from fedstill import run
 from fedstill.attacks.tap import Overheard, Release, disagreement, weighed
@@ -23,10 +27,13 @@ from fedstill.data.dataset import DataSet, TensorData
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError, RunFolderError
+from fedstill.methods.counting import DATA_SIZES, LABEL_COUNTS
 from fedstill.node.gate import INDICES
 from fedstill.node.ledger import Ledger
 from fedstill.setting import Setting
 from fedstill.wire import INPUTS
+
+SAME = 1e-2  # of a student's length: rounding of other engines grows to less than that
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +59,9 @@ class Replay:
         Raises:
             FedstillError: data that cannot be read or divided.
         """
-        # Engines give the same figures; one by one also where stacking would round otherwise.
-        engine = replace(config.engine, name="one-by-one")
+        # Engines give the same figures, to rounding.
+        deployed = config.engine.name in run.REHEARSED
+        engine = replace(config.engine, name="one-by-one" if deployed else config.engine.name)
         silent = replace(config.evaluation, every=0, centralised=False, samples=0)
         config = replace(config, engine=engine, evaluation=silent)
         data = load(config.data, config.task)
@@ -97,21 +105,38 @@ def hear(folder: Path, again: Replay, most: int) -> tuple[Overheard, Heard, str 
         most: rows of questions and answers to keep.
 
     Returns:
-        The experiment at its end, what its server saw, and how that is not what the run's ledger says.
+        The experiment at its end, what its server saw, and why that is not the run of the folder, if it
+        is not.
 
     Raises:
         RunFolderError: the student in the folder is broken.
     """
     experiment, heard = again.experiment(), Heard(most)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    experiment.groups = dict(result["engine"].get("groups") or {})  # who was computed with whom, as then
     experiment.listen(lambda release: heard.take(release, experiment.public))
+    wrong = disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))
     if experiment.has_student:
         file = folder / "student.safetensors"
         try:
             state = load_file(str(file))
         except (SafetensorError, OSError) as error:
             raise RunFolderError(f"{file} cannot be read: {error}") from error
+        apart = _apart(experiment.student, state)
+        if not apart <= SAME and wrong is None:
+            wrong = f"the repetition came to another student, {100 * apart:.2g} % apart from the run's own"
         experiment.student.load_state_dict(state)
-    return experiment, heard, disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))
+    return experiment, heard, wrong
+
+
+def _apart(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
+    """How far a network is from weights, over their length; infinity for those of another architecture."""
+    own = network.state_dict()
+    if {name: value.shape for name, value in own.items()} != {n: value.shape for n, value in state.items()}:
+        return math.inf
+    pairs = [(own[name].cpu().double(), value.double()) for name, value in state.items()]
+    length = sum(float(value.square().sum()) for _, value in pairs)
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / max(length, 1e-30))
 
 
 @dataclass(eq=False)
@@ -122,12 +147,14 @@ class Heard:
         most: rows of questions and answers that are kept, the last ones.
         bytes: that left, by node and kind.
         counts: label counts as each node told them first, ``(C,)``.
+        taught: nodes of which something was heard beside how much they hold.
         made: whether the server made what it asked about, by itself.
     """
 
     most: int
     bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
+    taught: set[str] = field(default_factory=set)
     made: bool = False
     _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the question
     _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -135,6 +162,8 @@ class Heard:
     def take(self, release: Release, public: Public | None) -> None:
         """Hear one release."""
         self.bytes.update(weighed([release]))
+        if set(release.kinds.values()) - {LABEL_COUNTS, DATA_SIZES}:
+            self.taught.add(release.node)
         if "counts" in release.tensors:
             self.counts.setdefault(release.node, release.tensors["counts"].flatten())
         logits = release.tensors.get("logits")
@@ -149,7 +178,7 @@ class Heard:
 
     def _forget(self) -> None:
         """Keep as many questions as are needed for the rows that are wanted."""
-        while sum(len(about) for _, about in self._asked[1:]) >= self.most:
+        while len(self._asked) > 1 and sum(len(about) for _, about in self._asked[1:]) >= self.most:
             number, _ = self._asked.pop(0)
             for told in self._told.values():
                 told.pop(number, None)

@@ -25,7 +25,7 @@ from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Overheard
 from fedstill.config import as_table
 from fedstill.errors import FedstillError, MethodRefused
-from fedstill.records import write_text
+from fedstill.records import holding, write_text
 from fedstill.report import write_report
 from fedstill.run import machine
 
@@ -79,12 +79,13 @@ def attack(
         **{part: found.told.get(part) for part in PARTS},
     }
     leakage["sentence"] = sentence(leakage)
-    if found.pictures:
-        save_file(found.pictures, str(folder / PICTURES))
-    else:
+    with holding(folder, "run"):
+        (folder / FILE).unlink(missing_ok=True)  # figures and pictures of two attacks never stand together
         (folder / PICTURES).unlink(missing_ok=True)
-    write_text(folder / FILE, json.dumps(_finite(leakage), indent=2, allow_nan=False) + "\n")
-    write_report(folder)
+        if found.pictures:
+            save_file(found.pictures, str(folder / PICTURES))
+        write_text(folder / FILE, json.dumps(_finite(leakage), indent=2, allow_nan=False) + "\n")
+        write_report(folder)
     return leakage
 
 
@@ -112,9 +113,14 @@ class _Found:
         """Who was in the training data."""
 
         def tried() -> None:
-            self.told["membership"] = members.section(
-                self.again, self.experiment, self.heard, self.config.membership, self.config.seed
-            )
+            config = self.config.membership
+            found = members.section(self.again, self.experiment, self.heard, config, self.config.seed)
+            self.told["membership"] = found
+            if len(found) == 1:
+                reason = "no answers to questions left the nodes"
+                if not config.answers or not config.shadows:
+                    reason = "membership.answers or membership.shadows is 0"
+                self.skipped.append(_skip("membership through answers", reason))
 
         self._try("membership", tried)
 

@@ -1,12 +1,14 @@
 """Membership of a run's private records: told by its central model, and by the answers that a node gave.
 
-The outsider has the central model, or what stands for it: the average of the nodes' models, the teachers'
-ensemble; where nothing does, all nodes' models, of which it asks the one that is surest of the record's
-label. The curious server has questions and answers, and distils a copy of the node's model from them.
+The outsider has the central model, or asks the ensemble through the nodes' gates. Some methods have neither:
+then the average of the nodes' models is attacked, or all of them, of which the one speaks that is surest of
+the record's label. Nobody in the run is given these; it is what they would tell if they were used. The
+curious server has questions and answers, and distils a copy of the node's model from them.
 
-Members are the nodes' records. Others are test data, which no model saw; where one node is attacked they
-have its classes in its own shares, lest the class itself tell who is a member. A part of the test data is
-kept aside as RMIA's population.
+Members are the records that the nodes learned from; of nodes of which the server heard nothing but how much
+they hold, nothing can have come to a student. Others are test data, which no model saw; where one node is
+attacked they have its classes in its own shares, lest the class itself tell who is a member. A part of the
+test data is kept aside as RMIA's population.
 """
 
 from __future__ import annotations
@@ -24,23 +26,31 @@ from fedstill.attacks.heard import Heard, Replay
 from fedstill.attacks.membership import Seen
 from fedstill.attacks.rates import Rates, rates, split
 from fedstill.attacks.shadows import halves, together
+from fedstill.attacks.tap import Overheard
 from fedstill.choices import check_choices
 from fedstill.compute import Compute
 from fedstill.data import splits
 from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, MethodRefused
+from fedstill.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.experiment import Experiment
 from fedstill.measured import Measured
 from fedstill.node import training
 from fedstill.node.node import Node
+from fedstill.privacy.audit import CONFIDENCE
 from fedstill.seeds import derive, numpy_generator, torch_generator
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 OF = {
     "student": ("student", "the central model's outputs about any input"),
-    "virtual": ("average of the nodes' models", "the outputs of the nodes' average about any input"),
-    "ensemble": ("ensemble", "the outputs of the nodes' ensemble about any input"),
-    "nodes": ("nodes' models", "the outputs of every node's own model about any input"),
+    "virtual": (
+        "average of the nodes' models",
+        "the outputs of the nodes' average about any input, which nobody in this run is given",
+    ),
+    "ensemble": ("ensemble", "what the ensemble answers about any input, through the nodes' gates"),
+    "nodes": (
+        "nodes' models",
+        "the outputs of every node's own model about any input, which nobody in this run is given",
+    ),
 }
 POPULATION = 4  # one of so many test records is RMIA's
 MOST_POPULATION = 500
@@ -58,7 +68,7 @@ class MembersConfig:
     """Each shadow by itself, as a node trains its model; or each by the whole run, with the run's method:
     stronger, and as many runs as shadows."""
     records: int = 2000
-    """Members that are looked at, at most; and as many others."""
+    """Members that are looked at, at most; and at most as many others. Shadows learn from half of them."""
     answers: int = 2000
     """Answers of a node that a copy of its model is distilled from, at most; 0: none."""
 
@@ -79,11 +89,13 @@ class Candidates:
         records: members and others.
         inside: which of them are members, ``(N,)`` bool.
         population: further records that no model learned from.
+        learned: how many members there are in all.
     """
 
     records: TensorData
     inside: torch.Tensor
     population: TensorData
+    learned: int
 
     @property
     def all(self) -> TensorData:
@@ -92,7 +104,7 @@ class Candidates:
 
 
 def section(
-    again: Replay, experiment: Experiment, heard: Heard, config: MembersConfig, seed: int
+    again: Replay, experiment: Overheard, heard: Heard, config: MembersConfig, seed: int
 ) -> list[dict[str, Any]]:
     """Attack a run's central model, and the answers of the node that has most records.
 
@@ -109,7 +121,7 @@ def section(
     if experiment.task.kind != "class":
         reason = "membership is told from one label an input, and this task has none"
         raise MethodRefused(experiment.method.title, "every node", reason)
-    found = [_central(again, experiment, config, seed)]
+    found = [_central(again, experiment, heard, config, seed)]
     largest = max(experiment.nodes, key=lambda node: len(node.data))
     answered = heard.answers(largest.name)
     if answered is not None and config.answers and config.shadows:
@@ -117,9 +129,13 @@ def section(
     return found
 
 
-def outsider(experiment: Experiment, records: TensorData) -> torch.Tensor:
+def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
     inputs = records.inputs.to(experiment.compute.device)
+    if experiment.method.central == "ensemble":
+        experiment.reopen()
+        asked = [experiment.server.predict(part) for part in torch.split(inputs, training.at_once(inputs))]
+        return torch.cat(asked).float().cpu()
     told = Measured(experiment).answers(inputs)
     if told is not None:
         return told.float().cpu()
@@ -131,14 +147,26 @@ def outsider(experiment: Experiment, records: TensorData) -> torch.Tensor:
     return each[sure.argmax(0), torch.arange(len(records))]
 
 
-def _central(again: Replay, experiment: Experiment, config: MembersConfig, seed: int) -> dict[str, Any]:
-    asked = _candidates(_together(again.parts), again.data.test, config, seed)
+def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:
+    """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
+    by_themselves = experiment.method.central in ("nodes", "ensemble")
+    return [node for node in experiment.nodes if by_themselves or node.name in nodes]
+
+
+def _central(
+    again: Replay, experiment: Overheard, heard: Heard, config: MembersConfig, seed: int
+) -> dict[str, Any]:
+    teaching = taught(experiment, heard.taught)
+    if not teaching:
+        reason = "no node's records came to the central model"
+        raise MethodRefused(experiment.method.title, "every node", reason)
+    asked = _candidates(_together([node.data for node in teaching]), again.data.test, config, seed)
     inside = halves(len(asked.records), config.shadows, seed)
     told = [outsider(experiment, asked.all)]
     if config.trained == "federations":
-        told += [
-            _federation(again, asked, row, derive(seed, "federation", at)) for at, row in enumerate(inside)
-        ]
+        for at, row in enumerate(inside):
+            outputs, inside[at] = _federation(again, asked, row, derive(seed, "federation", at))
+            told.append(outputs)
     elif config.shadows:
         networks = together(
             _made(again, again.config.student.model),
@@ -154,23 +182,40 @@ def _central(again: Replay, experiment: Experiment, config: MembersConfig, seed:
     return _told(of, sees, asked, torch.stack(told), inside, config)
 
 
-def _federation(again: Replay, asked: Candidates, row: torch.Tensor, seed: int) -> torch.Tensor:
-    """What a run with the same method, on other records and with other draws, says about the candidates."""
-    part = asked.records.subset(row.nonzero().flatten())
-    run = again.config
+def _federation(
+    again: Replay, asked: Candidates, row: torch.Tensor, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A run with the same method, on other records and with other draws.
+
+    Returns:
+        What it says about the candidates ``(N + Z, classes)``, and which of them it learned from ``(N,)``: of
+        those that it was to learn from, ``row``, without those of nodes that were not drawn.
+    """
+    rows = row.nonzero().flatten()
+    part, run = asked.records.subset(rows), again.config
     if run.split.how in ("column", "sorted"):
         raise ArgumentError("membership.trained", "federations", "alone, where data are split by a column")
-    indices = splits.split(part.targets, len(again.data.classes), run.split, numpy_generator(seed, "split"))
+    generator = numpy_generator(seed, "split")
+    try:
+        indices = splits.split(part.targets, len(again.data.classes), run.split, generator)
+    except FedstillError as error:
+        allowed = f"more, or membership.trained = alone ({error})"
+        raise ArgumentError("membership.records", len(asked.records), allowed) from error
     test = again.data.test.subset(torch.arange(min(TESTED, len(again.data.test))))
     shadow = replace(
         again,
         config=replace(run, seed=seed),
         data=replace(again.data, test=test),
-        parts=[part.subset(rows) for rows in indices],
-    )
-    federation = Experiment(shadow.setting)
-    federation.run()
-    return outsider(federation, asked.all)
+        parts=[part.subset(own) for own in indices],
+    ).experiment()
+    heard = Heard(0)
+    shadow.listen(lambda release: heard.take(release, shadow.public))
+    names = {node.name for node in taught(shadow, heard.taught)}
+    learned = torch.zeros_like(row)
+    for node, own in zip(shadow.nodes, indices, strict=True):
+        if node.name in names:
+            learned[rows[own]] = True
+    return outsider(shadow, asked.all), learned
 
 
 def _answers(
@@ -185,7 +230,7 @@ def _answers(
     place = [each.name for each in experiment.nodes].index(node.name)
     names, task, compute = again.config.nodes.models, experiment.task, _fast(experiment)
     own, make = derive(seed, node.name), _made(again, names[place % len(names)])
-    asked = _candidates(again.parts[place], again.data.test, config, seed, alike=True)
+    asked = _candidates(_together([node.data]), again.data.test, config, seed, alike=True)
     inside = halves(len(asked.records), config.shadows, own)
     shadows = together(make, asked.records, inside, task, again.config.nodes.local, own, compute=compute)
     inputs, answers = (part[-config.answers :] for part in answered)
@@ -203,6 +248,7 @@ def _answers(
     )
     told = torch.stack([_outputs(network, asked.all, compute) for network in proxies])
     sees = f"{len(answers)} questions to it and its answers, from which a copy of its model is distilled"
+    sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
     alone = replace(config, trained="alone")
     return _told(f"answers of {node.name}", sees, asked, told, inside, alone)
 
@@ -222,10 +268,13 @@ def _told(
             "lira-offline": lambda: membership.lira_offline(seen),
             "rmia": lambda: membership.rmia(seen, population),
         }
-    found = {name: rates(*split(score(), asked.inside)) for name, score in scores.items()}
+    # All intervals hold together, since the attack that got most is told first.
+    sure = 1 - (1 - CONFIDENCE) / len(scores)
+    found = {name: rates(*split(score(), asked.inside), confidence=sure) for name, score in scores.items()}
     return {
         "of": of,
         "sees": sees,
+        "learned": asked.learned,
         "members": int(asked.inside.sum()),
         "others": int((~asked.inside).sum()),
         "shadows": config.shadows,
@@ -261,6 +310,7 @@ def _candidates(
     order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
     apart = min(len(test) // POPULATION, MOST_POPULATION)
     population, rest = test.subset(order[:apart]), test.subset(order[apart:])
+    learned = len(members)
     drawn = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
     members = members.subset(drawn[: config.records].sort().values)
     if alike:
@@ -270,7 +320,7 @@ def _candidates(
         sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
         raise ArgumentError("records", sizes, "two of each, to tell who was a member")
     inside = torch.arange(len(members) + len(others)) < len(members)
-    return Candidates(_together([members, others]), inside, population)
+    return Candidates(_together([members, others]), inside, population, learned)
 
 
 def _alike(targets: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

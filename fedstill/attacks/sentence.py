@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
 NO_BETTER = 1.0  # dB above a guess, below which an attack is called no better than it
 
 
@@ -19,6 +20,8 @@ def sentence(leakage: Mapping[str, Any]) -> str:
     'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
     """
     left = ", ".join(leakage["leaves"]) or "nothing"
+    held = [kind for kind in ("private data", "label maps") if kind in leakage["leaves"]]
+    known = f" Whoever has the {' and '.join(held)} needs no attack." if held else ""
     told = [
         part(leakage[name])
         for name, part in (
@@ -30,7 +33,7 @@ def sentence(leakage: Mapping[str, Any]) -> str:
         if leakage.get(name)
     ]
     got = " ".join(told) or "None of the attacks applied, which says nothing about others."
-    return f"{leakage['title']}: {left} left the nodes. {got}"
+    return f"{leakage['title']}: {left} left the nodes.{known} {got}"
 
 
 def _inversion(found: Mapping[str, Any]) -> str:
@@ -50,7 +53,8 @@ def _membership(found: list[Mapping[str, Any]]) -> str:
         best = next(attack for attack in target["attacks"] if attack["name"] == target["best"])
         auc = best["auc"]
         hint = " (which may be guessing)" if auc["low"] <= 0.5 else ""
-        parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{hint}")
+        nobody = ", which nobody was given," if target["of"] in GIVEN_TO_NOBODY else ""
+        parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{nobody}{hint}")
     return (
         f"Of a record that was learned from and one that was not, the better guess was right "
         f"{' and '.join(parts)}; a coin is right 50 times."

@@ -14,6 +14,7 @@ from typing import Any
 from fedstill.experiment import Experiment
 from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
+from fedstill.node.account import Account
 from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
 from fedstill.wire import kind_of, refine, size
@@ -108,6 +109,16 @@ class Overheard(Experiment):
         except Enough:
             return False
         return True
+
+    def reopen(self) -> None:
+        """Let nodes answer after the run's end, as those of an ensemble in use do.
+
+        What that costs is charged to an account that begins anew: a run's own is closed with the run.
+        """
+        self.account = Account(None, self._ledger_key, durable=False)
+        for node in self.nodes:
+            if node.gate.purse is not None:
+                node.gate.purse.account = self.account
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)

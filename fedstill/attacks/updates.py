@@ -230,6 +230,17 @@ def _adam(
     return m, v, m / (1 - 0.9**step) / (root + 1e-8)
 
 
+def check_finite(target: Tensors) -> None:
+    """Refuse a release of which nothing follows.
+
+    Raises:
+        ArgumentError: it holds NaN or infinity.
+    """
+    for name, value in target.items():
+        if not bool(value.isfinite().all()):
+            raise ArgumentError(f"release of {name}", "NaN or infinity", "finite numbers")
+
+
 @dataclass(frozen=True)
 class Gradient:
     """One gradient of the mean loss over a batch, as far as it was shared.
@@ -255,6 +266,9 @@ class Gradient:
             self.model, parameters, inputs, labels, smoothing=self.smoothing, training=self.training
         )
 
+    def __post_init__(self) -> None:
+        check_finite(self.target)
+
     def mean_gradient(self) -> Tensors:
         """The gradient itself, from which labels are read."""
         return self.target
@@ -275,6 +289,9 @@ class Update:
     target: Tensors
     schedule: Schedule
     order: tuple[torch.Tensor, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_finite(self.target)
 
     @property
     def smoothing(self) -> float:

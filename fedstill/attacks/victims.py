@@ -5,8 +5,10 @@ that hold one image, or a few, take part in the run as it is configured, and wha
 round is attacked by the server, who knows what it sent and how nodes train. A node that holds more loses
 less to this attack; how much less, larger ``images`` tell.
 
-Parameters that a method keeps at its nodes are unknown to the server, but for the first round, which all
-nodes begin with the weights that it sent. For later rounds it takes these first weights in their place.
+For a later round the victims take part from the first one on, beside the run's own nodes, some of which hold
+the same images; all nodes take part in every round. Parameters that a method keeps at its nodes are unknown
+to the server, but for the first round, which all nodes begin with the weights that it sent. For later rounds
+it takes these first weights in their place.
 """
 
 from __future__ import annotations
@@ -96,13 +98,15 @@ class Victim:
         release: as attacks take it.
         data: what the node holds: the truth, for comparison alone.
         part: of the parameters, that was shared.
-        optimiser: that the node trained with.
+        schedule: how the node trained.
+        beside: what its training descended beside the task's own loss; "" where that was all.
     """
 
     release: Update | Gradient
     data: TensorData
     part: Part
-    optimiser: str
+    schedule: Schedule
+    beside: str
 
 
 def section(again: Replay, config: InversionsConfig, seed: int) -> Inverted:
@@ -154,11 +158,11 @@ def section(again: Replay, config: InversionsConfig, seed: int) -> Inverted:
         pictures[f"inversion.{name}"] = _bytes(torch.cat([each.images for each in got]), pixels)
     if not told:
         raise MethodRefused(method_of(again.config.method).title, "every victim", refused[0][1])
-    schedule = _schedule(again, config)
+    schedule = found[0].schedule
     return Inverted(
         {
             "shared": SHARED[found[0].part],
-            "known": _known(found[0].part, config.round, schedule),
+            "known": _known(found[0], config.round),
             "images": config.images,
             "round": config.round,
             "steps": len(schedule.rates),
@@ -204,8 +208,15 @@ def victims(again: Replay, config: InversionsConfig, seed: int) -> list[Victim]:
         raise ArgumentError("inversion.round", config.round, f"0 .. {run.method.rounds - 1}, as in the run")
     heard, schedule = _heard(experiment, names, config.round), _schedule(again, config)
     first = models.build(run.student.model, shape, classes, run.seed, "student")
+    one = config.round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
     return [
-        _victim(copy.deepcopy(first), heard[name], schedule, part)
+        _victim(
+            copy.deepcopy(first),
+            heard[name],
+            schedule,
+            part,
+            "" if one else experiment.side.questions[heard[name].question].beside,
+        )
         for name, part in zip(names, parts, strict=True)
     ]
 
@@ -218,7 +229,7 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
     one = isinstance(victim.release, Gradient)
-    if one and victim.optimiser == "adam" and attack != "inverting":
+    if one and victim.schedule.optimiser == "adam" and attack != "inverting":
         raise ArgumentError("release", "one step of Adam, which tells signs", "a gradient, with its lengths")
     if attack == "layers":
         if not isinstance(victim.release, Gradient):
@@ -273,7 +284,7 @@ def _schedule(again: Replay, config: InversionsConfig) -> Schedule:
     return Schedule.of(again.config.nodes.local, config.images, span)
 
 
-def _victim(model: nn.Module, release: Release, schedule: Schedule, data: TensorData) -> Victim:
+def _victim(model: nn.Module, release: Release, schedule: Schedule, data: TensorData, beside: str) -> Victim:
     """A release as attacks take it: what changed, from the weights that the server sent.
 
     One step of SGD tells the gradient itself. Adam's first step tells little more than its signs: these then
@@ -291,22 +302,27 @@ def _victim(model: nn.Module, release: Release, schedule: Schedule, data: Tensor
     changed = {name: (before[name] - learned[name]).detach() for name in shared(model, part)}
     update = Update(model, changed, schedule)
     if len(schedule.rates) > 1:
-        return Victim(update, data, part, schedule.optimiser)
+        return Victim(update, data, part, schedule, beside)
     slopes = {name: moved / schedule.rates[0] for name, moved in changed.items()}
     exact = as_gradient(update) or Gradient(model, slopes, schedule.smoothing, schedule.training)
-    return Victim(exact, data, part, schedule.optimiser)
+    return Victim(exact, data, part, schedule, beside)
 
 
-def _known(part: Part, round: int, schedule: Schedule) -> str:
+def _known(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
+    schedule, part = victim.schedule, victim.part
     steps = f"{len(schedule.rates)} step{'' if len(schedule.rates) == 1 else 's'}"
     knows = f"the server knows what it sent and how nodes train ({steps} of {schedule.optimiser.upper()})"
-    if part == "all":
-        return knows
-    kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
-    if round == 0:
-        return f"{knows}; in the first round also the {kept}, as all nodes begin with weights that it sent"
-    return f"{knows}; of the {kept}, which stays at the node, it has only the first weights"
+    if part != "all":
+        kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
+        knows += (
+            f"; in the first round also the {kept}, as all nodes begin with weights that it sent"
+            if round == 0
+            else f"; of the {kept}, which stays at the node, it has only the first weights"
+        )
+    if victim.beside:
+        knows += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
+    return knows
 
 
 def _mean_image(parts: Sequence[TensorData]) -> torch.Tensor:

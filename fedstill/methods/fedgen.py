@@ -108,6 +108,7 @@ def node_side(config: FedGENConfig, setting: NodeSetting) -> NodeSide:
         },
         releases={"parameters": kind},
         times=config.rounds,
+        beside="cross-entropy on what the global generator gives",
     )
     questions = (parameters.begin(), count_labels(task), question)
     return NodeSide({question.name: question for question in questions}, rehearse=rehearse, first=None)

@@ -52,7 +52,9 @@ def node_side(config: FedProxConfig, setting: NodeSetting) -> NodeSide:
 
         return work
 
-    return parameters.node_side(setting, parameters.questions(config, setting, make_work=make_work))
+    return parameters.node_side(
+        setting, parameters.questions(config, setting, make_work=make_work, beside="the proximal term")
+    )
 
 
 def squared_distance(w: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -181,7 +181,8 @@ def train(handler: Handler, rounds: int) -> Question:
     """
     travels = {"generator": gate.GENERATOR_PARAMETERS, "head": gate.HEAD_PARAMETERS}
     sends = {**travels, "counts": LABEL_COUNTS, "round": "schedule"}
-    return Question("train", handler, sends=sends, releases=travels, times=rounds)
+    beside = "distances from what the global generator gives"
+    return Question("train", handler, sends=sends, releases=travels, times=rounds, beside=beside)
 
 
 class Received:

@@ -71,7 +71,12 @@ def begin(times: int = 1) -> Question:
 
 
 def train(
-    config: RoundsConfig, setting: NodeSetting, *, part: str = "", make_work: MakeWork | None = None
+    config: RoundsConfig,
+    setting: NodeSetting,
+    *,
+    part: str = "",
+    make_work: MakeWork | None = None,
+    beside: str = "",
 ) -> Question:
     """The question of a round: take parameters w, train on your own data, give yours back.
 
@@ -80,6 +85,7 @@ def train(
         setting: what a node is.
         part: what is exchanged: ``""`` the whole network, ``"extractor"`` or ``"head"``.
         make_work: makes the round's training step; None is the task's own loss.
+        beside: what that step descends beside the task's own loss.
     """
 
     def handler(
@@ -98,6 +104,7 @@ def train(
         times=config.rounds,
         reads=() if make_work is None else None,
         span=lambda sent: round_span(sent, config.rounds),
+        beside=beside,
     )
 
 
@@ -194,10 +201,15 @@ def drawn(nodes: Sequence[str], share: float, seed: int, round: int) -> list[str
 
 
 def questions(
-    config: RoundsConfig, setting: NodeSetting, *, part: str = "", make_work: MakeWork | None = None
+    config: RoundsConfig,
+    setting: NodeSetting,
+    *,
+    part: str = "",
+    make_work: MakeWork | None = None,
+    beside: str = "",
 ) -> list[Question]:
     """All questions of a method that averages parameters."""
-    shared = [tell_size(), train(config, setting, part=part, make_work=make_work)]
+    shared = [tell_size(), train(config, setting, part=part, make_work=make_work, beside=beside)]
     # Where everyone gets the whole network in every round, that is a start as well.
     return shared if part == "" and config.participation == 1 else [begin(), *shared]
 

@@ -39,6 +39,8 @@ class Question:
             come from its networks. None: not declared, and then no mechanism can protect any of them.
         trains: networks, beside the model, that take a step on the node's records for each answer.
         span: the part of the local training that comes with it, by the tensors that were sent; None is none.
+        beside: what its training descends beside the task's own loss, from the second step or round on, in
+            words; an attack that goes by the task's loss alone is then weaker than it could be.
         finish: what is done to an answer after the gate's noise and before it travels, by what was sent (a
             quantiser, say). It never sees what is private.
     """
@@ -54,6 +56,7 @@ class Question:
     reads: tuple[str, ...] | None = None
     trains: tuple[str, ...] = ()
     span: Callable[[Mapping[str, torch.Tensor]], Span] | None = None
+    beside: str = ""
     finish: Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | (
         None
     ) = None

@@ -104,7 +104,9 @@ NOTES = (
     "was trained on above one that was not, in percent; 50 is guessing. TPR at 1%: the percentage of members "
     "that it finds where it accuses 1% of the others; 1 is guessing. PSNR: how close inverted updates come "
     "to private images, in dB; the run's own report has what guessing gives. Copying p: how often generated "
-    "images that copy nothing would lie as close to private ones; small is copying.",
+    "images that copy nothing would lie as close to private ones; where it is small they depend on these "
+    "very images, and the closest pairs in the run's report say whether one is copied. The best of several "
+    "attacks lies a little above guessing by chance: a mark close to the dashed line tells nothing.",
 )
 
 

@@ -92,3 +92,14 @@ def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_pa
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(ArgumentError, match="nodes' data are on this machine"):
         replay(tmp_path)
+
+
+def test_another_run_with_the_same_bytes_is_told_of(fediod: Path, tmp_path: Path) -> None:
+    for file in fediod.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    text = (tmp_path / "config.toml").read_text()
+    assert "seed = 0" in text
+    (tmp_path / "config.toml").write_text(text.replace("seed = 0", "seed = 1", 1))
+    wrong = heard(tmp_path)[2]
+    assert wrong is not None
+    assert "another student" in wrong

@@ -70,7 +70,7 @@ def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
     assert found["inversion"]["attacks"][0]["psnr"]["mean"] > 25
     assert found["copying"] is found["distances"] is found["scores"] is found["counts"] is None
     skipped = {each["attack"] for each in found["skipped"]}
-    assert skipped == {"copying", "distances", "scores", "counts"}
+    assert skipped == {"copying", "distances", "scores", "counts", "membership through answers"}
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
 
 
@@ -111,7 +111,7 @@ def test_sentences_say_what_was_got_and_at_what_strength(fediod: Path, fedavg: P
     assert by_answers.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
     assert "exactly how many examples of each class" in by_answers
     assert "iDLG recovered images from all parameters at" in by_parameters
-    assert "(a coin: 50)" in by_parameters
+    assert "a coin is right 50 times" in by_parameters
     for words in (by_answers, by_parameters):
         assert "safe" not in words
     found = told(fedavg)

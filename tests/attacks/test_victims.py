@@ -107,3 +107,22 @@ def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
     for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):
         with pytest.raises(ArgumentError, match="inversion"):
             InversionsConfig(**bad)  # type: ignore[arg-type]
+
+
+def test_what_a_method_descends_beside_is_said_where_it_counts() -> None:
+    again = replay({"name": "fedmd-cg", "rounds": 2})
+    first, later = (
+        section(again, InversionsConfig(victims=1, round=round, attacks=("idlg",)), 0).told["known"]
+        for round in (0, 1)
+    )
+    assert "also descend" not in first
+    assert "leaves out that nodes also descend distances from what the global generator gives" in later
+    plain = section(replay(LG), InversionsConfig(victims=1, round=1, attacks=("idlg",)), 0)
+    assert "also descend" not in plain.told["known"]
+
+
+def test_a_release_without_finite_numbers_is_refused() -> None:
+    (victim,) = victims(replay(FEDAVG), InversionsConfig(victims=1), 0)
+    broken = {name: value * float("nan") for name, value in victim.release.target.items()}
+    with pytest.raises(ArgumentError, match="NaN or infinity"):
+        Gradient(victim.release.model, broken)
