@@ -177,7 +177,7 @@ def _resumable(folder: Path, what: str = "run") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         again = shlex.join(["fedstill", what, "--resume", str(folder)])
-        _leave(f"stopped; to go on: {again}", 130)
+        _leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
 
 
 def _finish(folder: Path, result: dict[str, Any]) -> None:
@@ -256,6 +256,8 @@ def _changes(words: list[str]) -> dict[str, Any]:
         if option.name not in known:
             names = [f"--{name}" for name in ("seeds", "base", "data", "leakage", "out", *known)]
             see = "the options of one method belong to a preset or to a comparison's file"
+            if option.name.startswith(("inversion.", "membership.", "copying.")):
+                see = "the options of attacks belong to the table [leakage] of a comparison's file"
             raise UnknownName("option", option.option, names, see=see)
     # Any method will do: these options are no method's.
     run = _override(from_dict({"method": {"name": next(iter(METHODS))}}), words, "fedstill run PRESET")

@@ -45,8 +45,8 @@ FOUND: dict[str, Any] = {
                     "title": "LiRA",
                     "auc": a_share(0.614, 0.58, 0.64),
                     "at": [
-                        {"rate": 0.01, "true_positives": a_share(0.031)},
-                        {"rate": 0.001, "true_positives": a_share(0.004)},
+                        {"rate": 0.01, "allowed": 3, "true_positives": a_share(0.031)},
+                        {"rate": 0.001, "allowed": 0, "true_positives": a_share(0.004)},
                     ],
                 }
             ],
@@ -171,7 +171,7 @@ def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
         Line("inversion, DLG", "all parameters", "31.2 \u00b1 4.0 dB, labels 3 of 4", "9.8 dB, guessed"),
         Line("inversion, iDLG", "all parameters", "-", "9.8 dB, guessed"),
         Line("membership, LiRA", "student",
-             "AUC 61.4% (58.0% to 64.0%), TPR 3.1% at 1%, TPR 0.4% at 0.1%", "50%, 1%, 0.1%"),
+             "AUC 61.4% (58.0% to 64.0%), TPR 3.1% at 1%", "50%, 1%"),
         Line("copying, pixels", "1,000 images",
              "p below 0.001, 75.0% closer to private images", "any p alike"),
         Line("FID, VGG", "500 images", "27.2 mean of nodes", "25.7 to held-out images"),
@@ -193,7 +193,7 @@ def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> N
     assert max(map(len, text.splitlines())) <= width
     whole = " ".join(text.split())
     assert "Not tried: copying: the server made no images" in whole
-    assert "What was heard is not what the ledger says: node-0: 10 bytes of logits by" in whole
+    assert "The repetition is not the run of this folder: node-0: 10 bytes of logits by" in whole
     if width == 160:
         assert re.search(r"LiRA +student +AUC 61\.4% \(58\.0% to 64\.0%\)", text)
 

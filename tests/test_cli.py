@@ -351,6 +351,8 @@ def test_faults_of_ours_are_not_hidden(runs: Runs) -> None:
 @pytest.mark.parametrize("words", [["run", "mine.toml", "--out", "my run"], ["run", "--resume", "my run"]])
 def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -> None:
     runs.raises = KeyboardInterrupt()
+    assert command(*words)[::2] == (130, "fedstill: stopped; nothing was written\n")
+    Path("my run").mkdir()
     code, _, err = command(*words)
     assert code == 130
     assert err == "fedstill: stopped; to go on: fedstill run --resume 'my run'\n"
@@ -417,6 +419,7 @@ def test_compare_takes_leakage_anywhere(command: Main, comparisons: Comparisons,
 @pytest.mark.usefixtures("here")
 def test_ctrl_c_in_a_comparison_says_how_to_go_on(command: Main, comparisons: Comparisons) -> None:
     comparisons.raises = KeyboardInterrupt()
+    Path("my runs").mkdir()
     code, _, err = command("compare", "fedavg", "--out", "my runs")
     assert (code, err) == (130, "fedstill: stopped; to go on: fedstill compare --resume 'my runs'\n")
 

@@ -7,7 +7,6 @@ and where there is a student, it came to the same one.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.methods.counting import DATA_SIZES, LABEL_COUNTS
 from fedstill.node.gate import INDICES
 from fedstill.node.ledger import Ledger
+from fedstill.report.files import read_result
 from fedstill.setting import Setting
 from fedstill.wire import INPUTS
 
@@ -112,7 +112,9 @@ def hear(folder: Path, again: Replay, most: int) -> tuple[Overheard, Heard, str 
         RunFolderError: the student in the folder is broken.
     """
     experiment, heard = again.experiment(), Heard(most)
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = read_result(folder / "result.json")
+    if not (folder / "ledger.jsonl").exists():
+        raise RunFolderError(f"{folder} holds no ledger.jsonl, against which what left can be checked")
     experiment.groups = dict(result["engine"].get("groups") or {})  # who was computed with whom, as then
     experiment.listen(lambda release: heard.take(release, experiment.public))
     wrong = disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))

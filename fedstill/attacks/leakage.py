@@ -24,9 +24,10 @@ from fedstill.attacks.heard import Heard, Replay, hear, replay
 from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Overheard
 from fedstill.config import as_table
-from fedstill.errors import FedstillError, MethodRefused
+from fedstill.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.records import holding, write_text
 from fedstill.report import write_report
+from fedstill.report.files import read_result
 from fedstill.run import machine
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
@@ -61,7 +62,7 @@ def attack(
         for name in config.attacks:
             status.update(name)
             getattr(found, name)()
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = read_result(folder / "result.json")
     leakage: dict[str, Any] = {
         "fedstill": fedstill.__version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -153,6 +154,10 @@ class _Found:
             tried()
         except MethodRefused as error:
             self.skipped.append(_skip(attack, error.reason))
+        except ArgumentError as error:
+            if error.name in ("inversion.round", "inversion.victims"):
+                raise  # a mistake, and no property of the run
+            self.skipped.append(_skip(attack, str(error)))
         except FedstillError as error:
             self.skipped.append(_skip(attack, str(error)))
 

@@ -33,7 +33,13 @@ def sentence(leakage: Mapping[str, Any]) -> str:
         if leakage.get(name)
     ]
     got = " ".join(told) or "None of the attacks applied, which says nothing about others."
-    return f"{leakage['title']}: {left} left the nodes.{known} {got}"
+    wrong = leakage.get("ledger")
+    other = (
+        f"The run could not be repeated as it was ({wrong}): what follows is of another run. "
+        if wrong
+        else ""
+    )
+    return f"{other}{leakage['title']}: {left} left the nodes.{known} {got}"
 
 
 def _inversion(found: Mapping[str, Any]) -> str:
@@ -42,8 +48,10 @@ def _inversion(found: Mapping[str, Any]) -> str:
     image = "one image" if found["images"] == 1 else f"{found['images']} images"
     above = f"{db - guess:.1f} dB above" if db > guess + NO_BETTER else "no better than"
     return (
-        f"Of nodes that hold {image}, {best['title']} recovered images from {found['shared']} at {db:.1f} dB "
-        f"on the mean, {above} a guess without any attack ({guess:.1f})."
+        f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest here "
+        f"holds {found['smallest']}, and its own updates were not attacked), {best['title']} would have "
+        f"recovered images from {found['shared']} at {db:.1f} dB on the mean, {above} a guess without any "
+        f"attack ({guess:.1f})."
     )
 
 
@@ -52,12 +60,12 @@ def _membership(found: list[Mapping[str, Any]]) -> str:
     for target in found:
         best = next(attack for attack in target["attacks"] if attack["name"] == target["best"])
         auc = best["auc"]
-        hint = " (which may be guessing)" if auc["low"] <= 0.5 else ""
+        hint = " (not told from chance)" if auc["low"] <= 0.5 else ""
         nobody = ", which nobody was given," if target["of"] in GIVEN_TO_NOBODY else ""
         parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{nobody}{hint}")
     return (
-        f"Of a record that was learned from and one that was not, the better guess was right "
-        f"{' and '.join(parts)}; a coin is right 50 times."
+        f"Shown a record that was learned from and one that was not, the best attack picked the former "
+        f"{' and '.join(parts)}; chance is 50."
     )
 
 

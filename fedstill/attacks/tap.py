@@ -87,6 +87,10 @@ class _Tapped(InProcess):
             self.hear(Release(node, number, question, part, of, plain, down, asked, dict(bytes)))
 
 
+def _nothing(release: Release) -> None:
+    """What is no longer listened to."""
+
+
 class Overheard(Experiment):
     """An experiment in this process whose releases somebody hears.
 
@@ -98,7 +102,7 @@ class Overheard(Experiment):
     hear: Hear
 
     def listen(self, hear: Hear) -> bool:
-        """Run from the start without keeping anything.
+        """Run from the start without keeping anything; nothing is heard after the run's end.
 
         Returns:
             Whether the run came to its end.
@@ -108,6 +112,8 @@ class Overheard(Experiment):
             self.run()
         except Enough:
             return False
+        finally:
+            self.hear = _nothing  # what an attacker asks later on is no part of the run
         return True
 
     def reopen(self) -> None:

@@ -168,6 +168,7 @@ def section(again: Replay, config: InversionsConfig, seed: int) -> Inverted:
             "steps": len(schedule.rates),
             "optimiser": schedule.optimiser,
             "victims": config.victims,
+            "smallest": min(map(len, again.parts)),
             "guess": float(psnr(_mean_image(again.parts).expand_as(originals), originals, pixels).mean()),
             "attacks": told,
             "best": max(means, key=means.__getitem__),
@@ -230,10 +231,12 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
     one = isinstance(victim.release, Gradient)
     if one and victim.schedule.optimiser == "adam" and attack != "inverting":
-        raise ArgumentError("release", "one step of Adam, which tells signs", "a gradient, with its lengths")
+        raise ArgumentError("nodes.local.optimiser", "adam", "sgd, as Adam's first step tells signs alone")
     if attack == "layers":
         if not isinstance(victim.release, Gradient):
-            raise ArgumentError("release", "of several steps", "one step of SGD, layer by layer")
+            raise ArgumentError(
+                "steps of SGD in a round", len(victim.schedule.rates), "1, for layer by layer"
+            )
         got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
         config = ATTACKS[attack]

@@ -103,7 +103,7 @@ def print_leakage(found: Mapping[str, Any], console: Console) -> None:
             table.add_row(*map(Text, row))
         console.print(table)
     if (wrong := words(found, "ledger")) is not None:
-        console.print(Text(f"What was heard is not what the ledger says: {wrong}"))
+        console.print(Text(f"The repetition is not the run of this folder: {wrong}"))
     for reason in skipped(found):
         console.print(Text(f"Not tried: {reason}"))
 
@@ -137,7 +137,7 @@ def _inversion(part: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _membership(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.report.words import number, words
+    from fedstill.report.words import number, whole, words
 
     for attack in part.get("attacks") or ():
         auc = [number(attack, "auc", key) for key in ("value", "low", "high")]
@@ -147,7 +147,7 @@ def _membership(part: Mapping[str, Any]) -> Iterator[Line]:
         rates = []
         for at in attack.get("at") or ():
             rate, found = number(at, "rate"), number(at, "true_positives", "value")
-            if rate is not None:
+            if rate is not None and whole(at, "allowed"):  # of few others no low rate can be told
                 got.append(f"TPR {_share(found)} at {100 * rate:g}%")
                 rates.append(f"{100 * rate:g}%")
         of = words(part, "of") or ""

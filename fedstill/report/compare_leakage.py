@@ -70,6 +70,15 @@ def _aucs(found: Found) -> dict[str, float]:
     return {title: 100 * value for title, value in attacks.items()}
 
 
+def _answered(found: Found) -> dict[str, float]:
+    """Through what nodes answered: each attack's most, by its title."""
+    parts, told = pick(found, "membership"), dict[str, float]()
+    for part in parts[1:] if isinstance(parts, list) else ():
+        for title, value in _by(pick(part, "attacks"), "title", "auc", "value").items():
+            told[title] = max(told.get(title, 0.0), 100 * value)
+    return told
+
+
 def _true_positives(found: Found) -> dict[str, float]:
     told = {}
     for attack in _central(found).get("attacks") or ():
@@ -92,6 +101,7 @@ AUC = Leak("membership AUC", "Membership AUC %", "membership_auc", 1, _aucs)
 LEAKS = (
     AUC,
     Leak("TPR at 1%", "TPR % at 1%", "tpr_at_1_percent", 1, _true_positives),
+    Leak("answers' AUC", "Answers\u2019 AUC %", "answers_auc", 1, _answered),
     Leak("PSNR", "PSNR dB", "psnr_db", 1, _psnrs),
     Leak("copying p", "Copying p", "copying_p", 3, _copying, min),
 )
@@ -102,11 +112,13 @@ NOTES = (
     "Each of these figures is of the strongest attack of those tried (the highest mean over seeds). "
     "Membership AUC: how often an attack on the central model, or on what stands for it, ranks a record that "
     "was trained on above one that was not, in percent; 50 is guessing. TPR at 1%: the percentage of members "
-    "that it finds where it accuses 1% of the others; 1 is guessing. PSNR: how close inverted updates come "
-    "to private images, in dB; the run's own report has what guessing gives. Copying p: how often generated "
-    "images that copy nothing would lie as close to private ones; where it is small they depend on these "
-    "very images, and the closest pairs in the run's report say whether one is copied. The best of several "
-    "attacks lies a little above guessing by chance: a mark close to the dashed line tells nothing.",
+    "that it finds where it accuses 1% of the others; 1 is guessing. Answers' AUC: the same through what one "
+    "node answered, as the server sees it. PSNR: how close inverted updates come to private images, in dB; "
+    "the run's own report has what guessing gives. Copying p: how often generated images that copy nothing "
+    "would lie as close to private ones; where it is small they depend on these very images, and the closest "
+    "pairs in the run's report say whether one is copied. The best of several attacks lies a little above "
+    "guessing by chance, and one run's AUC has an interval, in its report: marks that are close to each "
+    "other, or to the dashed line, are not told apart.",
 )
 
 

@@ -110,8 +110,8 @@ def test_sentences_say_what_was_got_and_at_what_strength(fediod: Path, fedavg: P
     by_answers, by_parameters = (told(folder)["sentence"] for folder in (fediod, fedavg))
     assert by_answers.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
     assert "exactly how many examples of each class" in by_answers
-    assert "iDLG recovered images from all parameters at" in by_parameters
-    assert "a coin is right 50 times" in by_parameters
+    assert "iDLG would have recovered images from all parameters at" in by_parameters
+    assert "chance is 50" in by_parameters
     for words in (by_answers, by_parameters):
         assert "safe" not in words
     found = told(fedavg)

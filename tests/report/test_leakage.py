@@ -243,7 +243,7 @@ def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> 
     )
     assert "Formal guarantee of privacy: no guarantee." in part
     assert "each release (data sizes and parameters) heard as it left its node\u2019s gate" in part
-    assert "What was heard is what the run\u2019s ledger says, by node and kind, to the byte." in part
+    assert "The repetition is the run: what was heard has the bytes that its ledger counts" in part
     assert "fedstill attack runs/x The attacks took 1 min 12 s on 2-core x86_64, Linux." in part
     assert '"attacks": [ "dlg", "inverting" ]' in part
 
@@ -251,14 +251,14 @@ def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> 
 def test_what_was_heard_and_the_ledger_can_disagree(tmp_path: Path) -> None:
     why = "north: 10 bytes of logits by the ledger, 12 heard"
     text = attacked(tmp_path, a_head(ledger=why, epsilon=2.9951)).text
-    assert f"What was heard is not what the run\u2019s ledger says: {why}." in text
-    assert "to the byte" not in text
+    assert f"The repetition is not the run of this folder: {why}." in text
+    assert "The repetition is the run" not in text
     assert "Formal guarantee of privacy: epsilon 3 at most, at each node." in text  # rounded up
     unknown = a_head()
     del unknown["ledger"]
     text = attacked(tmp_path, unknown).text
-    assert "Whether that is what the run\u2019s ledger says: not measured ." in text
-    assert "to the byte" not in text
+    assert "Whether the repetition is the run: not measured ." in text
+    assert "The repetition is the run" not in text
 
 
 def test_inversion_stands_beside_a_guess(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fedstill.report.compare_leakage import LEAKS, skipped, strength
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, records
 from tests.report.test_report_page import Page
 
-AUC, TPR, PSNR, COPYING = LEAKS
+AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
 CONFIG = {"seed": 0}
 
 
@@ -91,7 +91,7 @@ def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder
     assert fedavg.leaked(PSNR) == "21.0 \u00b1 0.0"
     assert fediod.leak(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
     assert fediod.leaked(TPR) is None
-    assert [alone.leaked(leak) for leak in LEAKS] == [None] * 4
+    assert [alone.leaked(leak) for leak in LEAKS] == [None] * 5
 
 
 def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_figures_that_are_missing_are_none(folder: Path, part: Any) -> None:
     for seed in range(3):
         leak(folder, f"fedavg-seed{seed}", {"config": CONFIG, "membership": part, "copying": None})
     _, fedavg, _ = summarise(folder, a_plan()).rows
-    assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 4
+    assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
 
 
@@ -143,17 +143,19 @@ def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> N
 def test_latex_and_markdown_have_the_columns(folder: Path) -> None:
     summary = summarise(folder, a_plan())
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
-    assert head.endswith("| seconds | membership AUC | TPR at 1% | PSNR | copying p |")
+    assert head.endswith("| seconds | membership AUC | TPR at 1% | answers' AUC | PSNR | copying p |")
     assert {row.count("|") for row in rows} == {head.count("|")}
-    assert any(
-        row.endswith("| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 21.0 \u00b1 0.0 | - |") for row in rows
-    )
-    assert any(row.endswith("| 12.5 | 55.0 \u00b1 0.0 | - | - | 0.250 \u00b1 0.000 |") for row in rows)
+    fedavg = "| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 99.0 \u00b1 0.0 | 21.0 \u00b1 0.0 | - |"
+    fediod = "| 12.5 | 55.0 \u00b1 0.0 | - | 99.0 \u00b1 0.0 | - | 0.250 \u00b1 0.000 |"
+    assert any(row.endswith(fedavg) for row in rows)
+    assert any(row.endswith(fediod) for row in rows)
     lines = latex(summary).splitlines()
     (heads,) = [line for line in lines if line.startswith("Method &")]
-    assert heads.endswith("& Seconds & Membership AUC & TPR at 1\\% & PSNR & Copying p \\\\")
+    assert heads.endswith("& Seconds & Membership AUC & TPR at 1\\% & Answers' AUC & PSNR & Copying p \\\\")
     (fedavg,) = [line for line in lines if line.startswith("FedAvg &")]
-    assert fedavg.endswith("& 64.0 $\\pm$ 12.2 & 3.0 $\\pm$ 1.0 & 21.0 $\\pm$ 0.0 & -- \\\\")
+    assert fedavg.endswith(
+        "& 64.0 $\\pm$ 12.2 & 3.0 $\\pm$ 1.0 & 99.0 $\\pm$ 0.0 & 21.0 $\\pm$ 0.0 & -- \\\\"
+    )
     assert fedavg.count("&") == heads.count("&")
 
 
@@ -164,8 +166,8 @@ def test_the_terminal_has_them_beside_or_below(folder: Path, width: int) -> None
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if line.startswith(" FedAvg ")]
-    figures = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "21.0 \u00b1 0.0", "-"]
-    assert ["FedAvg", *figures] in rows if width == 80 else rows[0][7:11] == figures
+    figures = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
+    assert ["FedAvg", *figures] in rows if width == 80 else rows[0][7:12] == figures
     assert "Nothing here is called safe." in " ".join(out.getvalue().split())
 
 
@@ -187,9 +189,10 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
     page = Page(source)
     for told in (
         "Accuracy against leakage",
-        "Membership AUC % TPR % at 1% PSNR dB Copying p",
-        "12.5 s 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 21.0 \u00b1 0.0 iDLG - leaves:",
-        "12.5 s - - - - leaves:",
+        "Membership AUC % TPR % at 1% Answers\u2019 AUC % PSNR dB Copying p",
+        "12.5 s 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA "
+        "21.0 \u00b1 0.0 iDLG - leaves:",
+        "12.5 s - - - - - leaves:",
         "What an adversary got",
         "FedAvg <one> left. Seed 0. Tried: membership by Loss, LiRA (16 shadow models, each of a "
         "federation); inversion by DLG, iDLG (4 victims, 1 image each).",
