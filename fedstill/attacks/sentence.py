@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
+GREY = 48.2  # dB of an error of one of 256 greys
 NO_BETTER = 1.0  # dB above a guess, below which an attack is called no better than it
 
 
@@ -46,12 +47,13 @@ def _inversion(found: Mapping[str, Any]) -> str:
     best = next(attack for attack in found["attacks"] if attack["name"] == found["best"])
     db, guess = best["psnr"]["mean"], found["guess"]
     image = "one image" if found["images"] == 1 else f"{found['images']} images"
-    above = f"{db - guess:.1f} dB above" if db > guess + NO_BETTER else "no better than"
+    above = "more than" if db > guess + NO_BETTER else "no better than"
+    fine = " (an error of less than one of 256 greys)" if db > GREY else ""
     return (
         f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest here "
         f"holds {found['smallest']}, and its own updates were not attacked), {best['title']} would have "
-        f"recovered images from {found['shared']} at {db:.1f} dB on the mean, {above} a guess without any "
-        f"attack ({guess:.1f})."
+        f"recovered images from {found['shared']} at {db:.1f} dB on the mean{fine}, {above} a guess without "
+        f"any attack ({guess:.1f})."
     )
 
 
