@@ -313,9 +313,8 @@ def _candidates(
     learned = len(members)
     drawn = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
     members = members.subset(drawn[: config.records].sort().values)
-    if alike:
-        rest = rest.subset(_alike(rest.targets, members.targets))
-    others = rest.subset(torch.arange(min(len(rest), config.records)))
+    first = torch.arange(min(len(rest), config.records))
+    others = rest.subset(_alike(rest.targets, members.targets, config.records) if alike else first)
     if min(len(members), len(others), len(population)) < 2:
         sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
         raise ArgumentError("records", sizes, "two of each, to tell who was a member")
@@ -323,18 +322,20 @@ def _candidates(
     return Candidates(_together([members, others]), inside, population, learned)
 
 
-def _alike(targets: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _alike(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
     """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
 
-    >>> _alike(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1])).tolist()
+    At most ``most``, but for rounding up in each class.
+
+    >>> _alike(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
     [0, 3, 4]
     """
     classes = int(max(targets.max(), like.max())) + 1
     have, want = (torch.bincount(labels, minlength=classes).double() for labels in (targets, like))
     share = want / want.sum()
     known = (share > 0) & (have > 0)
-    most = (have[known] / share[known]).min()  # of all classes together, limited by the scarcest one
-    counts = torch.clamp((share * most).ceil(), max=have).long()
+    total = min(float((have[known] / share[known]).min()), most)  # limited by the scarcest class
+    counts = torch.clamp((share * total).ceil(), max=have).long()
     rows = [torch.nonzero(targets == label).flatten()[: int(counts[label])] for label in range(classes)]
     return torch.cat(rows).sort().values
 

@@ -155,10 +155,12 @@ def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
     assert torch.allclose(told.softmax(1)[torch.arange(20), records.targets], sure.max(0).values, atol=1e-6)
 
 
-def test_others_of_one_node_have_its_classes_in_its_shares() -> None:
+@pytest.mark.parametrize("records", [2000, 20])
+def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None:
     again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
     own = again.parts[0]
-    asked = members._candidates(own, again.data.test, FEW, 0, alike=True)
+    asked = members._candidates(own, again.data.test, replace(FEW, records=records), 0, alike=True)
+    assert int((~asked.inside).sum()) < records + 10
     parts = (asked.records.targets[asked.inside], asked.records.targets[~asked.inside])
     shares = [torch.bincount(labels, minlength=10).double() for labels in parts]
     apart = (shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).abs().sum() / 2
