@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from fedstill.compute import EngineConfig
     from fedstill.data.dataset import TensorData
     from fedstill.federation.link import LinkConfig
+    from fedstill.methods.asyndgan import AsynDGANConfig
     from fedstill.methods.centralised import CentralisedConfig
     from fedstill.methods.ensemble import EnsembleConfig
+    from fedstill.methods.fedad import FedADConfig
     from fedstill.methods.fedavg import FedAvgConfig
     from fedstill.methods.fedavgm import FedAvgMConfig
     from fedstill.methods.fedcg import FedCGConfig
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fedstill.methods.fedmd_cg import FedMDCGConfig
     from fedstill.methods.fedper import FedPerConfig
     from fedstill.methods.fedprox import FedProxConfig
+    from fedstill.methods.fl_mrcm import FLMRCMConfig
     from fedstill.methods.lg_fedavg import LGFedAvgConfig
     from fedstill.methods.public_only import PublicOnlyConfig
     from fedstill.methods.standalone import StandaloneConfig
@@ -35,12 +38,16 @@ if TYPE_CHECKING:
         PrivacyConfig,
         StepsConfig,
     )
+    from fedstill.tasks.config import TaskConfig
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsynDGANConfig",
     "CentralisedConfig",
     "EngineConfig",
     "EnsembleConfig",
+    "FLMRCMConfig",
+    "FedADConfig",
     "FedAvgConfig",
     "FedAvgMConfig",
     "FedCGConfig",
@@ -64,15 +71,19 @@ __all__ = [
     "PublicOnlyConfig",
     "StandaloneConfig",
     "StepsConfig",
+    "TaskConfig",
     "TensorData",
     "distil",
 ]
 
 # Imported when first used: torch takes seconds, and `fedstill --help` should not wait for it.
 _HOMES = {
+    "AsynDGANConfig": "fedstill.methods.asyndgan",
     "CentralisedConfig": "fedstill.methods.centralised",
     "EngineConfig": "fedstill.compute",
     "EnsembleConfig": "fedstill.methods.ensemble",
+    "FLMRCMConfig": "fedstill.methods.fl_mrcm",
+    "FedADConfig": "fedstill.methods.fedad",
     "FedAvgConfig": "fedstill.methods.fedavg",
     "FedAvgMConfig": "fedstill.methods.fedavgm",
     "FedCGConfig": "fedstill.methods.fedcg",
@@ -96,6 +107,7 @@ _HOMES = {
     "PublicOnlyConfig": "fedstill.methods.public_only",
     "StandaloneConfig": "fedstill.methods.standalone",
     "StepsConfig": "fedstill.privacy.config",
+    "TaskConfig": "fedstill.tasks.config",
     "TensorData": "fedstill.data.dataset",
     "distil": "fedstill.api",
 }

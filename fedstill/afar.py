@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 import tomli_w
 from safetensors.torch import save_file
 
+from fedstill import owner_only
 from fedstill.config import NodesConfig, RunConfig, as_table, to_dict
 from fedstill.data.private import PrivateConfig
 from fedstill.data.splits import SplitConfig
@@ -30,9 +32,10 @@ from fedstill.errors import DeployError, FedstillError
 from fedstill.experiment import Experiment
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
-from fedstill.federation.flare import NODES, PROGRESS, RUNS, STOPPED
+from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
+from fedstill.federation.runs import PROGRESS, STOPPED, stop
 from fedstill.node.own_model import OwnModelConfig
 from fedstill.node.owner import ComputeConfig, NodeFile
 from fedstill.node.session import SALT
@@ -44,8 +47,6 @@ RUN = "live.json"  # in the run's folder: its name among the nodes, and at a dep
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
-# Errors after which the same run would only stop again.
-FINAL = ("QuestionRefused", "MethodRefused", "ArgumentError", "UnknownName", "DataError", "ModelError")
 
 
 def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress: bool) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress
                     _simulate(config, run, names, home)
                 else:
                     _deploy_here(config, run, names, home)
-            _raise_if_stopped(served)
+            _raise_if_stopped(served, out)
         seconds = time.monotonic() - started
         return _looked_into(experiment, out, served, home / "nodes", run, seconds)
 
@@ -123,8 +124,11 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
         run = run_name(config, out)
         _end_jobs(admin, run)
         job = _begin(admin, config, run, out)
-        status = _waited(admin, job)
-        fetched = admin.download(job, out / "fetched")
+        try:
+            status = _waited(admin, job)
+            fetched = admin.download(job, out / "fetched")
+        except DeployError as error:
+            raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
         return _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
 
 
@@ -137,7 +141,8 @@ def _begin(admin: Admin, config: RunConfig[Any], run: str, out: Path) -> str:
     if len(taking_part) < config.link.least(len(names)):
         raise DeployError(
             f"not connected to the server at {admin.server}: {', '.join(absent)}. The run began with "
-            f"{'this node' if len(absent) == 1 else 'these nodes'}: it goes on once enough are there again"
+            f"{'this node' if len(absent) == 1 else 'these nodes'}: once enough are there again, "
+            f"{_resuming(out)} goes on"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
     job_folder = out / "job"
@@ -203,7 +208,7 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
     if not found:
         raise DeployError(f"{otherwise}: the server's log says why")
     served = found[0].parent
-    _raise_if_stopped(served)
+    _raise_if_stopped(served, out)
     for path in served.iterdir():
         if path.is_file() and path.name not in ("config.toml", STOPPED):
             shutil.copy2(path, out / path.name)
@@ -249,11 +254,14 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
     """
     for index, node in enumerate(experiment.nodes):
         own = folder / node.name
-        own.mkdir(parents=True)
+        owner_only.make_folder(folder)
+        own.mkdir(owner_only.FOLDER)
         part = experiment.setting.parts[index]
         tensors = {"inputs": part.inputs, "targets": part.targets}
         if part.groups is not None:
             tensors["groups"] = part.groups
+        for name in ("data.safetensors", "model.safetensors"):
+            owner_only.touch(own / name)
         save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
         model = experiment.setting.models[index]
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -276,11 +284,9 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
             privacy=config.nodes.privacy,
             compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
         )
-        (own / "node.toml").write_text(tomli_w.dumps(as_table(file)), encoding="utf-8")
-        secret = own / "secret"
-        secret.touch(mode=0o600)
-        secret.write_text(f"{experiment.secret(node.name)}\n", encoding="utf-8")
-        (own / SALT).write_text("", encoding="utf-8")  # the simulation has none
+        owner_only.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
+        owner_only.replace(own / "secret", f"{experiment.secret(node.name)}\n".encode())
+        owner_only.touch(own / SALT)  # the simulation has none
 
 
 def _looked_into(
@@ -371,7 +377,7 @@ def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: P
         shutil.rmtree(job_folder, ignore_errors=True)
         told = {"config": servers_part(config), "run": run}
         least = config.link.least(len(names))
-        write_job(job_folder, names, told, name=config.name, fewest=0 if least == len(names) else least)
+        write_job(job_folder, names, told, name=run, fewest=0 if least == len(names) else least)
         job = admin.submit(job_folder)
         status = admin.wait(job, float("inf"), every=0.5)
     served = home / "runs" / run
@@ -384,13 +390,27 @@ def _patient() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ}
 
 
-def _raise_if_stopped(served: Path) -> None:
-    """Pass on why a run stopped at the server; one that has a result did not stop, whatever came after it."""
-    path = served / STOPPED
-    if path.exists() and not (served / "result.json").exists():
-        told = json.loads(path.read_text(encoding="utf-8"))
-        how = "cannot go on as it is" if told["error"] in FINAL else "stopped, and can go on"
-        raise FedstillError(f"the run {how}: {told['text']}")
+def _raise_if_stopped(served: Path, out: Path) -> None:
+    """Pass on why a run stopped at the server, with the command that goes on.
+
+    Args:
+        served: the run's folder at the server, or what was fetched of it.
+        out: the run's folder here.
+    """
+    why = stop(served)
+    if why is None:
+        return
+    again = _resuming(out)
+    if why.refused:
+        raise FedstillError(f"the run is refused: {why.text}. Once that is changed there, {again} goes on")
+    if why.final:
+        raise FedstillError(f"the run cannot go on as it is: {why.text}")
+    raise FedstillError(f"the run stopped: {why.text}. To go on: {again}")
+
+
+def _resuming(out: Path) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["fedstill", "run", "--resume", str(out)])
 
 
 __all__ = ["reach", "rehearse", "run_name", "submit", "write_nodes"]

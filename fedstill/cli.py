@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
+import select
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +24,8 @@ from fedstill.errors import ArgumentError, FedstillError, UnknownName
 if TYPE_CHECKING:
     from fedstill.compare import Comparison
     from fedstill.config import RunConfig
+
+CLOSED = 128 + signal.SIGPIPE  # as a shell says it of a command that wrote into a closed pipe
 
 # Options of `run` that people type often, and what they stand for.
 SHORT = {
@@ -81,17 +86,40 @@ progress bars, --method.name takes another method, with its defaults.
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave with 0, 2 (bad input, one line on stderr) or 130 (Ctrl-C)."""
+    """Run the command line and leave with 0, 2 (bad input, one line on stderr), 130 (Ctrl-C) or 141 (whoever
+    read what is printed has closed the pipe, as `head` does)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _dispatch(words)
-    except FedstillError as error:
-        _leave(str(error), 2)
-    except OSError as error:  # a folder that cannot be written, a full disk
-        _leave(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
-    except KeyboardInterrupt:
-        _leave("stopped", 130)
+        try:
+            _dispatch(words)
+            sys.stdout.flush()  # here, and not when the interpreter ends and nobody answers for it
+        except FedstillError as error:
+            _leave(str(error), 2)
+        except OSError as error:  # a folder that cannot be written, a full disk
+            if _unread(error):
+                raise
+            _leave(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
+        except KeyboardInterrupt:
+            _leave("stopped", 130)
+    except (BrokenPipeError, SystemExit) as end:
+        # So rich leaves where its pipe is closed, and by then it has put another file in its place.
+        rich = end.args == (1,) and isinstance(end.__context__, BrokenPipeError)
+        if not rich and not _unread(end) and not _unread(end.__context__):
+            raise
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CLOSED)
     sys.exit(0)
+
+
+def _unread(error: BaseException | None) -> bool:
+    """Whether it is that nobody reads any more what is printed here; a connection may break off too."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    gone = select.poll()
+    for number in (1, 2):
+        gone.register(number, 0)
+    return any(told & (select.POLLERR | select.POLLHUP) for _, told in gone.poll(0))
 
 
 def _leave(message: str, code: int) -> NoReturn:

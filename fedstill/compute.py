@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from fedstill import deadline
 from fedstill.choices import check_choices
 from fedstill.errors import ArgumentError
 from fedstill.seeds import seeded
@@ -85,7 +86,11 @@ class Compute:
 
     @contextmanager
     def step(self, seed: int, *names: str | int) -> Iterator[None]:
-        """One training step: its precision, and its seed for modules that draw by themselves (dropout)."""
+        """One training step: its precision, and its seed for modules that draw by themselves (dropout).
+
+        None begins once the time is over that whoever computes has set (:mod:`fedstill.deadline`).
+        """
+        deadline.check()
         with seeded(seed, *names), self.autocast():
             yield
 

@@ -379,10 +379,13 @@ def describe(kind: Any) -> str:
 
 def _read(kind: Any, value: Any, path: str) -> Any:
     """The value at a path as a value of the type that belongs there."""
-    wrong = ArgumentError(path, value, describe(kind))
+
+    def wrong() -> ArgumentError:
+        return ArgumentError(path, value, describe(kind))
+
     if _is_table(kind):
         if not isinstance(value, Mapping):
-            raise wrong
+            raise wrong()
         return read_table(kind, value, f"{path}.")
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -392,16 +395,16 @@ def _read(kind: Any, value: Any, path: str) -> Any:
                 return _read(part, value, path)
             except ArgumentError:
                 continue
-        raise wrong
+        raise wrong()
     if origin is Literal:
         for choice in parts:
             if type(choice) is type(value) and choice == value:
                 return choice
-        raise wrong
+        raise wrong()
     if origin is tuple:
         endless = len(parts) == 2 and parts[1] is ...
         if not isinstance(value, (list, tuple)) or not (endless or len(value) == len(parts)):
-            raise wrong
+            raise wrong()
         kinds = [parts[0]] * len(value) if endless else parts
         return tuple(
             _read(part, item, f"{path}[{index}]")
@@ -412,9 +415,9 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     if kind is float and type(value) is int and abs(value) <= 2**53:  # beyond, digits would be lost
         return float(value)
     if kind is float and (type(value) is not float or math.isnan(value)):
-        raise wrong
+        raise wrong()
     if type(value) is not kind:
-        raise wrong
+        raise wrong()
     return value
 
 

@@ -7,7 +7,7 @@ line prints the line and exits with 2; from Python they are ordinary exceptions.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FedstillError(Exception):
@@ -50,9 +50,14 @@ class UnknownName(ArgumentError):
     def __init__(self, what: str, value: str, known: Iterable[str], see: str = "") -> None:
         choices = list(known)
         self.name, self.value, self.allowed = what, value, ", ".join(choices)
-        close = difflib.get_close_matches(value, choices, n=1, cutoff=0.7)
-        hint = f"did you mean {close[0]!r}?" if close else see or f"allowed are {self.allowed}"
+        close = nearest(value, choices)
+        hint = f"did you mean {close!r}?" if close else see or f"allowed are {self.allowed}"
         Exception.__init__(self, f"unknown {what} {value!r}: {hint}")
+
+
+def nearest(value: str, known: Iterable[str]) -> str | None:
+    """The name that somebody most likely meant, or None where none is close."""
+    return next(iter(difflib.get_close_matches(value, list(known), n=1, cutoff=0.7)), None)
 
 
 class DataError(FedstillError, ValueError):
@@ -61,6 +66,20 @@ class DataError(FedstillError, ValueError):
 
 class OwnDataError(DataError):
     """A node's own data cannot be used. The text may quote them, so that it is for their owner alone."""
+
+
+class TooLarge(FedstillError, ValueError):
+    """What was asked for would take more memory than is allowed; said before it has any.
+
+    Args:
+        what: that it is, which may be told to whoever asked for it.
+        need: bytes that it would take, which may tell how much data there are: for their owner alone.
+        most: bytes allowed.
+    """
+
+    def __init__(self, what: str, need: float, most: int) -> None:
+        self.what = what
+        super().__init__(f"{what} would take {need:.3g} bytes of memory: allowed are {most:.3g}")
 
 
 class RunNeeded(DataError):
@@ -78,16 +97,37 @@ class RunFolderError(FedstillError):
 class QuestionRefused(FedstillError):
     """A node's gate does not answer this question.
 
+    Args:
+        node: its name.
+        question: that it was asked.
+        rule: by which it refuses.
+        others: refusals of other nodes and questions, told beside this one.
+
     >>> raise QuestionRefused("clinic", "examine", "questions: count_labels")
     Traceback (most recent call last):
     ...
     fedstill.errors.QuestionRefused: node 'clinic' refuses question 'examine' by rule questions: count_labels
     """
 
-    def __init__(self, node: str, question: str, rule: str) -> None:
+    def __init__(self, node: str, question: str, rule: str, others: Sequence[QuestionRefused] = ()) -> None:
         self.node, self.question, self.rule = node, question, rule
-        way_out = "; its owner may allow it: policy outputs_only = false" if "outputs_only" in rule else ""
-        super().__init__(f"node {node!r} refuses question {question!r} by rule {rule}{way_out}")
+        alike: dict[tuple[str, str], list[str]] = {}
+        for refusal in (self, *others):
+            alike.setdefault((refusal.question, refusal.rule), []).append(repr(refusal.node))
+        super().__init__("; ".join(_refusal(nodes, *what) for what, nodes in alike.items()))
+
+
+def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
+    """That some nodes refuse one question, in words."""
+    way_out = "; its owner may allow it: policy outputs_only = false" if "outputs_only" in rule else ""
+    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
+    return f"{who} question {question!r} by rule {rule}{way_out}"
+
+
+def refused_by(refusals: Sequence[QuestionRefused]) -> QuestionRefused:
+    """All refusals as one, so that whoever reads it can see to all of them at once."""
+    first, *others = refusals
+    return QuestionRefused(first.node, first.question, first.rule, others)
 
 
 class QuestionMismatch(FedstillError):

@@ -169,11 +169,16 @@ class Live:
         title, about = self.method.title, self.federation.about
         kind = architecture(self.student)
         equal = [node for node, told in about.items() if told.architecture == kind]
+        reasons: dict[str, list[str]] = {}
         for node, told in about.items():
             if self.needs.trainable and told.frozen:
-                raise MethodRefused(title, node, "its model is frozen, and every round trains it")
-            if (self.needs.same_architecture or self.needs.student_kind) and node not in equal:
-                raise MethodRefused(title, node, "its model is not of the student's architecture")
+                reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
+            elif (self.needs.same_architecture or self.needs.student_kind) and node not in equal:
+                reasons.setdefault("its model is not of the student's architecture", []).append(node)
+        if reasons:  # all of them at once, for those who see to it
+            (reason, nodes), *others = reasons.items()
+            also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
+            raise MethodRefused(title, ", ".join(nodes), f"{reason}{also}")
 
     def _make_server(self) -> Server:
         """The method's program; refuses what a node would refuse later."""

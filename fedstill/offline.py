@@ -6,20 +6,22 @@ as in a live run, and the same server learns, to the same figures.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from fedstill.config import RunConfig, read_table, to_dict, to_toml
+from fedstill import owner_only
+from fedstill.config import RunConfig, options, run_type, to_dict, to_toml
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.data.validation import check_measured_on_test
 from fedstill.errors import (
     ArgumentError,
     BundleError,
-    FedstillError,
     MethodRefused,
     QuestionRefused,
     RunFolderError,
@@ -37,30 +39,42 @@ from fedstill.federation.bundles import (
     Questions,
     Release,
     Versions,
+    pack_answers,
     read_answers,
     read_questions,
+    unpack_answers,
     write_answers,
 )
 from fedstill.live import Live
 from fedstill.methods import METHODS, method_of, refusal
 from fedstill.methods.server import Ask
+from fedstill.node import owner
+from fedstill.node.account import DATA, Account, Entry, LedgerError
 from fedstill.node.form import Form
 from fedstill.node.gate import Gate
 from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
+from fedstill.node.limits import limited
 from fedstill.node.plan import Plan, fingerprint, public_tensors
 from fedstill.node.session import Session
+from fedstill.node.witness import released
 from fedstill.progress import Bars
 from fedstill.records import write_text
 from fedstill.report import write_report
 from fedstill.run import COMMAND, check_folder
 from fedstill.run import _machine as machine
-from fedstill.state import load_state, save_state
 from fedstill.wire import Tensors
 
 BEGUN = "files.json"  # in the run's folder: of which files it is
 KEPT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
+LET_OUT = "kept"  # the part of the row in the node's ledger that says which bytes these are
 SECONDS_BETWEEN = 0.5  # between two reports of local training
+# Options that may be chosen when all answers are in, beside those that the method names: whatever is here
+# changes neither what was asked nor what the nodes did.
+LATER = (
+    *("name", "student", "engine", "evaluation", "link.wait", "link.quorum", "link.outlier"),
+    *("data.root", "data.download", "public.root"),  # where the same data lie on this machine
+)
 
 
 # --- questions --------------------------------------------------------------------------------------
@@ -115,6 +129,7 @@ class Reply:
         bytes: that crossed the gate, by way and kind.
         signer: fingerprint of the node's own key.
         questions: what was asked.
+        again: whether these answers had left before; then nothing was charged.
     """
 
     path: Path
@@ -122,6 +137,7 @@ class Reply:
     bytes: Mapping[str, Mapping[str, int]]
     signer: str
     questions: Questions
+    again: bool = False
 
 
 def answer(
@@ -150,18 +166,25 @@ def answer(
         QuestionRefused: the owner's policy forbids a question; then nothing is trained and nothing leaves.
         FedstillError: data, model and questions do not fit.
     """
-    given = read_questions(questions, None if server_key is None else [server_key])
     host = Host(folder)
+    policy = host.file.policy
+    bytes = questions.stat().st_size if questions.is_file() else 0
+    if 0 < policy.most_message < bytes:
+        rule = f"most_message: {policy.most_message}, and {questions} has {bytes} bytes"
+        raise QuestionRefused(host.name, QUESTIONS, rule)
+    with limited(host.name, QUESTIONS):
+        given = read_questions(questions, None if server_key is None else [server_key], policy.most_header)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
     kept = folder / "runs" / plan.run / KEPT
-    if not kept.exists():
+    again = kept.exists()
+    if not again:
         _let_out(host, plan, given, kept, report)
     header, answers, crossed = _again(host, given, kept)
     path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out
     key = signed.own_key(folder / "node.key")
     write_answers(path, header, answers, crossed, key)
-    return Reply(path, header, crossed, signed.fingerprint(signed.public_of(key)), given)
+    return Reply(path, header, crossed, signed.fingerprint(signed.public_of(key)), given, again)
 
 
 def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Callable[[int], None]) -> None:
@@ -187,9 +210,29 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         )
         by_kind = session.ledger.summary()["by_kind"]
         crossed = {way: {kind: sizes[way] for kind, sizes in by_kind.items() if sizes[way]} for way in WAYS}
-        save_state(kept, {"header": asdict(header), "bytes": crossed, "answers": answers})
+        blob = pack_answers(header, answers, crossed)
+        # First the ledger: what is kept without a row of its own does not leave.
+        session.account.charge(_letting_out(plan.run, blob), lambda spent: None)
+        owner_only.replace(kept, blob, sync=True)
     finally:
         host.leave()
+
+
+def _letting_out(run: str, blob: bytes) -> Entry:
+    """The row of the ledger that says which bytes were let out, and so may leave again; it costs nothing."""
+    return Entry(
+        run=run,
+        node=DATA,
+        number=-1,
+        question="answers",
+        part=LET_OUT,
+        content=hashlib.sha256(blob).hexdigest(),
+        after="",
+        up={},
+        rule="the same bytes may leave again",
+        price={},
+        guarantee=True,
+    )
 
 
 def _release(asked: Asked, privacy: Mapping[str, Any]) -> Release:
@@ -202,13 +245,14 @@ def _release(asked: Asked, privacy: Mapping[str, Any]) -> Release:
 def _again(
     host: Host, given: Questions, kept: Path
 ) -> tuple[AnswersHeader, Mapping[int, Tensors], Mapping[str, Mapping[str, int]]]:
-    """What was let out, if its owner's policy still allows it; who asked is said as it is now.
+    """What was let out, byte for byte, if policy and ledger still allow it; who asked is said as it is now.
 
     Neither data nor model are read: they may be others by now, and nothing of them leaves.
 
     Raises:
-        QuestionRefused: it does not.
-        RunFolderError: the file is none of ours, or another process is at work on the run.
+        QuestionRefused: the policy does not.
+        LedgerError: the ledger is gone, another node's, or not sound.
+        RunFolderError: the ledger does not know these bytes, or another process is at work on the run.
     """
     gate = Gate(host.name, host.file.policy, Ledger())
     rules = {name: gate.objection(question) for name, question in given.declared().items()}
@@ -218,13 +262,36 @@ def _again(
         _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, ledger)
     finally:
         ledger.close()
-    saved = load_state(kept)
-    try:
-        header = read_table(AnswersHeader, saved["header"])
-        answers, crossed = saved["answers"], saved["bytes"]
-    except (FedstillError, LookupError, TypeError) as error:
-        raise RunFolderError(f"{kept} does not hold what was let out: {error}") from error
+    blob = kept.read_bytes()
+    _check_let_out(host, kept, blob)
+    header, answers, crossed = unpack_answers(kept, blob)
     return replace(header, asked_by=given.signer, compared=given.trusted), answers, crossed
+
+
+def _check_let_out(host: Host, kept: Path, blob: bytes) -> None:
+    """Refuse bytes that the node's own ledger, which must be sound, does not show as let out.
+
+    Raises:
+        LedgerError: it is gone, another node's, or not sound.
+        RunFolderError: it does not show them.
+    """
+    witness = released(host.folder)
+    path = host.folder / Path(host.file.privacy.ledger).expanduser()
+    if not path.exists():
+        told = f"put it back, or `fedstill ledger settle {host.folder}` starts it anew"
+        raise LedgerError(path, f"is gone, and what it let out is kept in {kept}: {told}")
+    account = Account(path, owner.secret(host.folder), read_only=True, witness=witness)
+    try:
+        account.require_sound()
+        known = account.row(_letting_out(kept.parent.name, blob))
+    finally:
+        account.close()
+    if not known:
+        raise RunFolderError(
+            f"{kept} is not what was let out, or {path.name} is not the ledger that knows: it has no row of "
+            "these bytes. Put the one that was changed back as it was. Or delete the answers: then the "
+            "questions are answered anew, and charged anew"
+        )
 
 
 def _answers(
@@ -314,6 +381,25 @@ def distil(
     live.records.finish(result, live.trained())
     write_report(out)
     return result
+
+
+def check_later(asked: RunConfig[Any], config: RunConfig[Any]) -> None:
+    """Refuse options that questions were asked with, or that only nodes have, once the questions are out.
+
+    Args:
+        asked: the run as the questions were made from it.
+        config: the run as it is to learn from the answers.
+
+    Raises:
+        ArgumentError: naming the first such option, and what it was.
+    """
+    method = method_of(config.method)
+    free = (*LATER, *(f"method.{name}" for name in method.later))
+    for name in options(run_type(method.name)):
+        path = name.split(".")
+        before, now = (reduce(getattr, path, given) for given in (asked, config))
+        if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
+            raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
 
 
 def _same_questions(config: RunConfig[Any], given: Questions, path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedstill import owner_only
 from fedstill.errors import RunFolderError
 
 State = Any  # dict | list | tuple | str | int | float | bool | None | Tensor, nested
@@ -32,6 +33,8 @@ def save_state(path: Path, state: State) -> None:
     tree = json.dumps(_encode(state, tensors))
     part = path.with_name(path.name + ".part")
     try:
+        part.unlink(missing_ok=True)
+        owner_only.touch(part)  # a state is for whoever goes on with the run, and nobody else
         save_file(tensors, part, metadata={"tree": tree})
         with part.open("rb+") as file:
             os.fsync(file.fileno())

@@ -23,6 +23,7 @@ Tensors = Mapping[str, torch.Tensor]
 Form = Literal["float32", "float16", "int8"]
 SCALE = ":scale"  # "x:scale" goes with an "x" of int8 or float16: what each row is multiplied by
 HEADER, STRIDES = "fedstill", "strides"  # in the metadata of a message
+MOST_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they take fifty times as much memory
 INPUTS, GRADIENTS = "inputs", "gradients"
 
 
@@ -121,19 +122,35 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
     return save({name: tensor.contiguous() for name, tensor in plain.items()}, metadata=metadata)
 
 
-def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def header_size(message: bytes) -> int:
+    """Bytes of a message before its tensors, as it says itself; 0 where it has not as many."""
+    length = int.from_bytes(message[:8], "little")
+    return length if length <= len(message) - 8 else 0
+
+
+def unpack(
+    message: bytes, most_header: int = MOST_HEADER
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What :func:`pack` made a message of, tensors on the CPU.
 
+    Args:
+        message: the bytes.
+        most_header: bytes before the tensors; 0 is no limit.
+
     Raises:
-        DataError: the bytes are no message.
+        DataError: the bytes are no message, or its header is larger.
     """
+    length = header_size(message)
+    if 0 < most_header < length:
+        raise DataError(f"its header has {length} bytes: allowed are {most_header} (most_header)")
     try:
-        length = int.from_bytes(message[:8], "little")
-        if length > len(message) - 8:
+        if not length:
             raise ValueError("cut short")
         told = json.loads(json.loads(message[8 : 8 + length])["__metadata__"][HEADER])
         header, strides = told[HEADER], told[STRIDES]
-        tensors = {name: _laid_out(tensor, strides.get(name)) for name, tensor in load(message).items()}
+        loaded = load(message)
+        # One after the other leaves the first copy: all together would be a third of a large message.
+        tensors = {name: _laid_out(loaded.pop(name), strides.get(name)) for name in list(loaded)}
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
     if not isinstance(header, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis
 import pytest
@@ -12,6 +13,24 @@ from fedstill import cli
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("fedstill")
+
+
+@pytest.fixture
+def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam whose steps follow the gradients, for tests that compare networks which were trained two ways.
+
+    The usual one makes a whole step of any gradient, however small: also of the rounding noise that is left
+    where the true gradient is 0, whose sign is another on each processor. With an eps far above that noise
+    (1e-8) and below gradients (1e-2 and more) such a weight stays where it is, and tolerances stay narrow.
+    """
+    from torch.optim import Adam
+
+    made = Adam.__init__
+
+    def steady(self: Adam, params: Any, lr: float = 1e-3, **options: Any) -> None:
+        made(self, params, lr, **{"eps": 1e-3, **options})
+
+    monkeypatch.setattr(Adam, "__init__", steady)
 
 
 @pytest.fixture

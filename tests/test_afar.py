@@ -128,7 +128,10 @@ def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
     with pytest.raises(FedstillError):
         begin()
     server.there.remove("node-2")
-    with pytest.raises(DeployError, match=r"not connected to the server at localhost:8002: node-2\. The run"):
+    away = (
+        r"not connected to the server at localhost:8002: node-2\. The run .*fedstill run --resume out goes on"
+    )
+    with pytest.raises(DeployError, match=away):
         run.resume(Path("out"), progress=False)
     assert len(server.handed_in) == 1
 
@@ -166,7 +169,11 @@ def test_who_stops_waiting_ends_the_job(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("QuestionRefused", "cannot go on as it is: x"), ("NodeFault", "stopped, and can go on: x")],
+    [
+        ("QuestionRefused", r"refused: x\. Once that is changed there, fedstill run --resume out goes on"),
+        ("DataError", "cannot go on as it is: x$"),
+        ("NodeFault", r"stopped: x\. To go on: fedstill run --resume out"),
+    ],
 )
 def test_a_run_that_would_only_be_refused_again_is_not_said_to_go_on(
     server: Server, kind: str, said: str
@@ -174,6 +181,37 @@ def test_a_run_that_would_only_be_refused_again_is_not_said_to_go_on(
     server.left = {"stopped.json": {"error": kind, "text": "x"}}
     with pytest.raises(FedstillError, match=said):
         begin()
+
+
+def test_a_server_that_is_gone_is_said_with_the_command_that_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(job: str) -> str:
+        raise DeployError("the server is gone")
+
+    monkeypatch.setattr(server, "status", gone)
+    with pytest.raises(DeployError, match=r"is gone\. To go on with the run: fedstill run --resume out"):
+        begin()
+
+
+def test_time_that_ran_out_is_silence_and_no_reason() -> None:
+    from nvflare.collab.api.exceptions import CollabCallError
+
+    from fedstill.federation.flare import FlareLink
+    from fedstill.federation.remote import Silent
+
+    class Client:
+        name = "north"
+
+        def __call__(self, timeout: float) -> Client:
+            return self
+
+        def serve(self, message: bytes) -> bytes:
+            late = TimeoutError("function serve timed out after 1.9565732450000723 seconds")
+            raise CollabCallError("north", "serve", late)
+
+    with pytest.raises(Silent, match=r"^no answer in time$"):
+        FlareLink([Client()]).call("north", b"", 1.9565732450000723)
 
 
 def test_a_run_with_a_result_did_not_stop(server: Server) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import json
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +24,10 @@ from safetensors.torch import load_file, save_file
 
 from fedstill import cli, config, offline, run
 from fedstill.federation import signed
+from fedstill.node import owner
+from fedstill.node.account import Account
 from fedstill.presets import parse
+from fedstill.report.words import human_bytes
 from fedstill.seeds import derive
 from fedstill.wire import pack, unpack
 
@@ -145,6 +150,8 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for name, value in expected.items():
         torch.testing.assert_close(student[name], value, msg=name, rtol=1e-5, atol=1e-6)
     assert mine["accuracy"] == live["accuracy"] > 50
+    carried = human_bytes(len(NAMES) * Path("questions.safetensors").stat().st_size)
+    assert f"came to the nodes: {carried}\n" in out
     for same in ("bytes", "questions", "questions_by_name", "leaves"):
         assert mine[same] == live[same]
     for one, other in zip(mine["nodes"], live["nodes"], strict=True):
@@ -159,7 +166,8 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for lines in ledgers:
         for line in lines:
             del line["at"]
-            line.pop("after", None)  # what came before it, which a server does not keep account of
+            for name in ("after", "left"):  # what came before it, and its bits, of which files have no line
+                line.pop(name, None)
         lines.sort(key=lambda line: (line["number"], line["node"]))
     assert ledgers[0] == ledgers[1]
     assert sorted(path.name for path in (here / "out").iterdir()) == [
@@ -277,6 +285,26 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
     assert Path(ANSWERS[0]).read_bytes() == before[0]
 
 
+def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_options(
+    here: Path, command: Main
+) -> None:
+    for path in (*Path("node-0").glob("ledger.*"), *Path("node-0").glob("runs/*/*")):
+        path.unlink()
+    path = Path("node-0/node.toml")
+    kept = path.read_text()
+    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
+    assert "privacy budget" in refused(command("node", "answer", "node-0", "questions.safetensors"))
+    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
+    code, _, err = command("node", "answer", "node-0", "questions.safetensors")
+    assert code == 0, err
+    # What has left stays bound, though what is kept of it is lost.
+    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
+    (answers,) = Path("node-0").glob("runs/*/answers.safetensors")
+    answers.unlink()
+    said = refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert "it was begun with another options: allowed is a new run" in said
+
+
 def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> None:
     """Or else other data would leave under a number that is paid for; and so is what was said of it."""
     before = Path(ANSWERS[0]).read_bytes()
@@ -292,6 +320,64 @@ def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> No
         assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
         assert Path(ANSWERS[0]).read_bytes() == before
     assert unpack(before)[0]["policy"]["most_rows"] != 7  # as it was when they left
+
+
+ANSWER = ("node", "answer", "node-0", "questions.safetensors")
+
+
+def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main) -> None:
+    (kept,) = Path("node-0/runs").glob("*/answers.safetensors")
+    whole, signed_before = kept.read_bytes(), Path(ANSWERS[0]).read_bytes()
+    header, tensors = unpack(whole)
+    tensor = len(whole) - 100
+    for place in (0, whole.index(b"node-0"), whole.index(b"most_rows"), whole.index(b'\\"up'), tensor):
+        blob = bytearray(whole)
+        blob[place] ^= 1
+        kept.write_bytes(blob)
+        Path(ANSWERS[0]).unlink(missing_ok=True)
+        assert f"{kept} is not what was let out, or ledger" in refused(command(*ANSWER)), place
+        assert not Path(ANSWERS[0]).exists()
+    kept.write_bytes(pack({**header, "protection": header["protection"].replace("none", "pate")}, tensors))
+    assert "Put the one that was changed back as it was" in refused(command(*ANSWER))
+    kept.unlink()
+    assert command(*ANSWER)[0] == 0
+    assert (kept.read_bytes(), Path(ANSWERS[0]).read_bytes()) == (whole, signed_before)
+
+
+def test_what_is_kept_leaves_again_only_under_the_ledger_that_let_it_out(here: Path, command: Main) -> None:
+    ledger, files = Path("node-0/ledger.sqlite"), ("ledger.sqlite", "ledger.sqlite.head")
+    shutil.copytree("node-0", "sound")
+    Path(ANSWERS[0]).unlink()
+
+    def edited() -> None:
+        with contextlib.closing(sqlite3.connect(ledger)) as database:
+            database.execute("UPDATE rows SET rule = 'other' WHERE row = 1")
+            database.commit()
+
+    def foreign() -> None:
+        for name in files:
+            shutil.copy(f"node-1/{name}", f"node-0/{name}")
+
+    def another_run() -> None:  # the node's own, and sound, and of other answers
+        for path in Path("node-0").glob("ledger.sqlite*"):
+            path.unlink()
+        (lines,) = Path("node-0/runs").glob("*/ledger.jsonl")
+        lines.unlink()
+        with contextlib.closing(Account(ledger, owner.secret(Path("node-0")))):
+            pass
+
+    for spoil, said in (
+        (edited, "row 1 is not as it was written; nothing leaves until its owner has settled it"),
+        (foreign, "row 1 was not sealed with this node's secret; nothing leaves"),
+        (ledger.unlink, "ledger.sqlite: is gone, and what it let out is kept in node-0/runs/"),
+        (another_run, "is not what was let out, or ledger.sqlite is not the ledger that knows"),
+    ):
+        spoil()
+        assert said in refused(command(*ANSWER))
+        assert not Path(ANSWERS[0]).exists()
+        shutil.rmtree("node-0")
+        shutil.copytree("sound", "node-0")
+    assert command(*ANSWER)[0] == 0
 
 
 def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
@@ -345,13 +431,44 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
     result = json.loads(Path("out/result.json").read_text())
     assert (result["turns"], result["student"]["model"]) == (3, "mlp:8")
     for option, value, said in (
-        ("--method.levels", 100, "method.levels is 100: allowed is 200, which the nodes were asked with"),
-        ("--method.predictions", 1, "method.predictions is 1: allowed is 2, which the nodes"),
-        ("--seed", 4, "does not hold what this run asks"),
-        ("--public.share", 0.3, "does not hold what this run asks"),
+        ("--method.levels", 100, "method.levels is 100: allowed is 200, which the questions were made with"),
+        ("--method.predictions", 1, "method.predictions is 1: allowed is 2, which the questions"),
+        ("--seed", 4, "seed is 4: allowed is 3, which the questions were made with"),
+        ("--public.share", 0.3, "public.share is 0.3: allowed is 0.2, which"),
+        ("--nodes.local.epochs", 99, "nodes.local.epochs is 99.0: allowed is 10.0, which"),
+        ("--link.inputs", "int8", "link.inputs is 'int8': allowed is 'float32', which"),
     ):
         assert said in refused(command(*DISTIL[:-2], "other", option, value))
         assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("here_and_there", "said"),
+    [
+        (("levels = 200", "levels = 100"), "method.levels is 100: allowed is 200, which the nodes were"),
+        (("share = 0.2", "share = 0.3"), "does not hold what this run asks"),
+    ],
+)
+def test_a_run_that_is_edited_beside_its_questions_is_found_by_them(
+    here: Path, command: Main, here_and_there: tuple[str, str], said: str
+) -> None:
+    recipe = Path("questions.safetensors.toml")
+    text = recipe.read_text()
+    assert here_and_there[0] in text
+    recipe.write_text(text.replace(*here_and_there))
+    assert said in refused(command(*DISTIL))
+    assert not Path("out").exists()
+
+
+def test_the_seed_stays_that_of_the_questions_even_where_no_question_follows_from_it(
+    tmp_path: Path, command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one view of each input nothing that is asked tells seeds apart."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(RUN)
+    assert command("questions", "make", "run.toml", "--method.predictions", 1)[0] == 0
+    said = refused(command("distil", "none", "--questions", "questions.safetensors", "--seed", 9))
+    assert "seed is 9: allowed is 3, which the questions were made with" in said
 
 
 # --- refusals ------------------------------------------------------------------------------------

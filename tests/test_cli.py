@@ -358,6 +358,21 @@ def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -
     assert err == "fedstill: stopped; to go on: fedstill run --resume 'my run'\n"
 
 
+@pytest.mark.parametrize("words", ["--help", "list"])  # printed by us, and by rich
+def test_who_stops_reading_ends_the_command_quietly(words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fedstill", words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_connection_that_breaks_off_is_said(command: Main, runs: Runs) -> None:
+    runs.raises = BrokenPipeError(32, "Broken pipe")  # of a socket: what is printed here is read
+    assert command("run", "demo", "--out", "out")[::2] == (2, "fedstill: [Errno 32] Broken pipe\n")
+
+
 # --- comparisons -------------------------------------------------------------------------------------
 
 

@@ -323,10 +323,10 @@ def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: p
     assert experiment.ledger.summary()["questions"] == 0
 
 
-def test_the_first_node_that_will_not_share_parameters_is_named() -> None:
+def test_nodes_that_will_not_share_parameters_are_named() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
     one = setting(FedAvgConfig(rounds=1), policies=policies)
-    said = untouched(one, QuestionRefused, "'node-1' refuses question 'train' by rule outputs_only")
+    said = untouched(one, QuestionRefused, "'node-1', 'node-2' refuse question 'train' by rule outputs_only")
     assert "no parameters" in said
 
 

@@ -15,8 +15,9 @@ import pytest
 from fedstill import experiment
 from fedstill.commands import ledger, node
 from fedstill.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.node import owner
+from fedstill.node import anchor, owner
 from fedstill.node.account import DATA, Account, Entry, Spent
+from fedstill.node.ledger import Ledger
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event
 from fedstill.seeds import derive
@@ -43,6 +44,7 @@ def charge(
         rule="logits clamped to 5, Laplace noise of scale 100",
         price={"laplace(10.0)": 2, "gaussian(4.0)": 1},
         guarantee=sure,
+        questions=1,
     )
     assert account.charge(entry, allow)
 
@@ -310,14 +312,26 @@ def test_a_ledger_that_is_gone(clinic: Path, capsys: Capture) -> None:
     assert "3 x gaussian(4)" in said(capsys, "show", clinic)
 
 
-def released(folder: Path, run: str, times: int) -> None:
+def released(folder: Path, run: str, times: int, first: int = 0) -> None:
     """Lines of a run's own ledger, as this node's releases leave them."""
     path = folder / "runs" / run / "ledger.jsonl"
     path.parent.mkdir(parents=True)
-    about = {"at": "", "node": "clinic", "question": "examine", "part": "answer", "content": "", "down": {}}
-    privacy = {"mechanism": "noisy-outputs", "price": {"laplace(10.0)": 2}}
-    lines = [{**about, "number": number, "up": {"logits": 40}, "privacy": privacy} for number in range(times)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    lines, key = Ledger(), anchor.make_key(owner.secret(folder))
+    lines.open(path)
+    lines.sign = lambda line: anchor.seal(key, f"{run} {line}")
+    for number in range(first, first + times):
+        lines.write(
+            node="clinic",
+            number=number,
+            question="examine",
+            part="answer",
+            content="",
+            down={},
+            up={"logits": 2560, "critic": 256},
+            privacy={"mechanism": "noisy-outputs", "price": {"laplace(10.0)": 2, "gaussian(4.0)": 1}},
+            row=number + 1,
+        )
+    lines.close()
 
 
 def test_a_backup_of_ledger_and_anchor_together_is_found_by_what_runs_released(
@@ -334,18 +348,18 @@ def test_a_backup_of_ledger_and_anchor_together_is_found_by_what_runs_released(
         shutil.copy(path, clinic.parent)
     with closing(Account(file, owner.secret(clinic))) as account:
         charge(account, 1, run="autumn", node=DATA)
-    released(clinic, "autumn", 1)
+    released(clinic, "autumn", 1, first=1)
     said(capsys, "verify", clinic)
     for path in clinic.parent.glob("ledger.sqlite*"):
         shutil.copy(path, clinic)
 
-    fault = r"shows less than run 'autumn' has released: 2 x laplace\(10.0\)"
+    fault = r"shows less than run 'autumn' has released: 2 x laplace\(10.0\), and 3 more of the like"
     for path in (clinic, file):  # the file in a node's folder is the node's
         with pytest.raises(FedstillError, match=fault):
             ledger.main(["verify", str(path)])
     assert "NOT SOUND: shows less than run 'autumn'" in said(capsys, "show", clinic)
     out = said(capsys, "settle", clinic, "--because", "the disk was replaced")
-    assert "Charged again to these data, run autumn: 2 x laplace(10)." in out
+    assert "Charged again to these data, run autumn: gaussian(4), 2 x laplace(10)." in out
     said(capsys, "verify", clinic)
     with pytest.raises(FedstillError, match="nothing is wrong"):
         ledger.main(["settle", str(clinic), "--because", "again"])
@@ -362,7 +376,7 @@ def test_a_ledger_that_is_gone_with_its_anchor_is_made_anew_from_what_runs_relea
     with pytest.raises(FedstillError, match="is gone, and its node's runs are there"):
         ledger.main(["verify", str(clinic)])
     out = said(capsys, "settle", clinic, "--because", "lost")
-    assert "Charged again to these data, run spring: 6 x laplace(10)." in out
+    assert "Charged again to these data, run spring: 3 x gaussian(4), 6 x laplace(10)." in out
     shutil.rmtree(clinic / "runs")  # which is no fault
     assert "seals, totals and anchor agree\n" in said(capsys, "verify", clinic)
 

@@ -122,7 +122,7 @@ def test_other_architectures_are_refused_where_parameters_are_averaged(tmp_path:
     config = tiny("fedavg")
     link = Heard(nodes(config, tmp_path))
     other = changed(config, student={"model": "small-cnn:4"})
-    with pytest.raises(MethodRefused, match="node-0: its model is not of the student's architecture"):
+    with pytest.raises(MethodRefused, match="node-1, node-2: its model is not of the student's architecture"):
         live(other, link, tmp_path).run()
     assert refused(link)
 
@@ -168,7 +168,7 @@ def test_a_policy_that_allows_too_few_questions_refuses_at_once(tmp_path: Path) 
 def test_a_policy_that_forbids_a_question_refuses_at_once(tmp_path: Path) -> None:
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path, questions='["count_labels"]'))
-    with pytest.raises(QuestionRefused, match="'node-0' refuses question 'examine' by rule questions"):
+    with pytest.raises(QuestionRefused, match="'node-1', 'node-2' refuse question 'examine' by rule"):
         live(config, link, tmp_path).run()
     assert refused(link)
 

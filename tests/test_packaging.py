@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from importlib.metadata import entry_points, metadata, requires
 from pathlib import Path
 
 import pytest
+import tomli
 from packaging.requirements import Requirement
 
 import fedstill
@@ -49,6 +51,31 @@ def needs(name: str) -> set[str]:
     extra = {"extra": "dev" if name == "fedstill" else ""}
     lines = [Requirement(line) for line in requires(name) or []]
     return {canonical(line.name) for line in lines if line.marker is None or line.marker.evaluate(extra)}
+
+
+def imported() -> set[str]:
+    """The libraries that the package imports, by a statement or by name when they are needed."""
+    names = set[str]()
+    for path in Path(fedstill.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                names.add(str(node.module))
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+                names.update(word.value for word in node.args if isinstance(word, ast.Constant))
+    return {name.partition(".")[0] for name in names}
+
+
+def test_nothing_is_installed_that_the_package_does_not_import() -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    of_users = [line for extra, lines in extras.items() if extra != "dev" for line in lines]
+    named = {canonical(Requirement(line).name) for line in (*project["dependencies"], *of_users)}
+    otherwise = {"pillow": "PIL", "scikit-image": "skimage", "scikit-learn": "sklearn"}  # when imported
+    modules = {otherwise.get(name, name.replace("-", "_")) for name in named}
+    assert modules > {"torch", "nibabel", "opacus"}
+    assert sorted(modules - imported()) == []
 
 
 def test_everything_that_we_name_is_pinned_and_torch_to_one_release() -> None:

@@ -252,7 +252,7 @@ BAD = {
         {"--nodes.policy.most_questions": "5"},
         "most_questions: 5, and the run asks 25",
     ),
-    "policy": (images(), {"--nodes.policy.questions": "count_labels"}, "refuses question 'examine'"),
+    "policy": (images(), {"--nodes.policy.questions": "count_labels"}, "refuse question 'examine'"),
 }
 
 

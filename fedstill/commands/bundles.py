@@ -36,7 +36,7 @@ usage:
   --node-keys DIR    the nodes' public keys, DIR/NAME.pub: whoever has none there is refused
   --out DIR          the run's folder (default: runs/NAME-seedSEED); --quiet hides progress bars
   --OPTION VALUE     as of `fedstill run`; of `distil` only what changes nothing at the nodes: the student,
-                     how it learns, what is measured
+                     how it learns, what is measured; the seed stays that of the questions
 
 Every file is signed. A fingerprint says whose key it was: compare it once, by another way than the file's.
 """
@@ -106,7 +106,9 @@ def distil(words: list[str]) -> None:
     recipe = _recipe(Path(questions))
     if not recipe.is_file():
         raise BundleError(f"{recipe} is missing: `fedstill questions make` wrote it beside {questions}")
-    config = _override(load_toml(recipe), rest[end:], "fedstill distil")
+    asked = load_toml(recipe)
+    config = _override(asked, rest[end:], "fedstill distil")
+    offline.check_later(asked, config)
     folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
     if out is None:
         print(f"The run's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
@@ -152,9 +154,11 @@ def answer(words: list[str]) -> None:
 
     from fedstill import offline
     from fedstill.federation import signed
+    from fedstill.node.host import Host
     from fedstill.progress import Bars
 
     folder = Path(rest[0])
+    Host(folder).limit_process()  # which is this command's own
     with Bars(sys.stderr.isatty()) as bars:
         reply = offline.answer(
             folder,
@@ -176,6 +180,8 @@ def answer(words: list[str]) -> None:
             "your key": reply.signer,
         }
     )
+    if reply.again:
+        print("These are the answers that left before, byte for byte: nothing more was charged.")
     print("Give back both files of answers, and read the fingerprint of your key out to the server's people.")
     if not reply.questions.trusted:
         print("Before that, have them read out theirs: it must be the one above.")

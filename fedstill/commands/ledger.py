@@ -27,8 +27,8 @@ usage:
                                              price: the last N releases (default: 20; 0 is all), and totals
                                              with epsilon at delta D (default: the node's, or 1e-5), and what
                                              is left of the node's budgets
-  fedstill ledger verify PATH                whether it is whole and unchanged, and shows all that the node's
-                                             runs have released; exits with 2 if not
+  fedstill ledger verify PATH                whether it is whole and unchanged, and the node's runs tell the
+                                             same, line by line; exits with 2 if not
   fedstill ledger export PATH --out FILE [--whole]   every row as JSON lines (FILE.jsonl) or as a table
                                              (FILE.csv); --whole with the fingerprints by which rows can be
                                              checked: keep that to yourself, since fingerprints follow from
@@ -54,12 +54,14 @@ class _Place:
         secret: that its seals are made with, where it is at hand.
         witness: what the runs of the node whose ledger it is have released.
         privacy: what the node's owner says, with the budgets.
+        folder: the node's.
     """
 
     file: Path
     secret: int | None
     witness: Totals | None = None
     privacy: PrivacyConfig | None = None
+    folder: Path | None = None
 
 
 def main(words: list[str]) -> None:
@@ -124,7 +126,7 @@ def _of_folder(folder: Path) -> _Place | None:
         privacy = owner.read(folder).privacy
         path = folder / Path(privacy.ledger).expanduser()
         secret = owner.secret(folder) if (folder / owner.SECRET).exists() else None
-        return _Place(path, secret, witness.released(folder), privacy)
+        return _Place(path, secret, witness.released(folder), privacy, folder)
     config = folder / "config.toml"
     if (folder / FILE).is_file() and config.is_file():
         from fedstill.seeds import derive
@@ -203,19 +205,41 @@ def _verify(words: list[str]) -> None:
     place = _place(_path(words, "verify"))
     with _opened(place) as account:
         account.verify()
-        count = sum(1 for _ in account.entries())
-    rows = "1 row" if count == 1 else f"{count} rows"
+        rows = list(account.entries())
+        found = _disagreements(place, account)
+        if found:
+            more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+            runs = (place.folder or place.file.parent) / "runs"
+            told = f"{place.file} is sound, and {runs} tells otherwise: {found[0]}{more}"
+            raise FedstillError(f"{told}; if you know why, `fedstill ledger settle` accepts it")
+    count = len(rows)
+    shown = "1 row" if count == 1 else f"{count} rows"
     if place.secret is None:
         told = "rows, totals and anchor agree; the seals take the node's secret, and were not checked"
     else:
         told = "rows, seals, totals and anchor agree"
     if place.witness:
-        told += ", and show all that the node's runs have released"
-    print(f"{place.file}: {rows}: {told}")
+        told += ", and show all that the node's runs have released, line by line"
+    print(f"{place.file}: {shown}: {told}")
+
+
+def _disagreements(place: _Place, account: Account) -> list[str]:
+    """Where the lines of a node's runs and the rows of its ledger, which is sound, do not agree."""
+    from fedstill.node import reconcile
+
+    if place.folder is None:
+        return []
+    until = max((row["row"] for row in account.entries()), default=0)  # a node at work writes more
+    shared = not place.file.resolve().is_relative_to(place.folder.resolve())
+    sealed = None if place.secret is None else account.sign
+    lines = reconcile.read(place.folder)
+    rows = account.entries()
+    return list(reconcile.disagreements(lines, rows, sealed=sealed, until=until, shared=shared))
 
 
 def _export(words: list[str]) -> None:
     from fedstill.node.chain import COLUMNS
+    from fedstill.owner_only import opener
 
     out, words = _take("--out", words)
     whole, words = "--whole" in words, [word for word in words if word != "--whole"]
@@ -225,7 +249,7 @@ def _export(words: list[str]) -> None:
         raise ArgumentError("--out", out or "", "a file that ends in .jsonl or .csv")
     if to.exists():
         raise ArgumentError("--out", out, "a file that is not there yet")
-    with _opened(place) as account, to.open("x", encoding="utf-8", newline="") as file:
+    with _opened(place) as account, open(to, "x", encoding="utf-8", newline="", opener=opener) as file:
         names = [name for name in (*COLUMNS, "hash") if whole or name not in FINGERPRINTS]
         rows = ({name: row[name] for name in names} for row in account.entries())
         (_as_lines if to.suffix == ".jsonl" else _as_table)(file, names, rows)
@@ -253,8 +277,10 @@ def _settle(words: list[str]) -> None:
         told = "name the node's folder; where its secret is lost, `fedstill node init` makes a new one"
         raise FedstillError(f"{place.file} can be settled by its owner alone: {told}")
     with _opened(place, write=True) as account:
-        trouble, before = account.trouble, max((row["row"] for row in account.entries()), default=0)
-        account.settle(because)
+        before = max((row["row"] for row in account.entries()), default=0)
+        beside = [] if account.trouble is not None else _disagreements(place, account)
+        trouble = account.trouble or "; ".join(beside)
+        account.settle(because, bool(beside))
         again = [row for row in account.entries() if row["row"] > before and row["run"]]
     print(f"Settled: {trouble}.")
     for row in again:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedstill.privacy.config import Accountant, PrivacyConfig
 
 MANY = 6  # prices that are shown of all that was paid
+UNRELEASED = ("settled", "kept")  # parts of rows with which nothing left
 
 
 def print_rows(console: Console, rows: list[dict[str, Any]], count: int) -> None:
@@ -92,6 +93,8 @@ def _what(row: Mapping[str, Any]) -> str:
 
     if row["part"] == "settled":
         return f"settled by the owner: {row['rule']}"
+    if row["part"] == "kept":
+        return f"{row['question']} kept,\nto leave again"
     kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in row["up"].items())
     asked = f"{row['question']} {row['number']}, {row['part']}" if row["number"] >= 0 else row["question"]
     return f"{asked}\n{kinds or 'nothing'}"
@@ -144,7 +147,7 @@ def print_totals(
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     for node in dict.fromkeys(row["node"] for row in rows if row["run"]):
         budgets = privacy if limited and node == DATA else None
-        left = [row["run"] for row in rows if row["node"] == node and row["part"] != "settled"]
+        left = [row["run"] for row in rows if row["node"] == node and row["part"] not in UNRELEASED]
         runs = list(dict.fromkeys(row["run"] for row in rows if row["node"] == node and row["run"]))
         for run in runs:
             spent = account.spent(node, run)

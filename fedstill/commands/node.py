@@ -175,6 +175,8 @@ def _asking(target: str) -> _Asking:
 def _print_node(console: Console, folder: Path, found: Examined) -> None:
     from rich.table import Table
 
+    from fedstill.node.rights import open_to_others
+
     if found.file is None:
         return
     console.print(f"node {found.file.name}, in {folder.resolve()}", soft_wrap=True)
@@ -185,6 +187,9 @@ def _print_node(console: Console, folder: Path, found: Examined) -> None:
         for number, line in enumerate(lines):
             table.add_row(f"  {head}" if number == 0 else "", line)
     console.print(table)
+    ledger = folder / Path(found.file.privacy.ledger).expanduser()
+    if (told := open_to_others(folder, ledger)) is not None:
+        console.print(told, soft_wrap=True)
     console.print()
 
 

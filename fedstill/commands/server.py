@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.errors import ArgumentError, DeployError, UnknownName
+from fedstill.errors import ArgumentError, DeployError, UnknownName, nearest
 
 HELP = """\
 fedstill server makes a federation on NVIDIA FLARE, and runs its server.
@@ -16,7 +17,8 @@ usage:
   fedstill server init DIR --host NAME --nodes A B C [--port N]
                                     a new federation: certificates and one startup kit for each node
   fedstill server start DIR         be the server, until Ctrl+C
-  fedstill server status DIR        does it run, which nodes are there, which runs there are
+  fedstill server status DIR        does it run (else the exit code is 1), which nodes are there, and what
+                                    became of the runs
   fedstill server stop DIR          end it, and the runs on it
   fedstill server add DIR --nodes D E
                                     kits for more nodes, or with new certificates for old ones
@@ -31,6 +33,7 @@ options of `init`:
 """
 
 PORT = 8002
+MOST_RUNS = 10  # that are shown
 
 
 def main(words: list[str]) -> None:
@@ -106,6 +109,8 @@ def _start(words: list[str]) -> None:
 
 
 def _status(words: list[str]) -> None:
+    import sys
+
     from fedstill.federation import provision, site
     from fedstill.federation.admin import Admin
 
@@ -114,15 +119,41 @@ def _status(words: list[str]) -> None:
     number = site.running(site.server(folder))
     if number is None:
         print(f"The server does not run on this machine: fedstill server start {folder}")
-        return
+        _say_runs(folder, [])
+        sys.exit(1)
     print(f"The server runs as process {number}, at {federation['host']}:{federation['port']}.")
     with Admin(folder / "admin") as admin:
         nodes, jobs = admin.nodes(), admin.jobs()
     print(f"{len(nodes)} nodes are there" + (":" if nodes else "."))
     for node, seconds in sorted(nodes.items()):
         print(f"  {node}  seen {seconds:.0f} s ago")
-    for job in jobs[:10]:
-        print(f"  run {job['job_id']}  {job['status']}  {job['submit_time_iso'][:19]}")
+    _say_runs(folder, jobs)
+
+
+def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
+    """What became of the latest runs.
+
+    Args:
+        folder: of the federation.
+        jobs: of all runs, the newest first; a run that was resumed has several.
+    """
+    from datetime import datetime
+
+    from fedstill.federation.runs import outcome
+
+    latest = {str(job["name"]): job for job in reversed(jobs)}
+    here = {path.name: path.stat().st_mtime for path in (folder / "runs").glob("*") if path.is_dir()}
+    begun = {**here, **{name: float(job["submit_time"]) for name, job in latest.items()}}
+    if begun:
+        print("Runs, the newest first:")
+    for name in sorted(begun, key=lambda name: -begun[name])[:MOST_RUNS]:
+        job = latest.get(name, {})
+        at = f"{datetime.fromtimestamp(begun[name]):%Y-%m-%d %H:%M}"
+        print(f"  {name}  {at}" + (f"  job {job['job_id']}" if job else ""))
+        since = begun[name] if job else 0.0
+        print(f"    {outcome(folder / 'runs' / name, str(job.get('status', '')), since)}")
+    if len(begun) > MOST_RUNS:
+        print(f"  and {len(begun) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
 def _stop(words: list[str]) -> None:
@@ -156,23 +187,45 @@ def _renew(words: list[str]) -> None:
 
 
 def _revoke(words: list[str]) -> None:
-    _admit("revoke", words, "is let in no more")
+    _admit("revoke", words, "is let in no more", "was revoked already")
 
 
 def _readmit(words: list[str]) -> None:
-    _admit("readmit", words, "is let in again")
+    _admit("readmit", words, "is let in again", "was not revoked")
 
 
-def _admit(command: str, words: list[str], said: str) -> None:
-    from fedstill.federation import site
+def _admit(command: str, words: list[str], done: str, nothing: str) -> None:
+    from fedstill.federation import provision, site
     from fedstill.federation.admin import Admin
+    from fedstill.federation.runs import STOPPED
+    from fedstill.records import write_text
 
     folder, given = _read(command, words, node=0)
+    node = given["node"][0]
     if site.running(site.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
+    federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:
-        getattr(admin, command)(given["node"][0])
-    print(f"{given['node'][0]} {said}.")
+        names = {*federation.get("nodes", ()), *provision.revoked(folder), *admin.nodes()}
+        if "nodes" not in federation:  # made before there was a list: whoever ever had part in a run is known
+            names |= {site for job in admin.jobs() for site in job["mandatory_clients"]}
+        known = sorted(names)
+        if node not in known:  # FLARE would revoke any name, and the one that was meant would stay
+            meant = nearest(node, known)
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            raise ArgumentError("NODE", node, f"one of {', '.join(known)}{hint}")
+        changed = getattr(admin, command)(node)
+        print(f"{node} {done if changed else nothing}.")
+        # FLARE lets a job go on that a revoked node has a part in.
+        for job in admin.with_node(node) if command == "revoke" else ():
+            if not admin.abort(str(job["job_id"])):  # of a server that was killed: FLARE says that it runs
+                continue
+            told = {"error": "NodeFault", "text": f"{node}, which had a part in it, was revoked"}
+            run = folder / "runs" / str(job["name"])
+            if run.is_dir():  # what FLARE ended says nothing of why
+                write_text(run / STOPPED, json.dumps(told) + "\n")
+            print(f"Ended run {job['name']}, in which it took part.")
+            print("  `fedstill run --resume` goes on without it, where link.quorum allows that.")
 
 
 def _read(command: str, words: list[str], **known: int | None) -> tuple[Path, dict[str, list[str]]]:

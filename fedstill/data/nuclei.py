@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill import deadline
 from fedstill.data.assembled import PATIENT
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.dataset import Cases, DataSet, TensorData, normalised
@@ -277,6 +278,7 @@ def cut(pictures: Sequence[Picture], cases: Cases, rows: npt.NDArray[np.int64], 
         # Of the whole picture, so that an object that a patch cuts has no contour there.
         classes = grown(three_classes(one.instances), patch)
         for row in torch.nonzero(cases.of == case).flatten().tolist():
+            deadline.check()  # a server may name tiny patches
             top, left = corners[row]
             inputs[row] = torch.from_numpy(image[:, top : top + patch, left : left + patch].copy())
             cut = classes[top : top + patch, left : left + patch]

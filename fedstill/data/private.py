@@ -26,6 +26,7 @@ from fedstill.data.public import in_form
 from fedstill.data.untold import of_arrays, other_than_classes
 from fedstill.errors import ArgumentError, DataError, RunNeeded
 from fedstill.imports import OWN, find, first_line, is_path
+from fedstill.node import memory
 from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig, make_task
 
@@ -96,7 +97,12 @@ class PrivateConfig:
 
 
 def load(
-    config: PrivateConfig, folder: Path, form: Form | None = None, task: TaskConfig | None = None
+    config: PrivateConfig,
+    folder: Path,
+    form: Form | None = None,
+    task: TaskConfig | None = None,
+    *,
+    most: int = 0,
 ) -> tuple[TensorData, Form]:
     """An owner's examples, in the form that a server declares.
 
@@ -106,6 +112,7 @@ def load(
         form: what the server declares; None takes shape and classes from the data themselves, and the usual
             normalisation.
         task: what the data are for, where no form says so; None is images of classes.
+        most: bytes that they may take where the form makes them larger; 0 is no limit.
 
     Returns:
         Inputs ``(N, C, H, W)`` float32, or texts ``(N, L)`` int64, and the targets of the form's task,
@@ -115,6 +122,7 @@ def load(
         ArgumentError: an option that cannot be followed.
         RunNeeded: no form, and data that are no images of classes, or do not tell the task's form.
         DataError: data that cannot be read or are of another form.
+        TooLarge: they would take more than that.
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
     if form is None and task is not None and task.name != "classification":
@@ -130,7 +138,7 @@ def load(
     if form is not None and form.task.name != "classification":
         from fedstill.data.private_tasks import load_task  # which imports this file
 
-        return load_task(config, folder, form, what), form
+        return load_task(config, folder, form, what, most), form
     if form is None and config.source in SOURCES:
         told = other_than_classes(config, locate(config, folder))
         if told is not None:
@@ -145,6 +153,7 @@ def load(
     if form is None:
         form = _own_form(raw, config.source, what)
     targets = torch.from_numpy(_class_numbers(raw, named, form, what))
+    memory.check_examples(len(raw.images), form, most)
     data = TensorData(inputs_of(raw.images, config, form, what), targets, groups)
     make_task(form.task, len(form.classes)).check(data, what)
     return data, form

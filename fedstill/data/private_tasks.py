@@ -15,7 +15,7 @@ from fedstill.data.assembled import PATIENT, observed, with_channels
 from fedstill.data.config import DataConfig
 from fedstill.data.dataset import TensorData
 from fedstill.data.findings import read_findings
-from fedstill.data.folders import in_one_size
+from fedstill.data.folders import in_one_size, map_files
 from fedstill.data.groups import numbered
 from fedstill.data.loaders import MEAN, STD
 from fedstill.data.nifti import read_volumes
@@ -26,11 +26,12 @@ from fedstill.data.rasters import resized_maps
 from fedstill.data.tables import read_csv
 from fedstill.errors import ArgumentError, DataError, RunNeeded
 from fedstill.imports import OWN, find, first_line
+from fedstill.node import memory
 from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig, task_type
 
 
-def load_task(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+def load_task(config: PrivateConfig, folder: Path, form: Form, what: str, most: int = 0) -> TensorData:
     """An owner's examples, in the form that a server declares, without those for testing.
 
     Args:
@@ -38,20 +39,22 @@ def load_task(config: PrivateConfig, folder: Path, form: Form, what: str) -> Ten
         folder: from which paths count.
         form: what the server declares; its task says what is read.
         what: the data are, the first words of an error.
+        most: bytes that they may take where the form makes them larger; 0 is no limit.
 
     Raises:
         ArgumentError: an option that cannot be followed.
         DataError: data that cannot be read or are of another form.
+        TooLarge: they would take more than that.
     """
     task = form.task
     if config.vocabulary and task.name != "text":
         raise ArgumentError("data.vocabulary", config.vocabulary, f"empty for task {task.name}")
     if task.name == "text":
-        data = _texts(config, folder, form, what)
+        data = _texts(config, folder, form, what, most)
     elif task.name == "instances":
-        data = _pictures(config, folder, form, what)
+        data = _pictures(config, folder, form, what, most)
     else:
-        data = _images(config, folder, form, what)
+        data = _images(config, folder, form, what, most)
     form.make_task().check(data, what)
     return data
 
@@ -113,8 +116,9 @@ def load_tensors(config: PrivateConfig, path: Path, form: Form, what: str) -> Te
     return data
 
 
-def _images(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
-    raw, named = _read(config, folder, form)
+def _images(config: PrivateConfig, folder: Path, form: Form, what: str, most: int) -> TensorData:
+    raw, named = _read(config, folder, form, most)
+    memory.check_examples(len(raw.images), form, most)
     labels = _labels(raw, named, form, what)
     groups = groups_of(raw, config)
     rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(~raw.test)
@@ -131,7 +135,7 @@ def _images(config: PrivateConfig, folder: Path, form: Form, what: str) -> Tenso
     return TensorData(inputs, targets, groups)
 
 
-def _read(config: PrivateConfig, folder: Path, form: Form) -> tuple[Raw, bool]:
+def _read(config: PrivateConfig, folder: Path, form: Form, most: int = 0) -> tuple[Raw, bool]:
     """What a source holds, and whether its classes are named."""
     path, task = locate(config, folder), form.task.name
     masks = task == "segmentation"
@@ -145,17 +149,20 @@ def _read(config: PrivateConfig, folder: Path, form: Form) -> tuple[Raw, bool]:
         raw = from_arrays(Path(config.source), given, task, pixels=not config.normalised, gaps=True)
         return raw, "classes" in given
     if config.source == "csv" and task == "multi-label":
-        return _findings(config, path, form, size), True
+        return _findings(config, path, form, size, most), True
     if config.source == "csv" or task == "multi-label":
         allowed = "npz or csv" if task == "multi-label" else "npz, folder or nifti"
         raise ArgumentError("data.source", config.source, f"{allowed} for task {task}")
     if config.source == "folder":
+        memory.check_examples(len(map_files(path, masks=masks).images), form, most if size else 0)
         return in_one_size(path, masks=masks, size=size, gaps=True), False
     return read_volumes(path, masks=masks, size=size, slices=config.slices, gaps=True), False
 
 
-def _findings(config: PrivateConfig, path: Path, form: Form, size: int) -> Raw:
-    listed = config.label if config.label in read_csv(path) else ""
+def _findings(config: PrivateConfig, path: Path, form: Form, size: int, most: int) -> Raw:
+    table = read_csv(path)
+    memory.check_examples(max(map(len, table.values())), form, most)
+    listed = config.label if config.label in table else ""
     others = (config.group,) if config.group else ()
     image = config.image or "image"
     return read_findings(path, image=image, listed=listed, others=others, classes=form.classes, size=size)
@@ -194,7 +201,7 @@ def _labels(raw: Raw, named: bool, form: Form, what: str) -> npt.NDArray[np.int6
     return raw.labels
 
 
-def _pictures(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+def _pictures(config: PrivateConfig, folder: Path, form: Form, what: str, most: int) -> TensorData:
     """Patches of the form's size that cover an owner's pictures."""
     from fedstill.data import nuclei
 
@@ -210,6 +217,8 @@ def _pictures(config: PrivateConfig, folder: Path, form: Form, what: str) -> Ten
     pictures = [one for one in read_pictures(locate(config, folder)) if not one.test]
     if not pictures:
         raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
+    sides = [one.instances.shape for one in pictures]
+    memory.check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), form, most)
     cases = nuclei.cases_of(pictures, height)
     data = nuclei.cut(pictures, cases, np.arange(len(cases.of)), height)
     # Patches of one picture overlap, and so are protected together or not at all.
@@ -223,13 +232,14 @@ def _pictures(config: PrivateConfig, folder: Path, form: Form, what: str) -> Ten
     return TensorData(data.inputs, data.targets, groups)
 
 
-def _texts(config: PrivateConfig, folder: Path, form: Form, what: str) -> TensorData:
+def _texts(config: PrivateConfig, folder: Path, form: Form, what: str, most: int) -> TensorData:
     from fedstill.data import text
     from fedstill.data.words import HASH
 
     if config.source != "csv":
         raise ArgumentError("data.source", config.source, "csv for task text: columns text and label")
     source = text.read_table(locate(config, folder))
+    memory.check_examples(len(source.texts), form, most)
     how = config.vocabulary or HASH
     words = form.vocabulary - 1 if how == HASH else None
     coding = DataConfig(name=config.path, length=form.shape[0], words=words, vocabulary=how)

@@ -80,6 +80,14 @@ class Admin:
             jobs: list[dict[str, Any]] = self._session.list_jobs(detailed=True, reverse=True)
         return jobs
 
+    def with_node(self, node: str) -> list[dict[str, Any]]:
+        """The jobs that have not ended and in which a node takes part."""
+        return [
+            job
+            for job in self.jobs()
+            if not str(job["status"]).startswith("FINISHED") and node in job["deploy_map"]["app"]
+        ]
+
     def wait_for(self, nodes: Sequence[str], patience: float) -> None:
         """Wait until all these nodes are there.
 
@@ -115,25 +123,38 @@ class Admin:
             time.sleep(every)
         return status
 
-    def abort(self, job: str) -> None:
-        """End a job."""
-        with self._refusals():
-            self._session.abort_job(job)
+    def abort(self, job: str) -> bool:
+        """End a job; whether it ran."""
+        try:
+            with self._refusals():
+                self._session.abort_job(job)
+        except DeployError as error:
+            if "is not running" not in str(error):
+                raise
+            return False
+        return True
 
     def download(self, job: str, to: Path) -> Path:
         """Fetch what a job left at the server into the folder `to`; the folder of this job in there."""
         with self._refusals():
             return Path(self._session.download_job_result(job, str(to)))
 
-    def revoke(self, node: str) -> None:
-        """Let a node in no more, whatever its certificate says; the server remembers it over restarts."""
-        with self._refusals():
-            self._session.disable_client(node)
+    def revoke(self, node: str) -> bool:
+        """Let a node in no more, whatever its certificate says; the server remembers it over restarts.
 
-    def readmit(self, node: str) -> None:
-        """Let a revoked node in again."""
+        Args:
+            node: its name; FLARE takes any, whether there is such a node or not.
+
+        Returns:
+            Whether it was let in until now.
+        """
         with self._refusals():
-            self._session.enable_client(node)
+            return not self._session.disable_client(node)["clients"][0]["already_disabled"]
+
+    def readmit(self, node: str) -> bool:
+        """Let a revoked node in again; whether it was not until now."""
+        with self._refusals():
+            return bool(self._session.enable_client(node)["clients"][0]["was_disabled"])
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ from fedstill.node.gate import PolicyConfig
 from fedstill.node.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.node.questions import NodeSetting, Question
 from fedstill.node.training import LocalConfig
-from fedstill.wire import Tensors, kind_of, pack, refine, size, unpack
+from fedstill.wire import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -182,18 +182,22 @@ def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) ->
     return hashlib.sha256(blob).hexdigest()
 
 
-def read_questions(path: Path, signers: Collection[str] | None = None) -> Questions:
+def read_questions(
+    path: Path, signers: Collection[str] | None = None, most_header: int = MOST_HEADER
+) -> Questions:
     """The questions in a file, once its signature has been found good.
 
     Args:
         path: the file.
         signers: fingerprints of keys of which one must have signed; None is any.
+        most_header: bytes before its tensors; 0 is no limit.
 
     Raises:
         BundleError: missing, changed, unsigned, of a key that is not expected, or no questions that this
             version knows.
     """
-    file, table, tensors = _read(path, QUESTIONS, signers)
+    file = signed.read(path, signers)
+    table, tensors = _unpack(path, QUESTIONS, file.blob, most_header)
     plan = _plan(path, table.pop("plan", None))
     header = _header(path, QuestionsHeader, table)
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
@@ -271,14 +275,38 @@ def write_answers(
     Returns:
         Its SHA-256.
     """
+    blob = pack_answers(header, answers, bytes)
+    signed.write(path, blob, key)
+    return hashlib.sha256(blob).hexdigest()
+
+
+def pack_answers(
+    header: AnswersHeader, answers: Mapping[int, Tensors], crossed: Mapping[str, Mapping[str, int]]
+) -> bytes:
+    """What a file of answers holds; the same answers give the same bytes."""
     tensors = {
         f"{number}.{name}": tensor.clone()
         for number, answer in answers.items()
         for name, tensor in answer.items()
     }
-    blob = _pack(ANSWERS, {**asdict(header), "bytes": bytes}, tensors)
-    signed.write(path, blob, key)
-    return hashlib.sha256(blob).hexdigest()
+    return _pack(ANSWERS, {**asdict(header), "bytes": crossed}, tensors)
+
+
+def unpack_answers(
+    path: Path, blob: bytes
+) -> tuple[AnswersHeader, Mapping[int, Tensors], Mapping[str, Mapping[str, int]]]:
+    """What :func:`pack_answers` was given.
+
+    Args:
+        path: where the bytes are from, for the error.
+        blob: the bytes.
+
+    Raises:
+        BundleError: they are no answers, or those of another version.
+    """
+    table, tensors = _unpack(path, ANSWERS, blob)
+    crossed = table.pop("bytes", None)
+    return _header(path, AnswersHeader, table), _by_number(path, tensors), crossed
 
 
 def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | None = None) -> NodeAnswers:
@@ -293,9 +321,8 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
         BundleError: missing, changed, unsigned, of an unknown key, for other questions, or not the answers
             that it says it holds.
     """
-    file, table, tensors = _read(path, ANSWERS, None if keys is None else set(keys.values()))
-    said = table.pop("bytes", None)
-    header = _header(path, AnswersHeader, table)
+    file = signed.read(path, None if keys is None else set(keys.values()))
+    header, parts, said = unpack_answers(path, file.blob)
     if keys is not None and keys.get(header.node) != file.signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
@@ -308,7 +335,7 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     except (ValueError, TypeError, FedstillError) as error:
         raise BundleError(f"{path} states its protection in another form: {error}") from error
     _fit(path, header, questions)
-    parts, declared = _by_number(path, tensors), questions.declared()
+    declared = questions.declared()
     counted: dict[str, Counter[str]] = {way: Counter() for way in WAYS}
     for asked, ask in zip(questions.asked, questions.asks, strict=True):
         if asked.number not in parts:
@@ -421,13 +448,12 @@ def _pack(kind: str, header: Mapping[str, Any], tensors: Tensors) -> bytes:
     return pack({"bundle": kind, "format": FORMAT, "fedstill": fedstill.__version__, **header}, tensors)
 
 
-def _read(
-    path: Path, kind: str, signers: Collection[str] | None
-) -> tuple[signed.Signed, dict[str, Any], dict[str, torch.Tensor]]:
-    """Signature first; then the header, less what all files say; then the tensors."""
-    file = signed.read(path, signers)
+def _unpack(
+    path: Path, kind: str, blob: bytes, most_header: int = MOST_HEADER
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The header, less what all files say, and the tensors."""
     try:
-        header, tensors = unpack(file.blob)
+        header, tensors = unpack(blob, most_header)
     except (DataError, RecursionError) as error:
         raise BundleError(f"{path} holds no {kind}: {error}") from error
     found, version = header.pop("bundle", None), header.pop("format", None)
@@ -436,7 +462,7 @@ def _read(
         raise BundleError(f"{path} holds {found or 'something else'}: allowed are {kind}")
     if version != FORMAT:
         raise BundleError(f"{path} is of format {version}: this version of fedstill reads {FORMAT}")
-    return file, header, tensors
+    return header, tensors
 
 
 def _header(path: Path, kind: type[H], table: dict[str, Any]) -> H:

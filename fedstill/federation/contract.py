@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedstill.errors import ArgumentError, DataError, NodeFault, QuestionRefused
+from fedstill.errors import ArgumentError, DataError, NodeFault, QuestionRefused, refused_by
 from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.replies import clip
@@ -174,16 +174,20 @@ class Federation(ABC):
         """Refuse at the start what some node would refuse later.
 
         Raises:
-            QuestionRefused: naming the first node, question and rule.
+            QuestionRefused: naming all such nodes, with questions and rules.
         """
-        for name in names:
-            for node, rule in self.objections(self.questions[name]).items():
-                raise QuestionRefused(node, name, rule)
+        refusals = [
+            QuestionRefused(node, name, rule)
+            for name in names
+            for node, rule in self.objections(self.questions[name]).items()
+        ]
         total = sum(self.questions[name].times for name in names)
         for node, limit in self.limits().items():
-            if total > limit:
+            if total > limit and all(node != refusal.node for refusal in refusals):
                 rule = f"most_questions: {limit}, and the run asks {total}"
-                raise QuestionRefused(node, ", ".join(names), rule)
+                refusals.append(QuestionRefused(node, ", ".join(names), rule))
+        if refusals:
+            raise refused_by(refusals)
 
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
         if of is None:

@@ -20,16 +20,14 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.errors import DeployError, FedstillError, RunFolderError
 from fedstill.federation.order import natural
-from fedstill.federation.remote import LinkError, Unreachable
+from fedstill.federation.remote import LinkError, Silent, Unreachable
+from fedstill.federation.runs import JOB, PROGRESS, STOPPED
 from fedstill.progress import Noted
 from fedstill.records import write_text
 
 logger = logging.getLogger("fedstill.server")
 
 RUNS, NODE, NODES = "FEDSTILL_RUNS", "FEDSTILL_NODE", "FEDSTILL_NODES"  # environment variables
-STOPPED = "stopped.json"  # in a run's folder: why it stopped
-PROGRESS = "progress.json"  # there too: how far it is
-JOB = "job.lock"  # there too: held by the one job that is at work on the run
 
 UNFORESEEN = "it failed where it should not: the server's log says how"
 
@@ -70,9 +68,7 @@ class ServerProgram:
                 return
             (folder / STOPPED).unlink(missing_ok=True)
             # Any other error goes on to FLARE, which logs it; who waits for the run is told this much.
-            wrong: Exception | None = FedstillError(
-                "it failed where it should not: the server's log says how"
-            )
+            wrong: Exception | None = FedstillError(UNFORESEEN)
             try:
                 self._run(folder)
                 wrong = None
@@ -119,6 +115,7 @@ class NodeProgram:
         if folder is None:  # all nodes of a simulation have the same environment
             folder = str(Path(_environment(NODES)) / str(collab.site_name))
         self._host = Host(Path(folder))
+        self._host.limit_process()
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
 
@@ -150,6 +147,8 @@ class FlareLink:
         try:
             reply: bytes = self._clients[node](timeout=seconds).serve(message)
         except CollabCallError as error:
+            if isinstance(error.cause, TimeoutError):
+                raise Silent("no answer in time") from error
             raise LinkError(" ".join(str(error.cause).split())) from error
         except RunAborted as error:
             raise DeployError("FLARE ended the job") from error

@@ -21,7 +21,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ NODE_CLASSES = (
 ADMIN = "admin@federation.local"  # FLARE wants the form of an e-mail address; nothing is ever sent there
 ROOT_DAYS = 3650  # the authority outlives the certificates it signs: they are for 360 days, fixed by FLARE
 
+FEDERATION = "provision/federation.json"  # in a federation's folder
 HEARTBEAT = 4.0  # seconds between two signs of life of a node; FLARE counts in steps of 2
 DEAD_AFTER = 30.0  # seconds without one until the server counts a node as gone
 ANSWER_WITHIN = 10.0  # seconds that a node waits for the server's answer to one, until it tries again
@@ -89,6 +90,26 @@ _AT_NODE = {
         "byoc": "none",
     }
 }
+
+
+_OF_CLIENT = {"format_version", "servers", "client", "require_signed_jobs"}  # sections of fed_client.json
+_PARTS_AT_NODE = (  # of FLARE's client: what its jobs need to start
+    {
+        "id": "resource_manager",
+        "path": "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+        "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300},
+    },
+    {
+        "id": "resource_consumer",
+        "path": "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+        "args": {},
+    },
+    {
+        "id": "process_launcher",
+        "path": "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+        "args": {},
+    },
+)
 
 
 def require_flare() -> None:
@@ -141,7 +162,7 @@ def provision(
     folder.chmod(0o700)
     port = port or free_port()
     federation = {"name": name, "host": host, "port": port, "heartbeat": heartbeat, "dead_after": dead_after}
-    _write(folder / "provision" / "federation.json", federation)
+    _write(folder / FEDERATION, {**federation, "nodes": list(nodes)})
     made = _make(folder, nodes, admin=True)
     _take(made / _server_name(host), folder / "server")
     _take(made / ADMIN, folder / "admin")
@@ -165,6 +186,8 @@ def add(folder: Path, nodes: Sequence[str]) -> None:
         if node.lower() in there:
             raise DeployError(f"{folder / 'nodes' / node} is there already: hand it over, or delete it first")
     _hand_out(folder, _make(folder, nodes, admin=False), nodes, federation["heartbeat"])
+    known = dict.fromkeys([*federation.get("nodes", ()), *nodes])  # a federation of long ago had no list
+    _write(folder / FEDERATION, {**federation, "nodes": list(known)})
 
 
 def renew(folder: Path) -> None:
@@ -186,16 +209,23 @@ def renew(folder: Path) -> None:
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
-    """Name, host, port and times of the federation in this folder.
+    """Name, host, port, times and names of the nodes of the federation in this folder.
 
     Raises:
         DeployError: there is none.
     """
     try:
-        federation: dict[str, Any] = json.loads((folder / "provision" / "federation.json").read_text())
+        federation: dict[str, Any] = json.loads((folder / FEDERATION).read_text())
     except (OSError, ValueError) as error:
         raise DeployError(f"{folder} holds no federation: make one with `fedstill server init`") from error
     return federation
+
+
+def revoked(folder: Path) -> list[str]:
+    """Names that the server of the federation in this folder lets in no more."""
+    path = folder / "server" / "disabled_clients.json"
+    names: list[str] = json.loads(path.read_text())["disabled_clients"] if path.exists() else []
+    return names
 
 
 def valid_until(kit: Path) -> datetime:
@@ -205,6 +235,45 @@ def valid_until(kit: Path) -> datetime:
         DeployError: the folder is no startup kit.
     """
     return _certificate(kit).not_valid_after_utc
+
+
+def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
+    """Write what FLARE may do at a node: whoever made the kit, these rules are the node's own.
+
+    Args:
+        kit: of the node.
+        parts: further components of ours.
+    """
+    rules = {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": list(NODE_CLASSES),
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30, "compression": "Gzip"},
+        "components": [*_PARTS_AT_NODE, *parts],
+    }
+    _write(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_NODE})
+    _write(kit / "local" / "resources.json", rules)
+    _write(kit / "local" / "comm_config.json", {"grpc": _GRPC})  # a kit's own could name drivers to import
+
+
+def check_node_kit(kit: Path) -> None:
+    """Refuse a node's kit that brings more than who it is and where the server is.
+
+    FLARE would import what lies in ``local/custom``, pass tasks through the filters in
+    ``local/privacy.json``, and make the classes that further sections of ``fed_client.json`` name.
+
+    Raises:
+        DeployError: it holds code, or names some.
+    """
+    for name in ("custom", "privacy.json"):
+        if (kit / "local" / name).exists():
+            told = "a node takes no code or filters from whoever made its kit"
+            raise DeployError(f"{kit / 'local' / name}: {told}; remove it, and ask where it came from")
+    more = sorted(set(json.loads((kit / "startup" / "fed_client.json").read_text())) - _OF_CLIENT)
+    if more:
+        path, allowed = kit / "startup" / "fed_client.json", ", ".join(sorted(_OF_CLIENT))
+        raise DeployError(f"{path} has {', '.join(more)}: allowed are {allowed}")
 
 
 def check_kit(kit: Path) -> None:
@@ -416,12 +485,7 @@ def _server_rules(kit: Path, dead_after: float) -> None:
 
 
 def _node_rules(kit: Path, heartbeat: float) -> None:
-    _write(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_NODE})
-    resources = json.loads((kit / "local" / "resources.json.default").read_text())
-    resources["class_allow_list"] = list(NODE_CLASSES)
-    resources["allow_log_streaming"] = False
-    resources["components"] = [item for item in resources["components"] if item["id"] != "site_log_streamer"]
-    _write(kit / "local" / "resources.json", resources)
+    write_node_rules(kit)
     _write(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
     config = json.loads((kit / "startup" / "fed_client.json").read_text())
     config["client"]["maint_msg_timeout"] = ANSWER_WITHIN

@@ -25,6 +25,7 @@ from fedstill.errors import (
     NodeFault,
     QuestionMismatch,
     QuestionRefused,
+    refused_by,
 )
 from fedstill.federation.contract import Federation, Out
 from fedstill.federation.link import LinkConfig
@@ -53,6 +54,10 @@ class LinkError(Exception):
     """A message found no way, or no answer came in time."""
 
 
+class Silent(LinkError):
+    """No answer came in time; nothing else is known of why."""
+
+
 class Unreachable(LinkError):
     """There is no way to this node, and there will be none as long as this link lasts."""
 
@@ -66,7 +71,8 @@ class Link(Protocol):
         """What a node replies.
 
         Raises:
-            LinkError: no way there, or no reply within so many seconds.
+            Silent: no reply within so many seconds.
+            LinkError: no way there.
         """
         ...
 
@@ -307,7 +313,8 @@ class Remote(Federation):
                 raise
             except LinkError as error:
                 if until - time.monotonic() < PAUSE:
-                    raise LinkError(f"no answer within {self.link.wait:g} s: {error}") from error
+                    why = "" if isinstance(error, Silent) else f": {error}"
+                    raise LinkError(f"no answer within {self.link.wait:g} s (link.wait){why}") from error
                 if self._over.wait(PAUSE):
                     raise LinkError("the run is over") from error
         header, tensors = unpack(reply)
@@ -347,14 +354,27 @@ class Remote(Federation):
                 told[node] = future.result()
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))
+        everyone = self.link.least(len(self.nodes)) == len(self.nodes)
+        refusals = [failure for _, failure in failed if isinstance(failure, QuestionRefused)]
+        if refusals and everyone:
+            raise refused_by(refusals)
+        too_few: list[NodeFault] = []
         for node, failure in failed:
-            everyone = self.link.least(len(self.nodes)) == len(self.nodes)
-            refused = isinstance(failure, QuestionRefused | QuestionMismatch)
-            if isinstance(failure, DeployError) or (everyone and refused):
+            if isinstance(failure, DeployError) or (everyone and isinstance(failure, QuestionMismatch)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            nonsense = refused or isinstance(failure, DataError)
-            self.leave_out(node, question, reason, back=not nonsense, since=since)
+            nonsense = isinstance(failure, QuestionRefused | QuestionMismatch | DataError)
+            try:
+                self.leave_out(node, question, reason, back=not nonsense, since=since)
+            except NodeFault as fault:
+                too_few.append(fault)
+        if len(too_few) > 1:  # all are named; the last one says how many are left
+            *before, last = too_few
+            reasons = [f"{fault.node}: {self.out[fault.node].reason}" for fault in before]
+            names = ", ".join(fault.node for fault in too_few)
+            raise NodeFault(names, question, "; ".join([*reasons, f"{last.node}: {last.reason}"]))
+        if too_few:
+            raise too_few[0]
         return told
 
     def _joined(self, node: str) -> About:
@@ -443,8 +463,9 @@ class Remote(Federation):
         reply: Reply,
     ) -> None:
         privacy = dict(reply.privacy)
-        after = privacy.pop("after", "")
-        if self.ledger.released(node, number, part, content, after):
+        # Other bits, as after a start with other threads, are another release, and the node has paid anew.
+        after, left = privacy.pop("after", ""), digest(part, reply.tensors)
+        if self.ledger.released(node, number, part, content, after, left):
             return
         kinds = self.questions[question].kinds()
         # What was not declared will be found faulty, and is not counted.
@@ -459,6 +480,7 @@ class Remote(Federation):
             up=self._sizes(known, kinds),
             privacy=privacy,
             after=after,
+            left=left,
         )
 
     def _sizes(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
@@ -486,4 +508,4 @@ class Loopback:
             return self._serve[node](message)
 
 
-__all__ = ["Link", "LinkError", "Loopback", "Meter", "Out", "Remote"]
+__all__ = ["Link", "LinkError", "Loopback", "Meter", "Out", "Remote", "Silent"]

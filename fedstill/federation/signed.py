@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedstill import owner_only
 from fedstill.errors import BundleError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = owner_only.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         if path.stat().st_mode & 0o077:
             raise BundleError(f"{path} can be read by others: chmod 600 {path}") from None
@@ -99,7 +100,7 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     )
     beside = path.with_suffix(".pub")
     if not beside.exists() or beside.read_bytes() != public:
-        beside.write_bytes(public)
+        owner_only.replace(beside, public)
     return key
 
 
@@ -149,12 +150,12 @@ def read_public(path: Path) -> bytes:
 
 def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     """Write a file and its signature, each in one move: whoever is stopped in between leaves no half file.
+    They are their owner's alone, to be handed on by hand: nothing in them is encrypted.
 
     Ed25519 draws nothing: the same bytes and the same key give the same signature.
     """
-    table = {"algorithm": ALGORITHM, "key": public_of(key).hex(), "signature": key.sign(blob).hex()}
-    _replace(path, blob)
-    _replace(signature_of(path), (json.dumps(table) + "\n").encode())
+    owner_only.replace(path, blob, sync=True)
+    owner_only.replace(signature_of(path), _encoded(public_of(key), key.sign(blob)), sync=True)
 
 
 def read(path: Path, signers: Collection[str] | None = None) -> Signed:
@@ -190,20 +191,25 @@ def read(path: Path, signers: Collection[str] | None = None) -> Signed:
 
 
 def _read_signature(path: Path) -> tuple[bytes, bytes]:
-    """Public key and signature in a ``.sig`` file."""
+    """Public key and signature in a ``.sig`` file, which has one form: no other bytes say the same."""
     if not path.is_file():
         raise BundleError(f"{path} is missing: a file without its signature is not read")
     with path.open("rb") as file:
         text = file.read(MOST_SIGNATURE + 1)
     try:
         table = json.loads(text)
-        algorithm, key, signature = table["algorithm"], table["key"], table["signature"]
-        parts = bytes.fromhex(key), bytes.fromhex(signature)
+        parts = bytes.fromhex(table["key"]), bytes.fromhex(table["signature"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BundleError(f"{path} is no signature that fedstill has written") from error
-    if algorithm != ALGORITHM or len(parts[0]) != KEY_BYTES or len(parts[1]) != SIGNATURE_BYTES:
+    if (len(parts[0]), len(parts[1])) != (KEY_BYTES, SIGNATURE_BYTES) or text != _encoded(*parts):
         raise BundleError(f"{path} is no signature that fedstill has written")
     return parts
+
+
+def _encoded(key: bytes, signature: bytes) -> bytes:
+    """The bytes of a ``.sig`` file."""
+    table = {"algorithm": ALGORITHM, "key": key.hex(), "signature": signature.hex()}
+    return (json.dumps(table) + "\n").encode()
 
 
 def _require() -> None:
@@ -220,12 +226,3 @@ def _small(path: Path) -> bytes:
         raise BundleError(f"{path}: there is no such file")
     with path.open("rb") as file:
         return file.read(MOST_PEM)
-
-
-def _replace(path: Path, blob: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -9,6 +9,7 @@ and a job's process outlives its site by seconds or longer, so SIGTERM ends thos
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import logging.config
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,14 +30,19 @@ from typing import Any
 
 import fedstill
 from fedstill.errors import DeployError
-from fedstill.federation.provision import HEARTBEAT, check_kit, require_flare, valid_until
+from fedstill.federation.contact import Contact, watch
+from fedstill.federation.provision import (
+    HEARTBEAT,
+    check_kit,
+    check_node_kit,
+    require_flare,
+    valid_until,
+    write_node_rules,
+)
 
 # Of what FLARE logs at INFO: who came, who left, who is not let in.
-_TELLING = re.compile(
-    "Client: New|Successfully registered|Remove the dead|Re-activate|"
-    "Client .* (en|dis)abled|Reject disabled|Retrying .* grpc:"
-)
-# What it says again with every message while a link is down; that it tries again is said anyway.
+_TELLING = re.compile("Client: New|Remove the dead|Re-activate|Client .* (en|dis)abled|Reject disabled")
+# What it says again with every message while a link is down; a node's contact says it in its place.
 _UNREACHABLE = re.compile("target_unreachable|cannot forward req: no path|no connection to server")
 _HEARD = ("fedstill", "nvflare.private.fed", "nvflare.fuel.f3.sfm")
 _LOG = logging.getLogger(__name__ if __name__ != "__main__" else "fedstill.federation.site")
@@ -55,6 +61,8 @@ TOPICS = frozenset(
         "train.notify_job_status",
     }
 )
+FOLDERS = "fedstill_job_folders"  # what removes them in FLARE's program of a node
+PROGRAMS = ("fedstill", "fedstill.federation.site")  # that are sites
 GRACE = 5.0  # seconds that a process has between SIGTERM and SIGKILL
 
 
@@ -103,6 +111,15 @@ class Telling(logging.Filter):
         return ours or _TELLING.match(text) is not None
 
 
+class Console(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to the terminal, or to a pipe; where nobody reads that any more, the site goes on regardless."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say what is wrong with the log, unless it is only that."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+
+
 def server(folder: Path) -> Site:
     """The server of the federation in this folder.
 
@@ -138,8 +155,11 @@ def run(site: Site) -> int:
         DeployError: the site runs already, its kit is not good or its port is taken, or nvflare is not
             installed.
     """
+    os.umask(0o077)  # of this process and the jobs that it begins: what they write is the owner's alone
     require_flare()
     check_kit(site.kit)
+    if site.role == "client":
+        check_node_kit(site.kit)
     with _alone(site):
         check_port(site)
         end_jobs(site)  # of a site that was killed
@@ -154,6 +174,7 @@ def run(site: Site) -> int:
             signal.signal(ending, _end)
         if site.role == "client":
             _narrow()
+            watch(Contact(_target(site)))
         sys.argv = _command(site)
         try:
             runpy.run_module(f"nvflare.private.fed.app.{site.role}.{site.role}_train", run_name="__main__")
@@ -164,7 +185,8 @@ def run(site: Site) -> int:
             end_jobs(site)
         _LOG.info("ended")
         os.truncate(site.pid, 0)  # not deleted: whoever starts the site just now waits for its lock
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
         os._exit(code)  # FLARE leaves threads that would keep the process for half a minute
 
 
@@ -176,6 +198,8 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
     """
     require_flare()
     check_kit(site.kit)
+    if site.role == "client":
+        check_node_kit(site.kit)
     if (number := running(site)) is not None:
         raise DeployError(f"{site.folder} runs already, as process {number}")
     check_port(site)
@@ -215,7 +239,7 @@ def stop(site: Site, grace: float = GRACE) -> bool:
     if number is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(number)
-            if not any("fedstill" in word for word in process.cmdline()):
+            if not any(Path(word).name in PROGRAMS for word in process.cmdline()):
                 raise DeployError(f"process {number}, which {site.pid} names, is no site: end it by hand")
             process.terminate()
             with contextlib.suppress(psutil.TimeoutExpired):
@@ -252,14 +276,19 @@ def check_port(site: Site) -> None:
     """
     if site.role != "server":
         return
-    config = json.loads((site.kit / "startup" / "fed_server.json").read_text())
-    host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
+    host, _, port = _target(site).rpartition(":")
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what waits to be forgotten is free
             probe.bind(("127.0.0.1" if host == "localhost" or host.startswith("127.") else "", int(port)))
     except OSError as error:
         raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error
+
+
+def _target(site: Site) -> str:
+    """Host and port of the server, as the kit names them."""
+    config = json.loads((site.kit / "startup" / f"fed_{site.role}.json").read_text())
+    return str(config["servers"][0]["service"]["target"])
 
 
 def end_jobs(site: Site, grace: float = 1.0) -> None:
@@ -303,19 +332,44 @@ def _command(site: Site) -> list[str]:
 
 
 def _narrow() -> None:
-    """Leave FLARE's client only the requests that jobs need.
+    """Leave FLARE's client only the requests that jobs need, of jobs only.
 
     It has more: to read files, to shut down, to change the log. Whether one is allowed, FLARE decides by
     what the server writes beside the request, so a server with other software could have them all.
+
+    Nor may a job be called as it likes: FLARE removes and writes the folder of that name in the kit, and
+    ``startup`` and ``local``, which hold the node's key and its rules, are folders there, too.
     """
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
     processors = ClientRequestProcessors.request_processors
-    processors[:] = [item for item in processors if set(item.get_topics()) <= TOPICS]
+    processors[:] = [copy.copy(item) for item in processors if set(item.get_topics()) <= TOPICS]
+    for item in processors:
+        item.process = _of_a_job(item.process)
+
+
+def _of_a_job(process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What answers a request, for requests that name no job, or one as FLARE's own server names them."""
+    from nvflare.private.admin_defs import error_reply
+    from nvflare.private.defs import RequestHeader
+
+    from fedstill.federation.jobs import JOB
+
+    def checked(request: Any, engine: Any) -> Any:
+        job = request.get_header(RequestHeader.JOB_ID)
+        if job and not (isinstance(job, str) and JOB.fullmatch(job)):
+            _LOG.warning("refused %s of a job that is none", request.topic)
+            return error_reply("a job's id is a UUID")
+        return process(request, engine)
+
+    return checked
 
 
 def _settle(site: Site) -> None:
-    """Write into the kit what depends on where it is: the log, and where the server keeps its jobs."""
+    """Write into the kit what depends on where it is: the log, where the server keeps its jobs, and that a
+    node keeps none."""
+    from fedstill.federation.jobs import remove
+
     line = {"format": "%(asctime)s %(levelname)s %(part)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
     both = {"formatter": "line", "filters": ["telling"]}
     log = {
@@ -324,7 +378,7 @@ def _settle(site: Site) -> None:
         "formatters": {"line": line},
         "filters": {"telling": {"()": "fedstill.federation.site.Telling"}},
         "handlers": {
-            "console": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", **both},
+            "console": {"class": "fedstill.federation.site.Console", "stream": "ext://sys.stdout", **both},
             "file": {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), **both},
         },
         "root": {"level": "ERROR", "handlers": ["console", "file"]},
@@ -334,14 +388,18 @@ def _settle(site: Site) -> None:
     local = site.kit / "local"
     (local / "log_config.json").write_text(json.dumps(log, indent=2) + "\n")
     (site.kit / "transfer").mkdir(exist_ok=True)
+    remove(site.kit)  # of jobs whose site was killed
     if site.role == "server":
-        (site.folder / "runs").mkdir(exist_ok=True)
         resources = json.loads((local / "resources.json").read_text())
+        (site.folder / "runs").mkdir(exist_ok=True)
         resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(site.kit / "snapshots")
         for component in resources["components"]:
             if component["id"] == "job_manager":
                 component["args"]["uri_root"] = str(site.kit / "jobs")
         (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")
+    else:
+        path = "fedstill.federation.jobs.JobFolders"
+        write_node_rules(site.kit, {"id": FOLDERS, "path": path, "args": {"kit": str(site.kit)}})
 
 
 @contextlib.contextmanager

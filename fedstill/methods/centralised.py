@@ -84,7 +84,7 @@ class CentralisedServer(Server):
         super().load(state)
         if state["optimiser"]:
             self.federation.number = 0
-            none = {"modules": {}, "answered": "", "teachers": []}
+            none = {"modules": {}, "answered": "", "origin": "", "teachers": []}
         self._gather().load({**none, "optimisers": {"model": state["optimiser"]}})
 
     def _gather(self) -> Node:

@@ -37,8 +37,9 @@ def count_labels(task: Task) -> Question:
     def in_all(
         told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """Each example is counted in one class: the sum of what leaves costs nothing more."""
-        return {"counts": told["counts"], "sizes": told["counts"].sum()}
+        """Each example is counted in one class: the sum of what leaves costs nothing more. Noise may leave
+        none of them, and who answers has at least one."""
+        return {"counts": told["counts"], "sizes": told["counts"].sum().clamp(min=1)}
 
     if task.counted > 1:
         apart = {"counts": LABEL_COUNTS, "sizes": DATA_SIZES}

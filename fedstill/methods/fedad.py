@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fedstill import deadline
 from fedstill.choices import check_choices
 from fedstill.data.public import Public
 from fedstill.errors import ArgumentError
@@ -38,6 +39,7 @@ from fedstill.seeds import torch_generator
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a question
+MOST_SIDE = 64  # cells each way: a node's answer grows with the square of them
 ATTENTION = "attention maps"  # a kind of tensor: what a model's layers say of public images, pooled
 
 
@@ -77,6 +79,8 @@ class FedADConfig:
         for name in ("side", "epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
+        if self.side > MOST_SIDE:
+            raise ArgumentError("method.side", self.side, f"up to {MOST_SIDE}")
         finite(self, "attention", "lr", "lr_end", "weight_decay")
         if not self.tau > 0:
             raise ArgumentError("method.tau", self.tau, "above 0, or inf")
@@ -108,7 +112,10 @@ def node_side(config: FedADConfig, setting: NodeSetting) -> NodeSide:
 
     def attended(node: Node, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """z_k and A_k of one node: an activation inside is seen only where a model is computed by itself."""
-        parts = [looked(node.model, places[node.name], part, config.side) for part in torch.split(x, AT_ONCE)]
+        parts = []
+        for part in torch.split(x, AT_ONCE):
+            deadline.check()
+            parts.append(looked(node.model, places[node.name], part, config.side))
         return torch.cat([z.float() for z, _ in parts]), torch.cat([A for _, A in parts])
 
     def rehearse(group: Group) -> None:

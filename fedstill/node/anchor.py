@@ -19,6 +19,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedstill import owner_only
+
 Totals = Counter[tuple[str, str, str]]
 """How often each event was paid, by node, run and event."""
 
@@ -109,5 +111,6 @@ def write(path: Path, key: bytes, row: int, hashed: str, spent: Tally) -> None:
     """
     body = f'{{"row":{row},"hash":"{hashed}","spent":{spent.text()}}}'
     new = path.with_name(f"{path.name}.new")
-    new.write_text(f"{body}\n{seal(key, body)}\n", encoding="utf-8")
+    with owner_only.fresh(new) as file:
+        file.write(f"{body}\n{seal(key, body)}\n".encode())
     os.replace(new, path)

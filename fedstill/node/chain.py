@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,20 +22,23 @@ from fedstill.node.anchor import Totals, seal
 
 SETTLED = "settled"  # the part of a row by which the owner accepts what was wrong
 ALL, BARE = "", ""  # in the totals: the run that stands for all runs, the event that is no guarantee
+QUESTIONS, BYTES = "questions", "bytes"  # there too, beside events: what a policy's limits count
 MARK = 0x6665_6473  # "feds": this SQLite file is a ledger
+VERSION = 2  # of its tables
 
 COLUMNS: tuple[str, ...] = ("row", "at", "run", "node", "number", "question", "part", "content", "after")
-COLUMNS += ("up", "rule", "price", "bare")
+COLUMNS += ("questions", "up", "rule", "price", "bare")
 NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 SCHEMA = (
     "CREATE TABLE rows (row INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, node TEXT NOT NULL, "
     "number INTEGER NOT NULL, question TEXT NOT NULL, part TEXT NOT NULL, content TEXT NOT NULL, "
-    '"after" TEXT NOT NULL, up TEXT NOT NULL, rule TEXT NOT NULL, price TEXT NOT NULL, '
-    "bare INTEGER NOT NULL, hash TEXT NOT NULL, seal TEXT NOT NULL)",
+    '"after" TEXT NOT NULL, questions INTEGER NOT NULL, up TEXT NOT NULL, rule TEXT NOT NULL, '
+    "price TEXT NOT NULL, bare INTEGER NOT NULL, hash TEXT NOT NULL, seal TEXT NOT NULL)",
     'CREATE UNIQUE INDEX releases ON rows (node, run, number, part, content, "after")',
     "CREATE TABLE totals (node TEXT NOT NULL, run TEXT NOT NULL, event TEXT NOT NULL, "
     "times INTEGER NOT NULL, PRIMARY KEY (node, run, event)) WITHOUT ROWID",
     f"PRAGMA application_id = {MARK}",
+    f"PRAGMA user_version = {VERSION}",
 )
 
 
@@ -71,12 +75,15 @@ def walk(database: sqlite3.Connection, key: bytes | None, start: State, wanted: 
     row, chain, fault, settled = start.row, start.hash, start.fault, start.settled
     totals, found = Totals(), chain if wanted == row else None
     query = f"SELECT {NAMES}, hash, seal FROM rows WHERE row > ? ORDER BY row"
-    for *values, stored, sealed in database.execute(query, (row,)):
-        number, _, run, node, *_, part, _, _, _, _, price_text, bare = values
-        if number != row + 1:
+    # The first row is 1: what somebody has put before it is walked along as well.
+    for *values, stored, sealed in database.execute(query, (row or -math.inf,)):
+        number, _, run, node, *_, part, _, _, questions, up_text, _, price_text, bare = values
+        if number < 1:
+            fault = fault or f"row {number} is none that it has written"
+        elif number != row + 1:
             fault = fault or f"row {row + 1} is missing"
-        row, chain, price = number, link(chain, values), numbers(price_text)
-        if stored != chain or price is None or type(bare) is not int:
+        row, chain, price = number, link(chain, values), _spent(questions, up_text, price_text, bare)
+        if stored != chain or price is None:
             fault = fault or f"row {row} is not as it was written"
         elif key is not None and sealed != seal(key, chain):
             fault = fault or f"row {row} was not sealed with this node's secret"
@@ -84,8 +91,6 @@ def walk(database: sqlite3.Connection, key: bytes | None, start: State, wanted: 
             fault, settled = None, row
         for event, times in price or ():
             totals[node, run, event] += times
-        if type(bare) is int and bare:
-            totals[node, run, BARE] += bare
         if row == wanted:
             found = chain
     return State(row, chain, fault, settled, totals, found)
@@ -107,11 +112,35 @@ def append(database: sqlite3.Connection, key: bytes, state: State, values: Seque
     chain = link(state.hash, whole)
     marks = ", ".join("?" * (len(whole) + 2))
     database.execute(f"INSERT INTO rows VALUES ({marks})", [*whole, chain, seal(key, chain)])
-    _, _, run, node, *_, price, bare = whole
-    spent = Totals({(node, run, event): times for event, times in numbers(price) or ()})
-    spent += Totals({(node, run, BARE): bare})
+    _, _, run, node, *_, questions, up, _, price, bare = whole
+    spent = Totals({(node, run, event): n for event, n in _spent(questions, up, price, bare) or ()})
     add(database, spent)
     return State(state.row + 1, chain, totals=spent)
+
+
+def altered(database: sqlite3.Connection) -> str | None:
+    """What is not as :data:`SCHEMA` makes it, by its name; None if there is nothing.
+
+    A trigger of somebody else's could change with each charge what nobody looks at until the next start.
+    """
+    found = dict(database.execute("SELECT sql, name FROM sqlite_master WHERE sql IS NOT NULL"))
+    foreign = [name for statement, name in found.items() if statement not in SCHEMA]
+    missing = [made for made in SCHEMA if made.startswith("CREATE") and made not in found]
+    return next((f"{what!r} in it is not as it was made" for what in (*foreign, *missing)), None)
+
+
+def mend(database: sqlite3.Connection) -> None:
+    """Take out what somebody has put beside the rows, and make what is missing of tables and index."""
+    database.execute("DELETE FROM rows WHERE row < 1")
+    query = "SELECT sql, name, type FROM sqlite_master WHERE sql IS NOT NULL"
+    found = {statement: (name, kind) for statement, name, kind in database.execute(query).fetchall()}
+    for statement, (name, kind) in found.items():
+        if statement not in SCHEMA and name not in ("rows", "totals"):
+            quoted = name.replace('"', '""')
+            database.execute(f'DROP {kind} IF EXISTS "{quoted}"')
+    for statement in SCHEMA:
+        if statement.startswith("CREATE UNIQUE INDEX") and statement not in found:
+            database.execute(statement)
 
 
 def last(database: sqlite3.Connection) -> tuple[int, str]:
@@ -158,7 +187,16 @@ def text(table: Mapping[str, int]) -> str:
     return json.dumps(dict(sorted(table.items())), separators=(",", ":"))
 
 
-@lru_cache(4096)  # prices repeat
+@lru_cache(4096)  # rows repeat
+def _spent(questions: Any, up: Any, price: Any, bare: Any) -> tuple[tuple[str, int], ...] | None:
+    """What a row adds to the totals; None for what nobody could have charged."""
+    sizes, events = numbers(up), numbers(price)
+    if sizes is None or events is None or type(questions) is not int or type(bare) is not int:
+        return None
+    counted = ((QUESTIONS, questions), (BYTES, sum(size for _, size in sizes)), (BARE, bare))
+    return (*events, *((name, count) for name, count in counted if count))
+
+
 def numbers(written: str) -> tuple[tuple[str, int], ...] | None:
     """What :func:`text` wrote; None for anything else, which somebody else has put there.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from fedstill import owner_only
 from fedstill.errors import FedstillError
 
 PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
@@ -54,11 +55,15 @@ class Database:
         target = ":memory:" if self._path is None else self._path.resolve().as_uri()
         mode = "?mode=ro" if read_only and self._path is not None else ""
         try:
+            if self._path is not None and not read_only:
+                owner_only.touch(self._path.resolve())  # SQLite gives its own further files the same rights
             connection = sqlite3.connect(
                 target + mode, PATIENCE, isolation_level=None, check_same_thread=False, uri=bool(self._path)
             )
         except sqlite3.Error as error:
             raise self._unusable(error) from error
+        except OSError as error:
+            raise LedgerError(self.where, f"cannot be used: unable to open it: {error.strerror}") from error
         try:
             if not mode:
                 _until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +15,7 @@ from fedstill.node.digests import chained, digest
 from fedstill.node.gate import Asked
 from fedstill.node.group import Group, stack
 from fedstill.node.ledger import ANSWER, GRADIENT
+from fedstill.node.node import Node
 from fedstill.node.questions import GRADIENTS, NodeSide, Question
 from fedstill.wire import WireConfig, kind_of, refine, size
 
@@ -67,6 +69,22 @@ class Desk:
         self._answered: OrderedDict[int, _Answered] = OrderedDict()
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
+    def require_whole(self, what: str) -> None:
+        """Refuse to go on from networks that may have learned half of what they should.
+
+        Nor may such a state be kept: learning for the failed question is paid for once, and would be learned
+        once more on top of it.
+
+        Args:
+            what: is asked of the node.
+
+        Raises:
+            NodeFault: an earlier question failed while a network learned privately for it.
+        """
+        if self._spoilt:
+            reason = f"it failed at question {self._spoilt}: the run goes on from an earlier mark"
+            raise NodeFault(self.group.nodes[0].name, what, reason)
+
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
 
@@ -81,12 +99,10 @@ class Desk:
             QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
                 limit on bytes may strike later, when the size of an answer is known.
             QuestionMismatch: the number was used for another question or other content.
-            NodeFault: an earlier question failed while a network learned privately for it: noise that is
-                named after what was asked would be drawn once more, on something else.
+            NodeFault: an earlier question failed while a network learned privately for it, perhaps half of
+                what it should, and that is not paid for.
         """
-        if self._spoilt:
-            reason = f"it failed at question {self._spoilt}: the run goes on from an earlier mark"
-            raise NodeFault(self.group.nodes[0].name, name, reason)
+        self.require_whole(name)
         arrived, tensors = tensors, refine(tensors)
         question = self._question(name, tensors)
         content = digest(name, arrived)
@@ -95,15 +111,14 @@ class Desk:
             if any(number <= self._last[node.name] for node in self.group.nodes):
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
             down = _bytes(arrived, question.sends)
-            before = ["" if question.constant else node.answered for node in self.group.nodes]
-            asked = [Asked(number, name, content, after, down) for after in before]
+            asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
             for node, here in zip(self.group.nodes, asked, strict=True):
                 node.gate.admit(here, question, tensors)
             private = any(node.private for node in self.group.nodes)
-            learns = bool(question.trains) or question.span is not None
-            self._spoilt = f"{number} ({name})" if private and learns else ""
-            inputs, outputs = self._compute(question, number, content, tensors, differentiable)
-            self._spoilt = ""
+            if private and (question.trains or question.span is not None):
+                inputs, outputs, asked[0] = self._learn(question, asked[0], tensors, differentiable)
+            else:
+                inputs, outputs = self._compute(question, number, content, tensors, differentiable)
             kept = _Answered(question, content, asked, inputs, outputs)
             self._remember(number, kept)
         elif kept.content != content:
@@ -135,14 +150,13 @@ class Desk:
         if kept is None:
             raise QuestionMismatch(first, "unknown", number)
         name = kept.question.name
-        before = {node.name: mine.after for node, mine in zip(self.group.nodes, kept.asked, strict=True)}
+        mine = {node.name: asked for node, asked in zip(self.group.nodes, kept.asked, strict=True)}
         pulled = {
-            node: Asked(
-                number,
-                name,
-                digest(name, pull),
-                f"{before[node]}{kept.content}",
-                _bytes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
+            node: replace(
+                mine[node],
+                content=digest(name, pull),
+                after=mine[node].past,
+                down=_bytes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
             )
             for node, pull in pulls.items()
         }
@@ -167,14 +181,46 @@ class Desk:
             raise QuestionMismatch(first, name, number)
         for row, node in enumerate(self.group.nodes):
             if node.name in pulls and node.name not in kept.gradients:
-                mine = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
+                own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
                 kept.gradients[node.name] = node.gate.release(
-                    pulled[node.name], GRADIENT, mine, kept.question, {}, self.wire
+                    pulled[node.name], GRADIENT, own, kept.question, {}, self.wire
                 )
         return {node: kept.gradients[node] for node in pulls}
 
+    def _learn(
+        self, question: Question, asked: Asked, tensors: Tensors, differentiable: bool
+    ) -> tuple[Tensors, Tensors, Asked]:
+        """A handler's inputs and outputs where a network learns privately first, and that is charged.
+
+        What was learned before, as before a stop, is learned again with the same draws, and costs nothing
+        if it comes out the same to the last bit. If it does not (other threads, another machine), no draw may
+        serve twice: it is another attempt, on other records with other noise, and charged as such.
+        """
+        (node,) = self.group.nodes  # who learns privately is computed alone
+        gate, number, content = node.gate, asked.number, asked.content
+        attempt, known = gate.attempt(asked, question, tensors)
+        before = copy.deepcopy(node.state()) if known else {}
+        self._spoilt = f"{number} ({question.name})"
+        inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
+        asked = replace(asked, learned=_learned(node))
+        if not gate.came_out(asked, question, attempt):
+            node.load(before)
+            attempt += 1
+            gate.pay_learning(asked, question, tensors, attempt)
+            inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
+            asked = replace(asked, learned=_learned(node))
+            gate.came_out(asked, question, attempt)
+        self._spoilt = ""
+        return inputs, outputs, asked
+
     def _compute(
-        self, question: Question, number: int, content: str, tensors: Tensors, differentiable: bool
+        self,
+        question: Question,
+        number: int,
+        content: str,
+        tensors: Tensors,
+        differentiable: bool,
+        attempt: int = 0,
     ) -> tuple[Tensors, Tensors]:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
         inputs = {
@@ -183,7 +229,7 @@ class Desk:
         }
         first = self.group.nodes[0]
         for node in self.group.nodes:
-            node.asking = chained(node.answered, content)
+            node.asking = chained(node.answered, f"{number} {content} {attempt}")
         with (
             self.compute.step(first.seed, first.name, question.name, number),
             torch.set_grad_enabled(differentiable),
@@ -210,9 +256,9 @@ class Desk:
     def _remember(self, number: int, kept: _Answered) -> None:
         self._forget_graphs()
         self._answered[number] = kept
-        for node in self.group.nodes:
+        for node, asked in zip(self.group.nodes, kept.asked, strict=True):
             self._last[node.name] = number
-            node.answered = chained(node.answered, kept.content)
+            node.answered = replace(asked, after=node.answered).past
         while len(self._answered) > KEPT or (
             len(self._answered) > 1 and sum(map(_size, self._answered.values())) > KEPT_BYTES
         ):
@@ -221,6 +267,25 @@ class Desk:
     def _forget_graphs(self) -> None:
         for older in self._answered.values():
             older.inputs, older.outputs = {}, {}
+
+
+def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
+    """A question as it reaches a node."""
+    if "model" in node.private and not node.answered:  # all that it will answer follows from this
+        node.origin = node.gate.fingerprint("origin", dict(node.model.state_dict()))
+        node.answered = node.origin
+    after = "" if question.constant else node.answered
+    return Asked(number, question.name, content, after, down, node.origin)
+
+
+def _learned(node: Node) -> str:
+    """A fingerprint of the networks that learn privately, as they are now."""
+    tensors = {
+        f"{role}.{name}": tensor
+        for role in sorted(node.private.keys() & node.modules.keys())
+        for name, tensor in node.modules[role].state_dict().items()
+    }
+    return node.gate.fingerprint("learned", tensors)
 
 
 def _size(kept: _Answered) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,8 +38,8 @@ class Form:
     def __post_init__(self) -> None:
         kind = task_type(self.task.name)
         axes = "length" if kind.tokens else "channels, height and width"
-        if len(self.shape) != (1 if kind.tokens else 3) or min(self.shape) < 1:
-            raise ArgumentError("form.shape", self.shape, f"{axes}, each 1 or more")
+        if len(self.shape) != (1 if kind.tokens else 3) or not all(1 <= size < 2**31 for size in self.shape):
+            raise ArgumentError("form.shape", self.shape, f"{axes}, each 1 or more, below 2**31")
         if len(self.classes) < kind.least:
             raise ArgumentError("form.classes", self.classes, f"{kind.least} or more")
         if (self.vocabulary > 1) != kind.tokens or self.vocabulary > 2**31:
@@ -76,7 +77,7 @@ class Form:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, table: dict[str, Any]) -> Form:
+    def from_dict(cls, table: Any) -> Form:
         """The form that JSON values describe.
 
         Raises:
@@ -84,16 +85,6 @@ class Form:
         """
         from fedstill.config import read_table  # which reads what nodes are configured with, too
 
-        try:
-            return cls(
-                read_table(TaskConfig, table["task"], "form.task."),
-                tuple(str(name) for name in table["classes"]),
-                tuple(int(size) for size in table["shape"]),
-                tuple(float(value) for value in table["mean"]),
-                tuple(float(value) for value in table["std"]),
-                int(table["vocabulary"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise ArgumentError("form", table, "task, classes, shape, mean, std and vocabulary") from error
+        if not isinstance(table, Mapping):
+            raise ArgumentError("form", type(table).__name__, "a table")
+        return read_table(cls, table, "form.")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.node.digests import digest
+from fedstill.node.digests import chained, digest
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.events import Price, as_text
@@ -30,6 +30,7 @@ LABEL_MAPS = "label maps"  # of a node's own images, or of what a server asks ab
 DIFFERENCE = "difference"  # of a server's images from the node's own
 OF_MAPS = (LABEL_MAPS, DIFFERENCE)  # what policy label_maps lets out
 INDICES = "indices"  # of public data
+LEAST_MEMORY = 50_000_000  # bytes
 NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
 # Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
 OUTPUTS = ("attention maps", "critic", "data sizes", "gradients", "label counts", "logit range", "logits")
@@ -51,19 +52,42 @@ class PolicyConfig:
     (FedIOD; of AsynDGAN each node sees its own again). Both are data and no outputs; outputs_only = false
     allows them, too."""
     most_questions: int = 0
-    """Refuse after so many questions; 0 is no limit."""
+    """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
+    question; another gradient of the same answer is a question by itself."""
     most_bytes: int = 0
-    """Refuse once so many bytes have left the node; 0 is no limit."""
+    """Refuse once so many bytes have left the node, over all runs; 0 is no limit."""
     most_rows: int = 100_000
     """Refuse a question about more inputs than this at once; 0 is no limit."""
     most_parameters: int = 50_000_000
     """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
     them; 0 is no limit."""
+    most_memory: int | None = None
+    """Refuse what would take more bytes of memory than this, beside the program itself; none: three quarters
+    of what this machine has, and of its GPU where it computes on one; 0 is no limit."""
+    most_seconds: int = 3600
+    """Refuse a question whose answer takes longer than this to compute; 0 is no limit."""
+    most_message: int = 1_000_000_000
+    """Refuse messages and files of questions of more bytes than this; 0 is no limit."""
+    most_header: int = 1_000_000
+    """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
+    tensors, options of the method, a file's list of questions; 0 is no limit."""
+    most_runs: int = 1000
+    """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
+    most_disk: int = 20_000_000_000
+    """Refuse new runs, and whatever would write to the disk, once runs/ and public/ hold so many bytes; 0 is
+    no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("most_questions", "most_bytes", "most_rows", "most_parameters"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"policy.{name}", getattr(self, name), "0 (no limit) or more")
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if not part.name.startswith("most_") or (value is None and part.default is None):
+                continue
+            if type(value) is not int or value < 0:
+                allowed = "0 (no limit) or more, a whole number"
+                raise ArgumentError(f"policy.{part.name}", value, allowed)
+        if self.most_memory and self.most_memory < LEAST_MEMORY:  # the program's own libraries would fail
+            allowed = f"0 (no limit), or {LEAST_MEMORY} or more"
+            raise ArgumentError("policy.most_memory", self.most_memory, allowed)
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,13 @@ class Asked:
     content: str  # digest of the tensors that came with it
     after: str  # fingerprint of all that the node had answered before: its answer depends on that, too
     down: Mapping[str, int]  # bytes by kind
+    origin: str = ""  # fingerprint of what it had learned privately before the first question
+    learned: str = ""  # and of what it has learned privately for this one
+
+    @property
+    def past(self) -> str:
+        """A fingerprint of all that its answer follows from, and so of what comes after it."""
+        return chained(self.after, f"{self.number} {self.content} {self.learned}")
 
 
 class Gate:
@@ -144,6 +175,10 @@ class Gate:
                 rule = f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
             elif kind == INDICES and tensor.numel() > most:
                 rule = f"most_rows: {most}, and {name} names {tensor.numel()}"
+        # What came in a shorter form grows to four bytes a number.
+        grown = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
+        if rule is None and grown > (self.policy.most_message or math.inf):
+            rule = f"most_message: {self.policy.most_message}, and in float32 it has {grown} bytes"
         for name, tensor in (refine(tensors) if rule is None else {}).items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 rule = f"finite numbers: {name} holds NaN or infinity"
@@ -158,20 +193,68 @@ class Gate:
                 that the answer would pass.
         """
         rule = self.objection(question)
-        # What was answered once may be again; other content under the same number is another question.
-        again = self.ledger.released(self.node, asked.number, ANSWER, asked.content, asked.after)
-        limit = self.policy.most_questions
-        if rule is None and not again:
-            if limit and self.ledger.answers(self.node) >= limit:
-                rule = f"most_questions: {limit}"
-            elif self.policy.most_bytes and self.ledger.up(self.node) >= self.policy.most_bytes:
-                rule = f"most_bytes: {self.policy.most_bytes}"
         if rule is not None:
             raise QuestionRefused(self.node, asked.question, rule)
-        if self.purse is not None:
-            if not again:
+        # What was answered once may be again; other content under the same number is another question.
+        if not self.ledger.answered(self.node, asked.number, asked.content, asked.after):
+            self._limit(asked.question, *self.used(), 1, 1)
+            if self.purse is not None:
                 self.purse.afford(asked, question, sent)
-            self.purse.pay_learning(asked, question, sent)  # before it happens, whatever comes of it
+        if self.purse is not None and not self.purse.attempts(asked, question, sent):
+            self.purse.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
+
+    def used(self) -> tuple[int, int]:
+        """Questions and bytes that the policy's limits count: over all runs, where an account knows them."""
+        if self.purse is None:
+            return self.ledger.questions(self.node), self.ledger.up(self.node)
+        spent = self.purse.spent()
+        return spent.questions, spent.bytes
+
+    def _limit(self, question: str, questions: int, left: int, more_questions: int, more_bytes: int) -> None:
+        """Refuse what would pass a limit of the policy, with what has left already."""
+        most_questions, most_bytes = self.policy.most_questions, self.policy.most_bytes
+        if most_questions and more_questions and questions + more_questions > most_questions:
+            raise QuestionRefused(self.node, question, f"most_questions: {most_questions}")
+        if most_bytes and left + more_bytes > most_bytes:
+            raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes}")
+
+    def fingerprint(self, what: str, tensors: Mapping[str, torch.Tensor]) -> str:
+        """A digest of tensors that, with an account, nobody else can make: to try out what they are, say."""
+        plain = digest(what, tensors)
+        return plain if self.purse is None else self.purse.seal(plain)
+
+    # --- what a network learns privately for an answer -------------------------------------------------
+
+    def attempt(
+        self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]
+    ) -> tuple[int, bool]:
+        """Which attempt at learning for a question is paid for, and whether its result is known."""
+        if self.purse is None:
+            return 0, False
+        attempt = max(self.purse.attempts(asked, question, sent) - 1, 0)
+        return attempt, self.purse.results(asked, question) > attempt
+
+    def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
+        """Whether an attempt came out as it did before, to the last bit; the first time, write that down.
+
+        Raises:
+            LedgerError: the ledger is not what it was, and its owner has not settled that.
+        """
+        return self.purse is None or self.purse.came_out(asked, question, attempt)
+
+    def pay_learning(
+        self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor], attempt: int
+    ) -> None:
+        """Charge another attempt at learning for a question, before it happens.
+
+        Raises:
+            QuestionRefused: it cannot be paid for.
+            LedgerError: the ledger is not what it was, and its owner has not settled that.
+        """
+        if self.purse is not None:
+            self.purse.pay_learning(asked, question, sent, attempt)
+
+    # --- what leaves ----------------------------------------------------------------------------------
 
     def release(
         self,
@@ -247,19 +330,29 @@ class Gate:
         up: Counter[str] = Counter()
         for name, tensor in tensors.items():
             up[kind_of(name, kinds)] += size(tensor)
-        again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after)
-        limit = self.policy.most_bytes or math.inf
-        if not again and self.ledger.up(self.node) + sum(up.values()) > limit:
-            raise QuestionRefused(self.node, asked.question, f"most_bytes: {self.policy.most_bytes}")
-        anew = self.purse is not None and self.purse.pay(asked, part, up, price, rule, stamp)
+        # Without an account nothing is paid for, and what is asked again after a stop counts once.
+        left = "" if self.purse is None else self.fingerprint(part, tensors)
+        row, anew = 0, False
+        again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after, left)
+
+        def limit(questions: int, bytes_left: int, counts: int) -> None:
+            self._limit(asked.question, questions, bytes_left, counts, sum(up.values()))
+
+        if self.purse is not None:
+            row, anew = self.purse.pay(asked, part, up, price, rule, chained(left, stamp), limit)
+        elif not again:
+            further = self.ledger.pulled(self.node, asked.number, asked.after)
+            limit(*self.used(), int(part == ANSWER or further))
         if again and not anew:
-            return  # the same release once more, after a stop: written and paid for already
+            return  # the same bits once more, after a stop: written and paid for already
+        behind: dict[str, str] = {}
         if price is not None and self.purse is not None:
             # What was learned for this release, and before the first one, has been paid for by itself.
-            learns = part == ANSWER and not again
-            learned = self.purse.guard.learning(question, sent) if learns else Bill()
-            first = self.purse.guard.first() if self.ledger.silent(self.node) else Bill()
-            price = total({"release": price, "learned": total(learned), "first": total(first)})
+            bill = Bill(release=price)
+            for what, fingerprint, cost in self.purse.behind(asked, part, question, sent):
+                if not self.ledger.has_learned(self.node, what, fingerprint):
+                    behind[what], bill[what] = fingerprint, cost
+            price = total(bill)
         self.ledger.write(
             node=self.node,
             number=asked.number,
@@ -267,6 +360,9 @@ class Gate:
             part=part,
             content=asked.content,
             after=asked.after,
+            left=left,
+            learned=behind,
+            row=row,
             down=asked.down,
             up=up,
             votes=votes,

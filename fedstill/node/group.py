@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from fedstill import deadline
 from fedstill.compute import as_laid_out, lay_out
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node.node import Node
@@ -90,6 +91,7 @@ class Bench:
             x: ``(G, B, ...)``.
             part: a submodule of each to compute instead of the whole, for example ``"head"``.
         """
+        deadline.check()
         base = self.modules[0].get_submodule(part)
         if len(x) == 1:  # the stacked kernels would only cost
             out: torch.Tensor = base(x[0])

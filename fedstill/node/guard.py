@@ -32,8 +32,8 @@ from fedstill.wire import INPUTS
 Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
 
-LABEL_COUNTS = "label counts"
-COUNTED = (LABEL_COUNTS, "data sizes")  # kinds of tensor
+LABEL_COUNTS, DATA_SIZES = "label counts", "data sizes"
+COUNTED = (LABEL_COUNTS, DATA_SIZES)  # kinds of tensor
 # Kinds that are computed from records, whatever a question says of them: no learning protects them.
 OF_RECORDS = ("difference", LABEL_MAPS, PRIVATE_DATA)
 SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
@@ -136,7 +136,9 @@ class Guard:
         if name in question.reads or kind in OF_RECORDS:
             if kind not in COUNTED:
                 return Exact()
-            return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind))
+            # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
+            least = int(kind == DATA_SIZES)
+            return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
         if kind == GRADIENTS and self._reads_records(question):
             # They carry the records themselves, whatever the networks learned with.
             return Exact() if self.name == "dp-sgd" else Sanitised(config.gradients.clip, level.gradients)

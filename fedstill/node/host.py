@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import fedstill
+from fedstill import owner_only
 from fedstill.data.public import Public
 from fedstill.errors import (
     ArgumentError,
@@ -29,13 +30,19 @@ from fedstill.errors import (
 from fedstill.imports import OWN
 from fedstill.node import owner
 from fedstill.node.account import LedgerError
+from fedstill.node.disk import Disk
+from fedstill.node.limits import limited
+from fedstill.node.memory import allowed, limit_process
 from fedstill.node.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.node.session import MOST, Session, short
 from fedstill.state import load_state, save_state
-from fedstill.wire import Tensors, pack, unpack
+from fedstill.wire import Tensors, header_size, pack, size, unpack
 
 logger = logging.getLogger("fedstill.node")
 
+T = TypeVar("T", bool, int, float, str)
+
+LONGEST = 100  # letters of a server process's name, of which all are kept
 OWN_TROUBLES = (LedgerError, OwnDataError, RunFolderError)  # errors whose texts are the owner's alone
 
 
@@ -62,6 +69,11 @@ class Host:
         """The node's name."""
         return self.file.name
 
+    def limit_process(self) -> None:
+        """Let this process, from now on, take no more memory than the owner's policy allows."""
+        device = self.compute.device
+        limit_process(allowed(self.file.policy.most_memory, device), device)
+
     # --- messages -----------------------------------------------------------------------------------
 
     def serve(self, message: bytes) -> bytes:
@@ -73,11 +85,26 @@ class Host:
             start = time.perf_counter()
             header: dict[str, Any] = {}
             try:
-                header, tensors = unpack(message)
-                told, released = self._serve(header, tensors)
+                with limited(self.name, "message"):
+                    self._refuse_large(message)
+                    header, tensors = unpack(message, 0)
+                with limited(self.name, short(header.get("do"))):
+                    told, released = self._serve(header, tensors)
             except (FedstillError, *OWN) as error:
                 return pack({"error": self._refused(header, error)})
             return pack({"told": told, "seconds": self._told_seconds(time.perf_counter() - start)}, released)
+
+    def _refuse_large(self, message: bytes) -> None:
+        """Refuse a message by its size, before anything of it is parsed.
+
+        Raises:
+            QuestionRefused: it is too large, or its header is.
+        """
+        policy = self.file.policy
+        for rule, bytes in (("most_message", len(message)), ("most_header", header_size(message))):
+            most = getattr(policy, rule)
+            if most and bytes > most:
+                raise QuestionRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
 
     def _told_seconds(self, seconds: float) -> float:
         """Of the time that a reply took, what is told: only tenths where records are drawn in secret."""
@@ -89,28 +116,32 @@ class Host:
         if what == "hello":
             return self.hello(), {}
         if what == "join":
-            told = self.join(Plan.from_dict(header["plan"]), tensors)
-            self._begin_with(str(header.get("server", "")))
+            server = header.get("server", "")
+            if not isinstance(server, str) or len(server) > LONGEST:
+                raise ArgumentError("server", short(server, 40), f"up to {LONGEST} letters")
+            told = self.join(Plan.from_dict(header.get("plan")), tensors)
+            self._begin_with(server)
             return told, {}
         if self.session is None or self.session.plan.run != header.get("run"):
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
         if what == "learn":
-            return self.session.learn(float(header["seconds"])), {}
+            return self.session.learn(_read(header, "seconds", float)), {}
         if what == "answer":
-            through = bool(header["differentiable"])
-            released = self.session.answer(str(header["question"]), int(header["number"]), tensors, through)
-            return {"privacy": self.session.privacy(int(header["number"]))}, released
+            name, number = _read(header, "question", str), _read(header, "number", int)
+            through = _read(header, "differentiable", bool)
+            released = self.session.answer(name, number, tensors, through)
+            return {"privacy": self.session.privacy(number)}, released
         if what == "pull back":
-            number = int(header["number"])
+            number = _read(header, "number", int)
             released = self.session.pull_back(number, tensors)
             return {"privacy": self.session.privacy(number, "gradient")}, released
         if what == "remember":
-            self.session.remember(int(header["mark"]))
+            self.session.remember(_read(header, "mark", int))
             return {}, {}
         if what == "recall":
-            self.session.recall(int(header["mark"]))
+            self.session.recall(_read(header, "mark", int))
             return {}, {}
         if what == "leave":
             self.leave()
@@ -129,7 +160,8 @@ class Host:
         """Whether a message that changes a state has come before, or after a later one: it was sent twice."""
         if str(header.get("server", "")) != self._server:
             return True
-        heard, self._heard = self._heard, max(self._heard, int(header.get("message", self._heard + 1)))
+        message = _read({"message": self._heard + 1, **header}, "message", int)
+        heard, self._heard = self._heard, max(self._heard, message)
         return heard >= self._heard
 
     def _refused(self, header: Mapping[str, Any], error: Exception) -> dict[str, Any]:
@@ -150,8 +182,9 @@ class Host:
         if header.get("do") in ("answer", "pull back") and self.session is not None:
             rule = short(error.rule if isinstance(error, QuestionRefused) else text)
             try:
+                self.session.disk.require(question)
                 self.session.ledger.refuse(node=self.name, number=asked, question=question, rule=rule)
-            except OSError as full:  # the refusal stands all the same
+            except (OSError, QuestionRefused) as full:  # the refusal stands all the same
                 logger.error("the ledger cannot be written: %s", full)
         kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
         told: dict[str, Any] = {"kind": kind.__name__, "text": short(text), "question": question}
@@ -186,16 +219,18 @@ class Host:
             What the server may know: the kind of model, and which questions will be refused by which rule.
 
         Raises:
-            FedstillError: this node's data or model do not have the plan's form.
+            QuestionRefused: the plan asks for more than the owner's policy allows.
+        FedstillError: this node's data or model do not have the plan's form.
         """
-        kept = self._public(plan, public or {})
-        if kept is None and plan.public:
-            return {"wants_public": True}
-        if self.session is None or self.session.plan != plan:
-            self.leave()
-            self.session = Session(self, plan, kept)
-            logger.info("joined run %s: %s", plan.run, plan.method["name"])
-        return self.session.about()
+        with limited(self.name, "join", self.file.policy.most_seconds):
+            kept = self._public(plan, public or {})
+            if kept is None and plan.public:
+                return {"wants_public": True}
+            if self.session is None or self.session.plan != plan:
+                self.leave()
+                self.session = Session(self, plan, kept)
+                logger.info("joined run %s: %s", plan.run, plan.method["name"])
+            return self.session.about()
 
     def leave(self) -> None:
         """End with a run; its files stay."""
@@ -214,7 +249,9 @@ class Host:
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
             check_public(public, plan.form, self.file.policy.most_rows)
-            path.parent.mkdir(exist_ok=True)
+            room = Disk(self.folder, self.name, self.file.policy, plan.run)
+            room.require("join", sum(map(size, public_tensors(public).values())))
+            owner_only.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
                 other.unlink()
             save_state(path, public_tensors(public))
@@ -222,3 +259,18 @@ class Host:
             return None
         kept = load_state(path)
         return Public(plan.public_note[0], kept["inputs"], kept.get("labels"), plan.public_note[1])
+
+
+def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """A value of a message's header, of the type that belongs there.
+
+    Raises:
+        ArgumentError: it is missing or another, or a number that no count and no time is.
+    """
+    value, words = header.get(name), {bool: "true or false", int: "a whole number", str: "a text"}
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < MOST else math.inf
+    wild = isinstance(value, int | float) and not abs(value) < 2**53
+    if type(value) is not kind or wild:
+        raise ArgumentError(name, short(value, 40), words.get(kind, "a number"))
+    return value

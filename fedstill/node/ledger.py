@@ -6,24 +6,26 @@ import fcntl
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from fedstill import owner_only
 from fedstill.errors import RunFolderError
 
 Release = tuple[str, int, str]  # node, question number, part
-Answered = tuple[str, str]  # a release's content, and after what
+Answered = tuple[str, str, str]  # a release's content, after what, and a fingerprint of what left
 ANSWER, GRADIENT = "answer", "gradient"  # parts of a question: each that is answered has the first
+SEAL = "seal"
 
 
 class Ledger:
     """Appends audit lines and keeps their sums. One file may serve several nodes of a simulation.
 
     A run that goes on after a stop asks some questions again; a release that the file already shows,
-    with the same content, is not counted twice. Without a file only the sums are kept.
+    to the last bit, is not counted twice. Without a file only the sums are kept.
     """
 
     def __init__(self) -> None:
@@ -32,12 +34,17 @@ class Ledger:
         self._releases: dict[Release, dict[Answered, Mapping[str, Any]]] = defaultdict(dict)  # its privacy
         self._last: dict[Release, Answered] = {}  # what was written, or asked for again, last
         self._answers: Counter[str] = Counter()  # questions that each node answered
+        self._further: Counter[str] = Counter()  # gradients of an answer of which one has left before
+        self._learned: set[tuple[str, ...]] = set()  # by node: what was learned, and paid for with a line
         self._asked: dict[tuple[int, str], str] = {}  # number and content -> the question's name
         self._votes: dict[str, list[Sequence[int]]] = defaultdict(list)
         self._spoken: set[str] = set()  # nodes that have released something
         self._events: dict[str, Counter[str]] = defaultdict(Counter)  # by node: events and how often
         self._bare: Counter[str] = Counter()  # releases without any guarantee, by node
         self._file: FileIO | None = None
+        self.rows: set[int] = set()  # of the account, that lines name
+        self._told: set[tuple[str, int, str]] = set()  # by node, those of releases, and when
+        self.sign: Callable[[str], str] | None = None  # seals lines, where a node has a secret for that
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
@@ -61,7 +68,7 @@ class Ledger:
             RunFolderError: a line that is not the last is broken. A broken last line is what a kill while
                 writing leaves; the release it announced was never handed over, so it is cut.
         """
-        self._file = FileIO(path, "a")
+        self._file = FileIO(path, "a", opener=owner_only.opener)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -70,28 +77,43 @@ class Ledger:
         self._take_up(path)
 
     def answers(self, node: str) -> int:
-        """How many questions a node has answered."""
+        """How many answers have left a node."""
         return self._answers[node]
 
-    def released(self, node: str, number: int, part: str, content: str, after: str = "") -> bool:
+    def questions(self, node: str) -> int:
+        """For how many questions what has left a node counts: each answer, each further gradient of it."""
+        return self._answers[node] + self._further[node]
+
+    def answered(self, node: str, number: int, content: str, after: str = "") -> bool:
+        """Whether an answer to this content, after what was answered before, has left already."""
+        written = self._releases.get((node, number, ANSWER), {})
+        return any(known[:2] == (content, after) for known in written)
+
+    def pulled(self, node: str, number: int, after: str) -> bool:
+        """Whether a gradient of this answer has left already."""
+        return any(known[1] == after for known in self._releases.get((node, number, GRADIENT), {}))
+
+    def released(
+        self, node: str, number: int, part: str, content: str, after: str = "", left: str = ""
+    ) -> bool:
         """Whether a release that answers this content, after what was answered before, is written already.
 
         If it is, it leaves once more, and :meth:`privacy` tells of it.
         """
-        release, answered = (node, number, part), (content, after)
+        release, answered = (node, number, part), (content, after, left)
         if answered not in self._releases[release]:
             return False
         self._last[release] = answered
         return True
 
+    def has_learned(self, *what: str) -> bool:
+        """Whether a line has told the price of this, beside that of its own release."""
+        return what in self._learned
+
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes that have released something."""
         return frozenset(self._spoken)
-
-    def silent(self, node: str) -> bool:
-        """Whether nothing has left this node yet."""
-        return node not in self._spoken
 
     def spent(self, node: str) -> tuple[Counter[str], int]:
         """What this node's releases cost: events as text and how often; and how many had no price."""
@@ -110,8 +132,8 @@ class Ledger:
         A number may have several, where a server went back and asked something else, or in another order.
         """
         release = node, number, part
-        content, after = self._last[release]
-        return {**self._releases[release][content, after], "after": after}
+        answered = self._last[release]
+        return {**self._releases[release][answered], "after": answered[1]}
 
     def write(
         self,
@@ -125,9 +147,27 @@ class Ledger:
         up: Mapping[str, int],
         privacy: Mapping[str, Any],
         after: str = "",
+        left: str = "",
+        learned: Mapping[str, str] | None = None,
+        row: int = 0,
         votes: Sequence[Sequence[int]] = (),
     ) -> None:
         """Write one line and hand it to the operating system before returning.
+
+        Args:
+            node: that releases.
+            number: of the question.
+            question: its name.
+            part: of its answer.
+            content: digest of what was asked.
+            down: bytes that came with it, by kind.
+            up: bytes that leave, by kind.
+            privacy: mechanism and price.
+            after: fingerprint of what was answered before.
+            left: fingerprint of what leaves.
+            learned: fingerprints of what the price holds beside the release's own, by what it is.
+            row: of the account, which holds the charge; 0 is none.
+            votes: behind it.
 
         Raises:
             OSError: it cannot be written whole; then nothing of it stays.
@@ -137,13 +177,15 @@ class Ledger:
             "part": part,
             "content": content,
             **({"after": after} if after else {}),
+            **({"left": left} if left else {}),
+            **({"learned": dict(learned)} if learned else {}),
+            **({"row": row} if row else {}),
             "down": dict(down),
             "up": dict(up),
             "privacy": dict(privacy),
             **({"votes": votes} if votes else {}),
         }
-        if self._file is not None:
-            self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+        self._put(line)
         self._count(line)
 
     def refuse(self, *, node: str, number: int, question: str, rule: str) -> None:
@@ -152,19 +194,17 @@ class Ledger:
         Raises:
             OSError: it cannot be written whole; then nothing of it stays.
         """
-        line = {**_head(node, number, question), "refused": rule}
-        if self._file is not None:
-            self._append(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+        self._put({**_head(node, number, question), "refused": rule})
 
-    def carry(self, node: str, path: Path) -> None:
-        """Count what a node answered in another run, whose lines are in a file, for its limits over all runs.
+    def hold(self, *, node: str, number: int, question: str, row: int) -> None:
+        """Write one line of a release that was charged and never handed over: a stop came between.
 
         Raises:
-            RunFolderError: a line that is not the last is broken.
+            OSError: it cannot be written whole; then nothing of it stays.
         """
-        other = Ledger.read(path)
-        self._answers[node] += other.answers(node)
-        self._up[node] += other.up(node)
+        line = {**_head(node, number, question), "held": True, "row": row}
+        self._put(line)
+        self._count(line)
 
     def up(self, node: str) -> int:
         """Bytes that left this node so far."""
@@ -215,6 +255,11 @@ class Ledger:
             good += len(raw)
         return good
 
+    def _put(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            seal = {} if self.sign is None else {SEAL: self.sign(_text(line))}
+            self._append(self._file, (_text({**line, **seal}) + "\n").encode())
+
     def _append(self, file: FileIO, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
         written = 0
@@ -226,11 +271,22 @@ class Ledger:
             raise
 
     def _count(self, line: Mapping[str, Any]) -> None:
-        if "refused" in line:
+        if "row" in line:
+            self.rows.add(line["row"])
+        if "refused" in line or "held" in line:
             return
+        if "row" in line:  # with the time, since rows that were lost leave their numbers to others
+            this = line["node"], line["row"], line["at"]
+            if this in self._told:
+                return  # the same line, copied by somebody
+            self._told.add(this)
         release = line["node"], line["number"], line["part"]
-        answered = line["content"], line.get("after", "")
+        answered = line["content"], line.get("after", ""), line.get("left", "")
+        if line["part"] == GRADIENT and self.pulled(line["node"], line["number"], answered[1]):
+            self._further[line["node"]] += 1
         self._releases[release][answered], self._last[release] = line["privacy"], answered
+        for what, fingerprint in line.get("learned", {}).items():
+            self._learned.add((line["node"], what, fingerprint))
         self._spoken.add(line["node"])
         self._votes[line["node"]] += line.get("votes", ())
         price = line["privacy"].get("price")
@@ -245,6 +301,15 @@ class Ledger:
         if line["part"] == ANSWER:
             self._answers[line["node"]] += 1
             self._asked[line["number"], line["content"]] = line["question"]
+
+
+def unsealed(line: Mapping[str, Any]) -> tuple[str, str]:
+    """The text of a line without its seal, as it was sealed, and that seal; none is empty."""
+    return _text({name: value for name, value in line.items() if name != SEAL}), str(line.get(SEAL, ""))
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, separators=(",", ":"))
 
 
 def _head(node: str, number: int, question: str) -> dict[str, Any]:

@@ -49,11 +49,11 @@ def _count(*args: Any, **given: Any) -> float:
     """How many numbers ``torch.empty`` is asked for; inf where that is more than it could ever count."""
     try:
         return torch.empty(*args, **{**given, "device": "meta"}).numel()
-    except RuntimeError:  # an overflow
+    except (RuntimeError, TypeError, OverflowError, ValueError):  # an overflow, as torch calls it by its size
         return float("inf")
 
 
-def limited(side: NodeSide, most: int, node: str) -> NodeSide:
+def within_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
     """A method's part at a node, which makes no networks of more than so many parameters.
 
     It is refused where networks are made: before anything else, and with each question that brings one.

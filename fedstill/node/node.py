@@ -36,8 +36,11 @@ class Node:
         self.modules: dict[str, nn.Module] = {"model": model}
         self.frozen = {"model": frozen(model)}  # parameters that their owner does not want trained
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
-        self.answered = ""  # fingerprint of all that it has answered, in order: its state follows from it
-        self.asking = ""  # the same with what is being answered now, which names its noise
+        # Fingerprints of all that its state follows from: numbers and contents of what it has answered, in
+        # order, and what it has learned privately, to the last bit.
+        self.answered = ""
+        self.origin = ""  # of what it had learned privately before the first question
+        self.asking = ""  # of all of this, with what is being answered now: it names the noise
         self.private: Mapping[str, DPSGD] = {}  # networks that learn with DP-SGD, by role
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
@@ -80,6 +83,7 @@ class Node:
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "answered": self.answered,
+            "origin": self.origin,
             "teachers": [
                 {role: optimiser.state_dict() for role, optimiser in teacher.optimisers.items()}
                 for teacher in self.teachers
@@ -92,10 +96,12 @@ class Node:
             self.modules[role].load_state_dict(values)
         states = [(self, state["optimisers"]), *zip(self.teachers, state["teachers"], strict=True)]
         for node, optimisers in states:  # teachers' networks are parts of the node's own
+            for role in node.optimisers.keys() - optimisers.keys():
+                del node.optimisers[role]
             for role, values in optimisers.items():
                 node.optimisers[role].load_state_dict(values)
                 lay_out(node.optimisers[role])
-        self.answered = state["answered"]
+        self.answered, self.origin = state["answered"], state["origin"]
 
 
 def frozen(module: nn.Module) -> frozenset[str]:

@@ -19,6 +19,7 @@ from fedstill.errors import ArgumentError, FedstillError, ModelError
 from fedstill.imports import OWN, find, first_line, is_path
 from fedstill.methods import Needs
 from fedstill.models.foreign import Gives, Predictor
+from fedstill.node import memory
 from fedstill.node.fit import fitted
 from fedstill.node.form import Form
 from fedstill.seeds import seeded
@@ -57,10 +58,17 @@ class OwnModelConfig:
             raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
 
 
-def make_model(file: NodeFile, folder: Path, form: Form) -> nn.Module:
+def make_model(file: NodeFile, folder: Path, form: Form, most: int = 0) -> nn.Module:
     """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
 
+    Args:
+        file: the owner's.
+        folder: from which paths count.
+        form: of what it is to take and give.
+        most: bytes that it may take; 0 is no limit. An owner's own factory is not foreseen.
+
     Raises:
+        TooLarge: it would take more.
         FedstillError: it cannot be made, does not fit the form, or its weights are another model's.
     """
     config, classes = file.model, len(form.classes)
@@ -75,7 +83,7 @@ def make_model(file: NodeFile, folder: Path, form: Form) -> nn.Module:
             raise ModelError(f"model.name {config.name!r}: the factory fails: {first_line(error)}") from error
         model = made if isinstance(made, nn.Module) else _predictor(made, form, config)
     else:
-        model = _ours(config.name, form, file)
+        model = _ours(config.name, form, file, most)
     if config.weights:
         _load_weights(model, folder / Path(config.weights).expanduser())
     if not config.train:
@@ -108,10 +116,16 @@ def perceptual(file: NodeFile, folder: Path, form: Form) -> nn.Module | None:
     return load_vgg(folder / Path(path).expanduser(), form.mean, form.std) if path else None
 
 
-def _ours(name: str, form: Form, file: NodeFile) -> nn.Module:
+def _ours(name: str, form: Form, file: NodeFile, most: int) -> nn.Module:
     shape, classes, vocabulary = form.shape, len(form.classes), form.vocabulary
-    try:
+
+    def build() -> nn.Module:
         return models.build(name, shape, classes, file.seed, "model", file.name, vocabulary=vocabulary)
+
+    try:
+        if not name.startswith("hf:"):  # of which only the head follows from the form
+            memory.check_model(build, form, file.local.batch, most)
+        return build()
     except ArgumentError as error:
         raise ArgumentError("model.name", name, error.allowed) from error
     except models.FORWARD as error:

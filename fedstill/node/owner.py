@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from fedstill import presets
+from fedstill import owner_only, presets
 from fedstill.choices import check_choices
 from fedstill.commented import commented
 from fedstill.compute import Compute, EngineConfig
@@ -150,13 +150,20 @@ def secret(folder: Path) -> int:
     return int(text)
 
 
-def load_data(file: NodeFile, folder: Path, form: Form) -> TensorData:
+def load_data(file: NodeFile, folder: Path, form: Form, most: int = 0) -> TensorData:
     """The node's examples, in the form that a server declares.
 
+    Args:
+        file: the owner's.
+        folder: from which paths count.
+        form: the server's.
+        most: bytes that they may take in that form; 0 is no limit.
+
     Raises:
+        TooLarge: they would take more.
         FedstillError: they cannot be read, or are of another form.
     """
-    return private.load(file.data, folder, form)[0]
+    return private.load(file.data, folder, form, most=most)[0]
 
 
 def make_compute(file: NodeFile) -> Compute:
@@ -240,20 +247,34 @@ def init(folder: Path, name: str | None = None) -> bool:
         _write_secret(folder)
         return False
     file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
-    folder.mkdir(parents=True, exist_ok=True)
+    owner_only.make_folder(folder)
     if not (folder / SECRET).exists():
         _write_secret(folder)
-    (folder / FILE).write_text(HEAD + commented(file), encoding="utf-8")
+    owner_only.replace(folder / FILE, (HEAD + commented(file)).encode())
     return True
 
 
 def _write_secret(folder: Path) -> None:
-    descriptor = os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+    with open(folder / SECRET, "x", encoding="ascii", opener=owner_only.opener) as stream:
         stream.write(f"{secrets.randbits(128)}\n")
 
 
 # --- checking -----------------------------------------------------------------------------------------
+
+
+def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
+    """Refuse to answer with a policy or protection that `fedstill node check` calls a fault.
+
+    But for a budget without a mechanism: with that, the gate refuses each question that releases anything.
+
+    Raises:
+        FedstillError: there are such faults; all are named.
+    """
+    found = policy_faults(file.policy)
+    if file.privacy.mechanism != "none":
+        found += privacy_faults(file.privacy, data, model)
+    if found:
+        raise FedstillError(f"{FILE}: {'; '.join(found)}")
 
 
 @dataclass(frozen=True)
@@ -446,6 +467,8 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
         rule = gate.objection(question)
         if PRIVATE_DATA in question.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
+        if rule is None and 0 < file.policy.most_rows < question.rows:
+            rule = f"most_rows: {file.policy.most_rows}, and it is about {question.rows}"
         if rule is None and question.differentiable and predicts:
             rule = "model: it predicts, and has no gradients"
         if rule is not None:

@@ -53,10 +53,13 @@ class Plan:
 
     def config(self) -> Any:
         """The method's config, read and checked."""
-        name = str(self.method.get("name"))
-        if name not in METHODS:
+        name = self.method.get("name")
+        if not isinstance(name, str) or name not in METHODS:
             raise ArgumentError("method.name", name, f"one of {', '.join(METHODS)}")
         options = {key: value for key, value in self.method.items() if key != "name"}
+        for key, value in options.items():
+            if isinstance(value, int) and abs(value) > 2**53:  # which no size, and no count, is
+                raise ArgumentError(f"method.{key}", value, "a number up to 2**53")
         return read_table(METHODS[name].config, options, "method.")
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,15 +90,17 @@ class Plan:
         known = {"protocol", *(part.name for part in fields(cls))}
         if set(table) != known or not isinstance(table["method"], Mapping):
             raise ArgumentError("plan", sorted(table), f"exactly {sorted(known)}")
-        name, note = (str(text) for text in table["public_note"])
-        return cls(
-            str(table["run"]),
-            table["method"],
-            Form.from_dict(table["form"]),
-            read_table(WireConfig, table["wire"], "wire."),
-            str(table["public"]),
-            (name, note),
-        )
+        for name in ("run", "public"):
+            if not isinstance(table[name], str):
+                raise ArgumentError(name, table[name], "a text")
+        note = table["public_note"]
+        if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
+            raise ArgumentError("public_note", note, "two texts")
+        if not isinstance(table["wire"], Mapping):
+            raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
+        wire = read_table(WireConfig, table["wire"], "wire.")
+        form = Form.from_dict(table["form"])
+        return cls(table["run"], table["method"], form, wire, table["public"], (note[0], note[1]))
 
 
 def fingerprint(public: Public | None) -> str:

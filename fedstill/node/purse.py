@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import ANSWER
 from fedstill.node.questions import Question
 from fedstill.privacy.bill import total
-from fedstill.privacy.budget import Budget, BudgetSpent
+from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text
 from fedstill.privacy.pate import epsilon_data_dependent
 from fedstill.privacy.votes import Votes
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, torch.Tensor]
 TRAINING = "training"  # what the first release of a run pays for beside itself
+LEARNED = "learned"  # what came of it, for a question: nothing is paid, and nothing leaves
 
 
 class Purse:
@@ -48,7 +51,15 @@ class Purse:
         self._objections: dict[str, str | None] = {}
         self._run_objection: str | None = None
         self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
-        self._paid = guard.first() == {TRAINING: Price()}
+        self._paid: set[str] = set()  # what was learned before the first question, by fingerprint
+
+    def spent(self) -> Spent:
+        """What has been spent so far."""
+        return self.account.spent(self.holder, self.run)
+
+    def seal(self, text: str) -> str:
+        """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
+        return chained(f"{self.guard.binding} {self.guard.salt}", text)
 
     def objection(self, question: Question) -> str | None:
         """Why a question, or the run that its method declares, can never be paid for, or None."""
@@ -84,17 +95,45 @@ class Purse:
         """
         shapes = self.guard.expected(question, sent)[ANSWER]
         price = total(self.guard.bill(question, ANSWER, shapes, sent))
-        spent = self.account.spent(self.holder, self.run)
-        first = Counter(as_text(self.first or Price()))
-        if not self._paid and not first <= Counter(spent.run):  # a run that goes on has paid it before
+        if self._owes_first(asked):
             price = None if price is None or self.first is None else price + self.first
         learned = total(self.guard.learning(question, sent))
-        if price is not None and learned and self.account.charged(self._learning(asked, question, sent)):
+        if price is not None and learned and self.attempts(asked, question, sent):
             price = price - learned  # the answer was lost, and is asked for again
-        self._check(spent, price, question.name)
+        self._check(self.spent(), price, question.name)
 
-    def pay_learning(self, asked: Asked, question: Question, sent: Tensors) -> None:
+    def attempts(self, asked: Asked, question: Question, sent: Tensors) -> int:
+        """How often learning for this question has been charged: once for each result that differs."""
+        if total(self.guard.learning(question, sent)) == Price():
+            return 0
+        return self.account.siblings(self._learning(asked, question, sent, 0))
+
+    def results(self, asked: Asked, question: Question) -> int:
+        """Of how many of these attempts the result is written down."""
+        return self.account.siblings(self._result(asked, question, 0))
+
+    def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
+        """Whether an attempt came out as it did before, to the last bit; the first time, write that down.
+
+        Args:
+            asked: the question, with a fingerprint of what was learned.
+            question: as the method declares it.
+            attempt: the last one that was charged.
+        """
+        result = self._result(asked, question, attempt)
+        if self.results(asked, question) > attempt:
+            return self.account.row(result) > 0
+        self.account.charge(result, lambda spent: None)
+        return True
+
+    def pay_learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> None:
         """Charge what networks learn from the records for a question, before they do: on disk, or not at all.
+
+        Args:
+            asked: the question.
+            question: as the method declares it.
+            sent: the tensors that came with it.
+            attempt: how often it was learned before with other results: each time is paid for.
 
         Raises:
             QuestionRefused: it cannot be paid for.
@@ -103,19 +142,42 @@ class Purse:
         price = total(self.guard.learning(question, sent))
         if price == Price():
             return
-        self._pay_first(question.name)
-        self._charge(self._learning(asked, question, sent), price, question.name)
+        self._pay_first(asked)
+        self._charge(self._learning(asked, question, sent, attempt), price, question.name)
 
-    def _learning(self, asked: Asked, question: Question, sent: Tensors) -> Entry:
-        """What networks learn for a question, as the ledger has it."""
+    def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
+        """One attempt of what networks learn for a question, as the ledger has it."""
         bill = self.guard.learning(question, sent)
         rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
-        about = (asked.number, question.name, TRAINING, asked.content, asked.after)
+        about = asked.number, question.name, TRAINING, str(attempt), chained(asked.after, asked.content)
         return self._entry(*about, {}, total(bill), rule)
 
+    def _result(self, asked: Asked, question: Question, attempt: int) -> Entry:
+        """What came of it: a row that costs nothing."""
+        what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
+        rule = "what was learned, by its fingerprint"
+        return self._entry(asked.number, question.name, LEARNED, what, after, {}, Price(), rule)
+
+    def behind(
+        self, asked: Asked, part: str, question: Question, sent: Tensors
+    ) -> Iterator[tuple[str, str, Price | None]]:
+        """What a release follows from that was charged by itself: what it is, its fingerprint, its price."""
+        if self.first != Price():
+            yield "before", asked.origin, self.first
+        learned = total(self.guard.learning(question, sent)) if part == ANSWER else Price()
+        if learned != Price():
+            yield "for", asked.past, learned
+
     def pay(
-        self, asked: Asked, part: str, up: Mapping[str, int], price: Price | None, rule: str, stamp: str
-    ) -> bool:
+        self,
+        asked: Asked,
+        part: str,
+        up: Mapping[str, int],
+        price: Price | None,
+        rule: str,
+        left: str,
+        limit: Callable[[int, int, int], None] = lambda questions, bytes_left, counts: None,
+    ) -> tuple[int, bool]:
         """Charge a release, and before the first one the training behind it: on disk, or not at all.
 
         Args:
@@ -124,31 +186,53 @@ class Purse:
             up: bytes by kind.
             price: of the release itself; what was learned for it is paid already.
             rule: what is done to it, in words.
-            stamp: of what it was before the noise: another one is another release, with noise of its own.
+            left: fingerprint of what leaves, and of what that was before the noise: another one is another
+                release, however alike.
+            limit: is told questions and bytes that have left, and for how many questions this release
+                counts; raises to refuse it.
 
         Returns:
-            Whether it had not been paid before.
+            Its row, and whether it had not been paid before.
 
         Raises:
             QuestionRefused: it cannot be paid for.
             LedgerError: the ledger is not what it was, and its owner has not settled that.
         """
-        self._pay_first(asked.question)
-        content = chained(asked.content, stamp)
+        self._pay_first(asked)
+        content = chained(asked.content, left)
         entry = self._entry(asked.number, asked.question, part, content, asked.after, up, price, rule)
-        return self._charge(entry, price, asked.question)
+        # A gradient belongs to its answer, and each further one of that is a question by itself.
+        counts = int(part == ANSWER or self.account.siblings(entry) > 0)
 
-    def _pay_first(self, question: str) -> None:
-        """The training before the first question, which all that leaves follows from."""
-        if self._paid:
-            return
+        def check(spent: Spent) -> None:
+            limit(spent.questions, spent.bytes, counts)
+            self._check(spent, price, asked.question)
+
+        anew = self.account.charge(replace(entry, questions=counts), check)
+        return self.account.row(entry), anew
+
+    def trained(self) -> bool:
+        """Whether the training before the first question has been paid for, whatever it has given."""
+        return self.account.siblings(self._first("")) > 0
+
+    def _first(self, origin: str) -> Entry:
         noise = self.guard.levels.training
         rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
-        self._charge(self._entry(-1, TRAINING, TRAINING, "", "", {}, self.first, rule), self.first, question)
-        self._paid = True
+        return self._entry(-1, TRAINING, TRAINING, origin, "", {}, self.first, rule)
 
-    def _charge(self, entry: Entry, price: Price | None, question: str) -> bool:
-        return self.account.charge(entry, lambda spent: self._check(spent, price, question))
+    def _owes_first(self, asked: Asked) -> bool:
+        if self.first == Price() or asked.origin in self._paid:
+            return False
+        return not self.account.row(self._first(asked.origin))
+
+    def _pay_first(self, asked: Asked) -> None:
+        """The training before the first question, which all that leaves follows from."""
+        if self.first != Price() and asked.origin not in self._paid:
+            self._charge(self._first(asked.origin), self.first, asked.question)
+            self._paid.add(asked.origin)
+
+    def _charge(self, entry: Entry, price: Price | None, question: str) -> None:
+        self.account.charge(entry, lambda spent: self._check(spent, price, question))
 
     def _entry(
         self,
@@ -162,8 +246,9 @@ class Purse:
         rule: str,
     ) -> Entry:
         guard = self.guard
+        own = self.holder == guard.node
         # Another node has other noise, so that its release is another one.
-        binding = guard.binding if self.holder == guard.node else chained(guard.binding, guard.node)
+        binding = guard.binding if own else chained(guard.binding, guard.node)
         return Entry(
             run=self.run,
             node=self.holder,
@@ -171,7 +256,7 @@ class Purse:
             question=question,
             part=part,
             content=chained(f"{binding} {guard.salt}", content),
-            after=after,
+            after=after if own else chained(after, guard.node),
             up=dict(up),
             rule=rule,
             price=as_text(price or Price()),
@@ -222,11 +307,26 @@ class Purse:
         return Counter(spent.run) + Counter(as_text(price)) <= schedule and _others(spent) <= others
 
     def _refuse_bare(self, spent: Spent) -> None:
-        """What left without a guarantee has no price that a budget could have paid."""
-        if spent.bare_run:
-            self.budget.check(Price(), None)
-        if spent.bare_total:
-            self.total_budget.check(Price(), None)
+        """What left without a guarantee has no price that a budget could have paid.
+
+        Raises:
+            BudgetSpent: naming the runs in which it left.
+        """
+        if spent.bare_run and self.budget.epsilon < math.inf:
+            way_out = "allowed is a new run, or privacy.epsilon = inf"
+            raise Unpriced(self.budget.epsilon, self.budget.delta, {self.run: spent.bare_run}, way_out)
+        total = self.total_budget
+        if spent.bare_total and total.epsilon < math.inf:
+            way_out = "its owner may set privacy.total_epsilon = inf, so that each run has its own budget"
+            raise Unpriced(total.epsilon, total.delta, self._bare_runs(), way_out)
+
+    def _bare_runs(self) -> Counter[str]:
+        """How many releases without a guarantee each run about these data had, the latest run first."""
+        rows = [row for row in self.account.entries() if row["node"] == self.holder and row["bare"]]
+        runs: Counter[str] = Counter()
+        for row in reversed(rows):
+            runs[row["run"]] += row["bare"]
+        return runs
 
 
 def _others(spent: Spent) -> Counter[str]:

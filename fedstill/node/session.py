@@ -11,15 +11,19 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
+import os
 import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from fedstill import owner_only
 from fedstill.data.public import Public
 from fedstill.errors import (
     ArgumentError,
@@ -28,26 +32,28 @@ from fedstill.errors import (
     NodeFault,
     OwnDataError,
     QuestionRefused,
+    TooLarge,
 )
 from fedstill.methods import METHODS
-from fedstill.node import own_model, owner, training
+from fedstill.node import memory, own_model, owner, training
 from fedstill.node.account import DATA, Account
 from fedstill.node.desk import Desk
 from fedstill.node.digests import digest
+from fedstill.node.disk import RUNS, Disk
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import INDICES, Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import ANSWER, Ledger
-from fedstill.node.networks import limited
+from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
+from fedstill.node.limits import limited
+from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
 from fedstill.node.plan import PLAN_FILE, Plan
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.questions import GRADIENTS, NodeSetting, Question
 from fedstill.node.training import Span
 from fedstill.node.witness import released
-from fedstill.records import write_text
 from fedstill.state import load_state, save_state
-from fedstill.wire import Tensors, refine
+from fedstill.wire import INPUTS, SCALE, Tensors, size
 
 if TYPE_CHECKING:
     from fedstill.node.host import Host
@@ -58,6 +64,7 @@ CHUNK = 20  # local steps between two looks at the clock
 LEARNING = "learning.safetensors"
 SALT = "salt"
 MOST = 2**31  # numbers of questions are below it
+MOST_PARTS = 100_000  # of the local training before the first question
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
@@ -77,15 +84,20 @@ class Session:
     def __init__(self, host: Host, plan: Plan, public: Public | None) -> None:
         file, form, compute = host.file, plan.form, host.compute
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.folder = host.folder / "runs" / plan.run
+        self.folder = host.folder / RUNS / plan.run
+        self.disk = Disk(host.folder, file.name, file.policy, plan.run)
+        self._most = memory.allowed(file.policy.most_memory, compute.device)
         method, config = METHODS[plan.method["name"]], plan.config()
         self.task = form.make_task()
         self.needs = method.needs(config)
         self.ledger = Ledger()
         try:
-            data = owner.load_data(file, host.folder, form)
+            data = owner.load_data(file, host.folder, form, self._most)
             self.task.check(data, f"data of {file.name}")
-            model = own_model.make_model(file, host.folder, form)
+            model = own_model.make_model(file, host.folder, form, self._most)
+            owner.require_sound(file, data, model)
+            shared = 0 if public is None else len(public)
+            memory.check_run(model, form, len(data), file.local.batch, shared, self._most)
             secret = owner.secret(host.folder)
             features = own_model.perceptual(file, host.folder, form)
             whose = f"model of {file.name}"
@@ -93,6 +105,8 @@ class Session:
             network = fitted(
                 model, compute, form.shape, file.seed, whose, parted=parted, vocabulary=vocabulary
             )
+        except (QuestionRefused, TooLarge):  # what the plan asks for is too much
+            raise
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
         gate = Gate(file.name, file.policy, self.ledger)
@@ -101,7 +115,7 @@ class Session:
         features = None if features is None else compute.place(features)
         self.setting = NodeSetting(self.task, file.local, compute, placed, features)
         side = method.node_side(config, self.setting)
-        self.side = limited(side, file.policy.most_parameters, file.name)
+        self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
         self._alone: IO[bytes] | None = None
@@ -119,6 +133,10 @@ class Session:
         file, account, run = self._file, self.account, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
         salt = _salt(folder, self.folder)
+        parts = 0 if self.side.first is None else self.side.first.of
+        if parts > MOST_PARTS:  # each takes a step at least: it would learn for ever
+            rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
+            raise QuestionRefused(file.name, "join", rule)
         try:
             protect(self.node, *own, account=account, run=run, secret=secret, salt=salt, holder=DATA)
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
@@ -136,33 +154,48 @@ class Session:
                 self.first = None
         self._last = {file.name: -1}
         self.desk = self._new_desk()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        owner_only.make_folder(self.folder)
+        self._alone = _locked(folder / "busy", file.name)  # before anything of the run is changed
         self._bind({**told, "options": self._binding()})
         self.steps = 0  # of local training
         self._half_way = False  # in the midst of some
         self.learned = self.first is None
         self._saved = time.monotonic()
         self._take_up()
-        self._alone = _locked(folder / "busy", file.name)
-        self._earlier = self._count_other_runs()
+        begun = (self.folder / "ledger.jsonl").exists()
         self.ledger.open(self.folder / "ledger.jsonl")  # and lock it
+        self.ledger.sign = lambda line: account.sign(run, line)
+        if begun:
+            self._hold_back()
 
     def _bind(self, told: Mapping[str, Any]) -> None:
         """Keep what a run was begun with. With other options, data or model the same question would have
         another answer, which the ledger takes for one that has left already.
 
+        What nothing has left of binds nothing: its owner may change options until the first answer. What was
+        learned by then, under the old ones, goes.
+
         Raises:
-            NodeFault: a run of this name was begun with something else.
+            NodeFault: a run of this name was begun with something else, and answers have left or are paid.
         """
         path, text = self.folder / PLAN_FILE, json.dumps(told, sort_keys=True)
-        if not path.exists():
-            write_text(path, text)
-            return
-        before = json.loads(path.read_text(encoding="utf-8"))
-        other = [name for name, value in json.loads(text).items() if before.get(name) != value]
-        if other:
-            changed = f"it was begun with another {' and '.join(other)}: allowed is a new run"
-            raise NodeFault(self.node.name, "join", f"run {self.plan.run!r} is known here, and {changed}")
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            other = [name for name, value in json.loads(text).items() if before.get(name) != value]
+            if not other:
+                return
+            if self._has_left():
+                changed = f"it was begun with another {' and '.join(other)}: allowed is a new run"
+                raise NodeFault(self.node.name, "join", f"run {self.plan.run!r} is known here, and {changed}")
+            for learned in (self.folder / LEARNING, *self.folder.glob("mark-*.safetensors")):
+                learned.unlink(missing_ok=True)
+        owner_only.replace(path, text.encode())
+
+    def _has_left(self) -> bool:
+        """Whether anything has left of this run, or is paid for; either ledger may be lost."""
+        path = self.folder / "ledger.jsonl"
+        answered = path.exists() and bool(Ledger.read(path).nodes)
+        return answered or any(entry["run"] == self.plan.run for entry in self.account.entries())
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
@@ -187,7 +220,7 @@ class Session:
             "objections": self._objections(),
             "privacy": self._statement(),
             "notes": list(self.side.notes),
-            "most_questions": max(gate.policy.most_questions - self._earlier, 0),
+            "most_questions": max(gate.policy.most_questions - self._elsewhere(), 0),
             "learned": self.learned,
             "marks": self._marks(),
             "last": self._last[self.node.name],
@@ -210,7 +243,9 @@ class Session:
         examples: only how far it has come, in tens of percent, is told.
         """
         if self.first is not None and not self.learned:
-            until = time.monotonic() + min(max(seconds, 1.0), 60.0)  # so short that it counts steps, none is
+            # So short that it counts steps, none is.
+            most = min(60, self.node.gate.policy.most_seconds or 60)
+            until = time.monotonic() + min(max(seconds, 1.0), most)
             total = self._first_steps()
             while self.steps < total and time.monotonic() < until:
                 self._learn_some(self.first)
@@ -218,8 +253,8 @@ class Session:
                     self._save(LEARNING)
             if self.steps >= total:
                 self._learned()
+                self._save(LEARNING, learned=True)  # before anything leaves: it would not come out the same
                 self.learned = True
-                self._save(LEARNING)
                 logger.info("local training is done: %d steps", self.steps)
         return {"percent": self._percent(), "learned": self.learned}
 
@@ -270,7 +305,7 @@ class Session:
         """
         question = self.side.questions.get(name)
         if question is None:
-            raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
+            raise ArgumentError("question", short(name), f"one of {', '.join(self.side.questions)}")
         if not self.learned:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
         objection = self._objections().get(name)
@@ -279,10 +314,13 @@ class Session:
         if not 0 <= number < MOST:
             raise ArgumentError("number", number, f"from 0 to {MOST - 1}")
         shape = self.node.data.inputs.shape[1:]
-        self.node.gate.inspect(name, tensors, question.sends, shape)
-        self._refuse_rows(question, tensors)
+        self.disk.require(name)
         start = time.perf_counter()
-        (release,) = self.desk.answer(name, number, self.compute.here(tensors), differentiable)
+        with limited(self.node.name, name, self.node.gate.policy.most_seconds):
+            self.node.gate.inspect(name, tensors, question.sends, shape)
+            self._refuse_rows(question, tensors)
+            self._refuse_large(question, tensors)
+            (release,) = self.desk.answer(name, number, self.compute.here(tensors), differentiable)
         self._log(name, number, release, start)
         return release
 
@@ -300,6 +338,31 @@ class Session:
                 rule = f"rows: {name} names rows outside the {most} of the public data"
                 raise QuestionRefused(self.node.name, question.name, rule)
 
+    def _refuse_large(self, question: Question, tensors: Tensors) -> None:
+        """Refuse more inputs at once than the node's networks have memory for.
+
+        Raises:
+            TooLarge: there are more.
+        """
+        rows = max([0, *(len(tensors[name]) for name, kind in question.sends.items() if kind == INPUTS)])
+        if rows and self._most:
+            memory.fits(f"a question about {rows} inputs at once", rows * self._each_input, self._most)
+        public = self.setting.public
+        named = sum(tensors[name].numel() for name, kind in question.sends.items() if kind == INDICES)
+        if named and public is not None:  # one may be named often, and is copied each time
+            each = size(public.inputs[0]) + 2 * 4 * math.prod(self.plan.form.outputs)
+            memory.fits(f"a question about {named} public inputs at once", named * each, self._most)
+
+    @cached_property
+    def _each_input(self) -> int:
+        """Bytes that the node's networks keep of one input that they are asked about."""
+        shape, modules = tuple(self.node.data.inputs.shape[1:]), self.node.modules
+        each = memory.of_input(modules["model"], shape)
+        weight = next(modules["critic"].parameters()) if "critic" in modules else None
+        if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
+            each += 2 * memory.of_input(modules["critic"], (weight.shape[1], *shape[1:]))
+        return each
+
     def pull_back(self, number: int, tensors: Tensors) -> Tensors:
         """The gradients that the gate lets out, by the names of the question's inputs.
 
@@ -308,8 +371,11 @@ class Session:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more.
         """
         start, name = time.perf_counter(), self.node.name
-        self.node.gate.inspect("gradient", tensors, dict.fromkeys(refine(tensors), GRADIENTS), ())
-        release = self.desk.pull_back(number, {name: self.compute.here(tensors)})[name]
+        self.disk.require("gradient")
+        with limited(name, "gradient", self.node.gate.policy.most_seconds):
+            names = (key for key in tensors if not key.endswith(SCALE))
+            self.node.gate.inspect("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
+            release = self.desk.pull_back(number, {name: self.compute.here(tensors)})[name]
         self._log("gradient", number, release, start)
         return release
 
@@ -321,8 +387,10 @@ class Session:
         """Keep the state as it is before question ``mark``, on disk.
 
         Raises:
-            NodeFault: the node is not there: still learning, or further already.
+            NodeFault: the node is not there: still learning, or further already; or a question failed while
+                it learned for it.
         """
+        self.desk.require_whole("remember")
         if not self.learned or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
             raise NodeFault(self.node.name, "remember", f"it is not before question {short(mark)}")
         self._save(f"mark-{mark}.safetensors")
@@ -352,19 +420,28 @@ class Session:
     def _objections(self) -> dict[str, str]:
         """The rule by which each question that will never be answered here is refused."""
         limit = self.node.gate.policy.most_questions
-        if limit and self._earlier >= limit:
+        if limit and self._elsewhere() >= limit:
             return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
         rules = owner.objections(self._file, self.node.model, self.side.questions)
         gate, questions = self.node.gate, self.side.questions
         priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}
 
-    def _count_other_runs(self) -> int:
-        """Let the owner's limits hold over all runs of this folder; how many questions others answered."""
-        for path in sorted(self.folder.parent.glob("*/ledger.jsonl")):
-            if path.parent != self.folder:
-                self.ledger.carry(self.node.name, path)
-        return self.ledger.answers(self.node.name)
+    def _hold_back(self) -> None:
+        """Write down what was charged, and not handed over: whoever was stopped in between could not.
+
+        That is the last release of the run, if any; that others have no line, no stop explains.
+        """
+        released = [row for row in self.account.entries() if row["part"] in (ANSWER, GRADIENT)]
+        last = next((row for row in reversed(released) if row["run"] == self.plan.run), None)
+        if last is not None and last["row"] not in self.ledger.rows:
+            about = {name: last[name] for name in ("number", "question", "row")}
+            self.ledger.hold(node=self.node.name, **about)
+
+    def _elsewhere(self) -> int:
+        """Questions about these data that other runs have answered."""
+        spent = self.account.spent(DATA, self.plan.run)
+        return spent.questions - spent.questions_run
 
     def _new_desk(self) -> Desk:
         return Desk(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
@@ -378,8 +455,9 @@ class Session:
         paths = self.folder.glob("mark-*.safetensors")
         return sorted(int(path.stem.removeprefix("mark-")) for path in paths)
 
-    def _save(self, name: str) -> None:
-        state = {"steps": self.steps, "learned": self.learned, "node": self.node.state()}
+    def _save(self, name: str, learned: bool = False) -> None:
+        state = {"steps": self.steps, "learned": self.learned or learned, "node": self.node.state()}
+        self.disk.require("remember", _bytes(state))
         save_state(self.folder / name, state)
         self._saved = time.monotonic()
 
@@ -392,10 +470,24 @@ class Session:
 
     def _take_up(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
+        purse = self.node.gate.purse
         if (self.folder / LEARNING).exists():
             self._load(self.folder / LEARNING)
+        elif self.first is not None and purse is not None and purse.trained():
+            # Trained once more, it would be another model, with the same draws on other last digits.
+            lost = f"answers of run {self.plan.run!r} have left, and their model ({LEARNING}) is gone"
+            raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
         elif self.learned:  # to go back to: nothing is trained before the first question
             self._save(LEARNING)
+
+
+def _bytes(state: Any) -> int:
+    """Bytes of the tensors in a nested state."""
+    if isinstance(state, torch.Tensor):
+        return size(state)
+    if isinstance(state, Mapping):
+        return sum(map(_bytes, state.values()))
+    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 0
 
 
 def _locked(path: Path, node: str) -> IO[bytes]:
@@ -404,7 +496,7 @@ def _locked(path: Path, node: str) -> IO[bytes]:
     Raises:
         NodeFault: another has it.
     """
-    file = path.open("ab")
+    file = os.fdopen(owner_only.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -422,8 +514,8 @@ def _salt(folder: Path, run: Path) -> str:
     if not path.exists():
         path = run / SALT
     if not path.exists():
-        run.mkdir(parents=True, exist_ok=True)
-        write_text(path, secrets.token_hex(16))
+        owner_only.make_folder(run)
+        owner_only.replace(path, secrets.token_hex(16).encode())
     return path.read_text(encoding="utf-8").strip()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.node.account import DATA
 from fedstill.node.anchor import Totals
-from fedstill.node.chain import BARE
+from fedstill.node.chain import BARE, BYTES, QUESTIONS
 from fedstill.node.ledger import Ledger
 from fedstill.privacy.events import from_text
 
@@ -40,7 +40,9 @@ def released(folder: Path, holder: str = DATA) -> Totals:
                 events, bare = lines.spent(node)
                 for event, times in from_text(events).items():
                     totals[holder, path.parent.name, str(event)] += times
-                totals[holder, path.parent.name, BARE] += bare
+                counted = ((BARE, bare), (QUESTIONS, lines.questions(node)), (BYTES, lines.up(node)))
+                for what, times in counted:
+                    totals[holder, path.parent.name, what] += times
         except FileNotFoundError:  # its run was deleted meanwhile
             continue
         except OSError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from fedstill import deadline
 from fedstill.errors import ArgumentError
 from fedstill.privacy import losses, renyi
 from fedstill.privacy.config import Accountant
@@ -72,6 +73,7 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
             return min(bound, float(dp_accounting.get_epsilon_gaussian(event.noise, delta)))
     if bound > LARGEST or delta < LEAST_DELTA or sum(events.values()) > MOST_TIMES:
         return bound
+    deadline.check()  # composing takes seconds where a server declares a million steps
     return min(bound, losses.epsilon(events, delta, losses.interval(events, bound)))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstill import deadline
 from fedstill.privacy import renyi
 from fedstill.privacy.events import Event
 
@@ -54,6 +55,7 @@ def epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
 
 def _repeated(losses: Any, times: int) -> Any:
     """Composed with itself, in stages: each cuts off tails that the next would otherwise carry along."""
+    deadline.check()
     if times <= STAGE:
         return losses if times == 1 else losses.self_compose(times)
     stages, rest = divmod(times, STAGE)

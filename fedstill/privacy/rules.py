@@ -107,7 +107,7 @@ class Derived(Rule):
 
 @dataclass(frozen=True)
 class NoisyCounts(Rule):
-    """Numbers of records, in all or by class, with Laplace noise, as whole numbers from 0 up.
+    """Numbers of records, in all or by class, with Laplace noise, as whole numbers from ``least`` up.
 
     Assumes that one record moves the tensor by ``moves`` in L1 at most: by 1 where it is counted once, or in
     parts that sum to 1 (an image's share of pixels of each class); by the number of labels where it may have
@@ -119,6 +119,7 @@ class NoisyCounts(Rule):
         scale: of the noise; 0: exact, no guarantee.
         group: records of one protected unit at most.
         moves: by how much one record moves the tensor.
+        least: what no count is below, however the noise falls.
 
     Raises:
         ArgumentError: a value outside its range.
@@ -127,6 +128,7 @@ class NoisyCounts(Rule):
     scale: float
     group: int = 1
     moves: float = 1.0
+    least: int = 0
 
     def __post_init__(self) -> None:
         not_negative("scale of counts", self.scale)
@@ -150,7 +152,7 @@ class NoisyCounts(Rule):
         """Whole numbers: servers refuse a number of examples that is none."""
         if self.scale == 0:
             return tensor
-        return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=0)
+        return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=self.least)
 
     def price(self, shape: Sequence[int]) -> Price | None:
         """One event, however many classes."""

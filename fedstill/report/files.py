@@ -161,7 +161,7 @@ def read_ledger(path: Path) -> Ledger | None:
         return None
     ledger = Ledger()
     for record in _records(path):
-        if "refused" in record:
+        if "refused" in record or "held" in record:
             continue
         traffic = ledger.nodes.setdefault(words(record, "node") or "node", Traffic())
         traffic.questions.add(whole(record, "number") or 0)

@@ -21,7 +21,17 @@ from fedstill.report.names import labels, node_name, node_records, written
 from fedstill.report.sentence import KINDS, plain_sentence
 from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
 from fedstill.report.templates import environment, size
-from fedstill.report.words import human_bytes, human_seconds, number, pick, points, run_notes, whole, words
+from fedstill.report.words import (
+    came_down,
+    human_bytes,
+    human_seconds,
+    number,
+    pick,
+    points,
+    run_notes,
+    whole,
+    words,
+)
 from fedstill.tasks.task import Figure
 
 REFERENCE_STYLES = {
@@ -158,7 +168,7 @@ def _key_figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     figures = figures_of(result)
     metric, name = figures[0], in_a_sentence(figures[0].title)
     reached, alone = value_of(result), number(result, "standalone", metric.key, "mean")
-    up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
+    up, down = whole(result, "bytes", "up"), came_down(result)
     total, distillation = number(result, "seconds", "total"), number(result, "seconds", "distillation")
     tests = whole(result, "data", "test")
     first = comparison(result)[0]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Spread:
     """Mean and sample standard deviation over seeds.
 
-    >>> Spread.of([90.0, 92.0, 97.0])
-    Spread(mean=93.0, std=3.605551275463989)
+    >>> Spread.of([90.0, 92.0, 94.0])
+    Spread(mean=92.0, std=2.0)
     >>> Spread.of([90.0])
     Spread(mean=90.0, std=None)
     """

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedstill.report.metrics import Measured, bare, figures_of, head, in_a_sentence, metric_of, spread_text
 from fedstill.report.names import labels
-from fedstill.report.words import MISSING, human_bytes, human_seconds, number, pick, whole, words
+from fedstill.report.words import MISSING, came_down, human_bytes, human_seconds, number, pick, whole, words
 from fedstill.tasks.task import Figure
 
 UNBROKEN = "\u00a0"  # a space at which no line ends
@@ -201,7 +201,7 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
 
     from fedstill.report.privacy import in_words
 
-    up, down = whole(result, "bytes", "up"), whole(result, "bytes", "down")
+    up, down = whole(result, "bytes", "up"), came_down(result)
     seconds = number(result, "seconds", "total")
     for label, value in (
         ("left the nodes", MISSING if up is None else human_bytes(up)),

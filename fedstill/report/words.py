@@ -47,6 +47,20 @@ def whole(record: object, *keys: str) -> int | None:
     return None if value is None else round(value)
 
 
+def came_down(result: Mapping[str, Any]) -> int | None:
+    """Bytes that came to the nodes: with the questions all that they are about, where a file carried both.
+
+    >>> came_down({"bytes": {"down": 72}})
+    72
+    >>> came_down({"bytes": {"down": 72}, "files": {"questions": {"bytes": 514000}, "answers": [{}, {}]}})
+    1028000
+    """
+    answers, file = pick(result, "files", "answers"), whole(result, "files", "questions", "bytes")
+    if file is None or not isinstance(answers, list):
+        return whole(result, "bytes", "down")
+    return file * len(answers)
+
+
 def words(record: object, *keys: str) -> str | None:
     """The value at a path of keys as text, or None where it is missing or empty."""
     value = pick(record, *keys)

@@ -316,6 +316,14 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
     with pytest.raises(QuestionRefused, match="'n1' refuses question 'examine' by rule questions: tell"):
         world.federation.require(["tell", "examine"])
     assert world.federation.objections(world.federation.questions["examine"]) == {"n1": "questions: tell"}
+    policies = {"n0": PolicyConfig(questions=("examine",)), "n1": PolicyConfig(questions=("none",))}
+    with pytest.raises(QuestionRefused) as caught:
+        World(ALIKE, policies=policies).federation.require(["tell", "examine"])
+    assert str(caught.value) == (
+        "node 'n0' refuses question 'tell' by rule questions: examine; "
+        "node 'n1' refuses question 'tell' by rule questions: none; "
+        "node 'n1' refuses question 'examine' by rule questions: none"
+    )
     assert world.calls == 0
     assert world.ledger.summary() == Ledger().summary()
 
@@ -350,18 +358,19 @@ def test_a_disk_that_is_full_at_one_node_does_not_make_the_others_answer_twice(
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None:
-    world = World(ALIKE, policies={"n1": PolicyConfig(most_questions=limit)})
+    world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(most_questions=limit)))
     questions = {
         name: dataclasses.replace(question, times=times)
         for (name, question), times in zip(world.federation.questions.items(), (2, 1), strict=True)
     }
     side = NodeSide(questions, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, world.groups, side, Compute())
-    assert federation.limits() == {"n1": limit}
+    assert federation.limits() == {"n0": limit, "n1": limit}
     if limit == 3:
         federation.require(["examine", "tell"])
         return
-    said = f"node 'n1' refuses question 'examine, tell' by rule most_questions: {limit}, and the run asks 3"
+    rule = f"most_questions: {limit}, and the run asks 3"
+    said = f"nodes 'n0', 'n1' refuse question 'examine, tell' by rule {rule}"
     with pytest.raises(QuestionRefused, match=said):
         federation.require(["examine", "tell"])
     assert world.ledger.summary() == Ledger().summary()

@@ -24,6 +24,8 @@ from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, TASK = (1, 8, 8), Classification(3)
 ALIKE = ("small-cnn:4",) * 4
 RESNETS = ("resnet8:4",) * 3

@@ -28,6 +28,7 @@ from fedstill.config import to_toml
 from fedstill.errors import FedstillError
 from fedstill.federation import site
 from fedstill.federation.flare import ServerProgram
+from fedstill.node.rights import open_to_others
 from fedstill.records import write_text
 from fedstill.state import load_state
 from tests.federation.sites import Unbroken, lines, small, told, told_time, until
@@ -97,7 +98,7 @@ class Started:
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
-            mine = [told(line) for line in lines(self.node(node.name))]
+            mine = [told(line) for line in lines(self.node(node.name)) if "part" in line]
             assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.ledger(node.name)))
         if (self.out / "student.safetensors").exists():
             for key, value in unbroken.experiment.student.state_dict().items():
@@ -165,13 +166,18 @@ def test_a_node_of_flare_that_is_killed_takes_up_its_own_state(tmp_path: Path) -
         told_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
         (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
-        assert "the run stopped, and can go on" in line
+        assert "the run stopped: " in line
+        assert line.endswith(f". To go on: fedstill run --resume {run.out}")
+        assert "timed out after" not in line
         assert "node-1" in line
         run.resume()
         code, printed = run.end(100)
         assert code == 0, printed
         run.same(unbroken)
         told_time("FLARE, node killed in distillation, to the end", since)
+        folder = run.out / "federation/nodes/node-1"
+        assert {"node.log", "node.pid", "ledger.sqlite"} <= {path.name for path in folder.iterdir()}
+        assert open_to_others(folder, folder / "ledger.sqlite") is None  # FLARE's processes write there, too
 
 
 @pytest.mark.timeout(240)

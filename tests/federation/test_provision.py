@@ -7,8 +7,11 @@ bad one: it lets jobs bring any code and name any class. Whatever is refused, th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import io
 import json
+import logging
 import shutil
 import socket
 import ssl
@@ -16,7 +19,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +37,7 @@ NODES = ("east", "north")
 PROGRAMS = '''
 """Stands for fedstill.federation.flare: what a job names."""
 import os
+import time
 from pathlib import Path
 from nvflare.collab import collab
 
@@ -42,6 +46,7 @@ class ServerProgram:
         self.run = run
     @collab.main
     def main(self):
+        time.sleep(60 if self.run == "slow" else 0)
         answers = sorted(collab.clients.hello(20))
         Path(os.environ["FEDSTILL_RUNS"], self.run).write_text(repr(answers))
 
@@ -70,13 +75,21 @@ class Federation:
 
     def job(self, name: str, run: str = "run") -> Path:
         """A job like those of fedstill, but with the programs above."""
-        job = provision.write_job(self.folder / "jobs" / name, NODES, {"run": run})
+        job = provision.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
         for path in (job / "app" / "config").iterdir():
             path.write_text(path.read_text().replace("fedstill.federation.flare.", "programs."))
         return job
 
     def admin(self) -> Admin:
         return Admin(self.folder / "admin", 60)
+
+
+# A kit cannot allow the programs of these tests at a node: the node's own list can.
+ALLOWED = """
+from fedstill.federation import provision
+
+provision.NODE_CLASSES = (provision.NODE_CLASSES[0], "programs.NodeProgram")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +99,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     here = Federation(folder, folder / "programs", port)
     here.programs.mkdir()
     (here.programs / "programs.py").write_text(PROGRAMS)
+    (here.programs / "sitecustomize.py").write_text(ALLOWED)
     for name in NODES:
         here.node(name).mkdir(parents=True)
         shutil.move(folder / "nodes" / name, here.node(name) / "kit")
-        _edit(here.node(name) / "kit/local/resources.json", "fedstill.federation.flare.", "programs.")
     for right in ("byoc", "shell_commands"):
         _edit(folder / "server/local/authorization.json", f'"{right}": "none"', f'"{right}": "any"')
     resources = folder / "server/local/resources.json"
@@ -271,7 +284,9 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
         "secret",
     ):
         assert expected in said
-    command.main(["status", str(folder)])
+    with pytest.raises(SystemExit) as left:
+        command.main(["status", str(folder)])
+    assert left.value.code == 1
     assert "does not run" in capsys.readouterr().out
     command.main(["stop", str(folder)])
     assert "did not run" in capsys.readouterr().out
@@ -297,6 +312,17 @@ def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) ->
     with here.pid.open("r+") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
         assert site.running(here) == 1
+
+
+def test_a_log_that_nobody_reads_is_no_fault_and_a_full_disk_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, said in ((errno.EPIPE, False), (errno.ENOSPC, True)):
+
+        class Broken(io.StringIO):
+            def write(self, text: str, number: int = number) -> int:
+                raise OSError(number, "no")
+
+        site.Console(Broken()).handle(logging.makeLogRecord({"msg": "connected"}))
+        assert ("Logging error" in capsys.readouterr().err) is said
 
 
 def test_a_process_that_is_no_site_is_never_ended(tmp_path: Path) -> None:
@@ -341,6 +367,60 @@ def test_a_job_without_code_runs_through(federation: Federation) -> None:
     assert answers.count("21") == len(NODES)  # each node was asked, in its own folder
     for name in NODES:
         assert str(federation.node(name)) in answers
+        until(lambda name=name: "the job of run sound is over" in log(federation, name))  # type: ignore[misc]
+        kit = [path.name for path in (federation.node(name) / "kit").iterdir() if path.is_dir()]
+        assert sorted(kit) == ["local", "startup", "transfer"]
+
+
+def until(happened: Callable[[], bool], patience: float = 20.0) -> None:
+    """Wait for something."""
+    end = time.monotonic() + patience
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+def log(federation: Federation, name: str) -> str:
+    return (federation.node(name) / "node.log").read_text()
+
+
+def test_the_status_names_runs_and_what_became_of_them(
+    federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = federation.folder / "runs/trial-0-1f"  # whose job FLARE has forgotten
+    refused.mkdir()
+    (refused / "stopped.json").write_text('{"error": "QuestionRefused", "text": "node \'east\' refuses"}')
+    command.main(["status", str(federation.folder)])
+    said = capsys.readouterr().out
+    assert "2 nodes are there:" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("  sound  ")]
+    with federation.admin() as admin:
+        (job,) = [job["job_id"] for job in admin.jobs() if job["name"] == "sound"]
+    assert line.endswith(f"job {job}")
+    assert "FINISHED" not in said
+    runs = said[said.index("Runs, the newest first:") :].splitlines()
+    assert runs[1].startswith("  trial-0-1f  ")
+    assert runs[2] == "    refused: node 'east' refuses"
+
+
+@pytest.mark.parametrize("word", ["revoke", "readmit"])
+def test_a_name_that_is_no_node_is_neither_revoked_nor_readmitted(federation: Federation, word: str) -> None:
+    with pytest.raises(ArgumentError, match="one of east, north; did you mean 'north'"):
+        command.main([word, str(federation.folder), "nort"])
+    assert provision.revoked(federation.folder) == []
+
+
+def test_a_node_that_is_away_can_be_revoked_all_the_same(
+    federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = federation.folder / provision.FEDERATION
+    kept = path.read_text()
+    path.write_text(json.dumps({**json.loads(kept), "nodes": [*NODES, "lost"]}))
+    for word, said in (("revoke", "is let in no more"), ("revoke", "was revoked already"),
+                       ("readmit", "is let in again"), ("readmit", "was not revoked")):  # fmt: skip
+        command.main([word, str(federation.folder), "lost"])
+        assert capsys.readouterr().out == f"lost {said}.\n"
+    path.write_text(kept)
 
 
 def test_custom_code_is_refused_by_the_nodes_and_nothing_of_it_runs(federation: Federation) -> None:
@@ -389,7 +469,9 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
             while time.monotonic() < end:
                 assert set(admin.nodes()) == set(NODES)
                 time.sleep(0.5)
-        assert "Retrying" in (owner / "node.log").read_text()
+        said = (owner / "node.log").read_text()
+        assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said
+        assert "is the kit from this federation?" in said
     finally:
         assert site.stop(site.node(owner))
         process.wait(10)
@@ -439,6 +521,40 @@ def test_a_node_has_no_ear_for_what_no_job_needs(monkeypatch: pytest.MonkeyPatch
     assert not {SysCommandTopic.SHELL, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART} & topics
 
 
+@pytest.mark.parametrize("job", ["startup", "local", "audit.log"])
+def test_a_job_by_the_name_of_a_folder_of_the_kit_leaves_it_as_it_is(
+    kits: Path, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE removes and writes the folder by which a server calls a job."""
+    from types import SimpleNamespace
+
+    from nvflare.private.admin_defs import Message
+    from nvflare.private.defs import RequestHeader, TrainingTopic
+    from nvflare.private.fed.client.client_engine import ClientEngine
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+    everything = list(ClientRequestProcessors.request_processors)
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", everything)
+    site._narrow()
+    kit = tmp_path / "kit"
+    shutil.copytree(kits / "nodes/east", kit)
+    here = sorted(kit.rglob("*"))
+    engine = object.__new__(ClientEngine)
+    engine.args, engine.client = SimpleNamespace(workspace=str(kit)), SimpleNamespace(client_name="east")
+    by_topic = {topic: item for item in everything for topic in item.get_topics()}
+    for topic in (TrainingTopic.DELETE_RUN, TrainingTopic.DEPLOY, TrainingTopic.START_JOB):
+        request = Message(topic, b"")
+        request.set_header(RequestHeader.JOB_ID, job)
+        assert "a job's id is a UUID" in str(by_topic[topic].process(request, engine).body)
+    assert sorted(kit.rglob("*")) == here
+    number = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    (kit / number).mkdir()
+    request = Message(TrainingTopic.DELETE_RUN, b"")
+    request.set_header(RequestHeader.JOB_ID, number)
+    by_topic[TrainingTopic.DELETE_RUN].process(request, engine)
+    assert sorted(kit.rglob("*")) == here, "those of jobs are removed"
+
+
 def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federation) -> None:
     """Though this federation's server lets the admin do both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError
@@ -457,14 +573,86 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
     assert site.running(site.node(federation.node("east"))) == number
 
 
-def test_revoked_is_out_and_readmitted_is_in(federation: Federation) -> None:
+def test_revoked_is_out_and_readmitted_is_in(
+    federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = federation.node("north")
     with federation.admin() as admin:
+        job = admin.submit(federation.job("slow", run="slow"))
+        until(lambda: admin.status(job) == "RUNNING")
         command.main(["revoke", str(federation.folder), "north"])
+        assert "north is let in no more.\nEnded run slow, in which it took part" in capsys.readouterr().out
         assert set(admin.nodes()) == {"east"}
-        time.sleep(5)  # it sends signs of life all the while
-        assert set(admin.nodes()) == {"east"}
+        until(lambda: "does not let this node in: it has revoked this node" in log(federation, "north"))
+        assert admin.wait(job, 30) == "FINISHED:ABORTED"  # it has no more part in what was at work
+        assert set(admin.nodes()) == {"east"}  # though it sends signs of life all the while
+        # Nor is it let in when it is started again, and it says so in one line.
+        assert site.stop(site.node(owner))
+        words = [sys.executable, "-m", "fedstill.federation.site", "client", str(owner)]
+        again = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert again.returncode == 1
+        lines = [line.split(" ", 2)[2] for line in (again.stdout + again.stderr).splitlines()]
+        assert lines[1:] == [
+            f"WARNING site: the server at localhost:{federation.port} does not let this node in: "
+            "it has revoked this node",
+            "INFO site: ended",
+        ]
         command.main(["readmit", str(federation.folder), "north"])
+        process = site.start_node(owner, stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
+        assert process.poll() is None
+    until(lambda: "INFO site: connected to the server at" in log(federation, "north").splitlines()[-1])
+
+
+def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_path: Path) -> None:
+    """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
+    shutil.copytree(kits / "nodes/east", tmp_path / "kit")
+    here, local = site.Site("client", tmp_path), tmp_path / "kit" / "local"
+    rules = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
+    (local / "authorization.json").write_text(rules["authorization.json"].replace('"none"', '"any"'))
+    (local / "comm_config.json").write_text('{"comm_driver_path": "/tmp/drivers"}')
+    resources = json.loads((local / "resources.json").read_text())
+    evil = {"id": "evil", "path": "evil.Evil", "args": {}}
+    changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
+    (local / "resources.json").write_text(json.dumps(changed))
+    begins = "import sys, pathlib; from fedstill.federation import site; "
+    settles = "site._settle(site.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
+    subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
+    assert {name: (local / name).read_text() for name in rules} == rules
+    kept = json.loads((local / "resources.json").read_text())
+    assert kept["class_allow_list"] == list(provision.NODE_CLASSES)
+    assert [part["path"].split(".")[0] for part in kept["components"]] == ["nvflare"] * 3 + ["fedstill"]
+    assert {name: kept[name] for name in resources if name != "components"} == {
+        name: value for name, value in resources.items() if name != "components"
+    }
+
+    provision.check_node_kit(tmp_path / "kit")
+    (local / "custom").mkdir()
+    with pytest.raises(DeployError, match="custom: a node takes no code"):
+        site.run(here)
+    (local / "custom").rmdir()
+    config = tmp_path / "kit" / "startup" / "fed_client.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
+    with pytest.raises(DeployError, match=r"fed_client\.json has components: allowed are"):
+        site.start_node(tmp_path)
+
+
+@pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
+def test_a_job_that_flare_only_believes_to_run_is_not_ended(says: str) -> None:
+    """Of a server that was killed, FLARE says for ever that its job runs; to end that is no fault."""
+    from nvflare.fuel.flare_api.api_spec import InternalError
+
+    class Session:
+        def abort_job(self, job: str) -> None:
+            raise InternalError(f"server internal error: {says}")
+
+    admin = Admin.__new__(Admin)
+    admin.server, admin._session = "localhost:1", Session()
+    if "not running" in says:
+        assert not admin.abort("7")
+    else:
+        with pytest.raises(DeployError, match=says):
+            admin.abort("7")
 
 
 def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
@@ -495,13 +683,14 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
             assert time.monotonic() < end, admin.status(job)
             time.sleep(0.2)
         begin = time.monotonic()
-        for name in NODES:
-            assert site.stop(site.node(federation.node(name)))
+        assert site.stop(site.node(federation.node("north")))
         command.main(["stop", str(federation.folder)])
-        assert time.monotonic() - begin < 15
+        until(lambda: "is gone, or the way to it; it is tried every 10 s" in log(federation, "east"))
+        assert site.stop(site.node(federation.node("east")))
+        assert time.monotonic() - begin < 25
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []
     assert site.running(site.server(federation.folder)) is None
     assert [path.read_text() for path in federation.folder.rglob("*.pid")] == [""] * 3
-    assert "ended" in (federation.node("east") / "node.log").read_text()
+    assert "ended" in log(federation, "east")

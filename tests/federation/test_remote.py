@@ -432,7 +432,7 @@ def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
     assert nodes.ask().nodes == ("one", "three")
     assert nodes.ask().nodes == ("one", "three")
     assert nodes.events() == [("two", 1, "left out")]
-    assert "no answer within 0.1 s: no way" in nodes.federation.events[0]["reason"]
+    assert "no answer within 0.1 s (link.wait): no way" in nodes.federation.events[0]["reason"]
     nodes.mends("two")
     present = [nodes.ask().nodes]
     while len(present[-1]) == 2:
@@ -496,6 +496,37 @@ def test_a_refusal_where_everyone_is_wanted_is_one() -> None:
     )
 
 
+def test_all_who_refuse_are_named_with_their_rules() -> None:
+    nodes = Scripted()
+    none = "questions: none"
+    rules = {"one": none, "two": "most_questions: 1", "three": none}
+    for node, rule in rules.items():
+        error = {"kind": "QuestionRefused", "rule": rule, "text": "x", "question": "weigh"}
+        nodes.breaks(node, "answer", lambda error=error: pack({"error": error}))  # type: ignore[misc]
+    with pytest.raises(QuestionRefused) as caught:
+        nodes.ask()
+    assert str(caught.value) == (
+        "nodes 'one', 'three' refuse question 'weigh' by rule questions: none; "
+        "node 'two' refuses question 'weigh' by rule most_questions: 1"
+    )
+
+
+def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> None:
+    nodes = Scripted(wait=0.1)
+
+    def silent() -> bytes:
+        raise remote.Silent("function serve timed out after 1.9565732450000723 seconds")
+
+    nodes.breaks("one", "answer", silent)
+    nodes.breaks("three", "answer", nodes.lost)
+    with pytest.raises(NodeFault) as caught:
+        nodes.ask()
+    assert str(caught.value) == (
+        "node 'one, three', question 'weigh': one: no answer within 0.1 s (link.wait); "
+        "three: no answer within 0.1 s (link.wait): no way; 1 of 3 nodes are left, link.quorum wants 3"
+    )
+
+
 def test_a_node_of_another_version_is_named() -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "hello", lambda: pack({"told": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
@@ -507,15 +538,18 @@ def test_a_question_asked_again_after_others_is_counted_anew() -> None:
     """A node that went back and was asked in another order answers anew, and pays anew."""
     nodes = Scripted()
 
-    def after(before: object) -> Callable[[], bytes]:
+    def after(before: object, value: float = 1.0) -> Callable[[], bytes]:
         privacy = {"mechanism": "pate", "price": {"gaussian(2.0)": 1}, "after": before}
-        return lambda: pack({"told": {"privacy": privacy}, "seconds": 0.0}, {"logits": torch.ones(2, 2)})
+        logits = torch.full((2, 2), value)
+        return lambda: pack({"told": {"privacy": privacy}, "seconds": 0.0}, {"logits": logits})
 
-    for turn, before in enumerate(("a1", "a1", "b2", "a1")):
-        nodes.breaks("one", "answer", after(before))
+    changed = 1.0 + 2**-23  # in its last bit
+    turns = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
+    for before, value, paid in turns:
+        nodes.breaks("one", "answer", after(before, value))
         nodes.federation.number = 0
         nodes.ask()
-        assert nodes.ledger.spent("one") == ({"gaussian(2.0)": 1 if turn < 2 else 2}, 0)
+        assert nodes.ledger.spent("one") == ({"gaussian(2.0)": paid}, 0)
     assert nodes.ledger.answers("two") == 1, "who says nothing of it is asked the same again"
     nodes.breaks("one", "answer", after(7))
     with pytest.raises(FedstillError, match="after is 7"):
@@ -961,8 +995,8 @@ def test_what_a_node_says_of_itself_is_read_at_once(do: str, told: Any, reason: 
 
 def test_a_nodes_texts_are_one_short_line() -> None:
     nodes = Scripted(quorum=0.6)
-    text = "\x1b[31mred\ud800\n" + "long " * 10**6
-    nodes.breaks("two", "answer", lambda: pack({"error": {"kind": "X" * 10**6, "text": text}}))
+    text = "\x1b[31mred\ud800\n" + "long " * 10**5
+    nodes.breaks("two", "answer", lambda: pack({"error": {"kind": "X" * 10**5, "text": text}}))
     nodes.ask()
     reason = nodes.federation.out["two"].reason
     assert reason.startswith("[31mred long long")

@@ -18,6 +18,8 @@ from fedstill.errors import FedstillError
 from fedstill.models.vector import to_vector
 from tests.federation.test_remote import TINY, Away, here
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SIDE, COUNT, PICTURES = 16, 60, 16
 
 
@@ -158,7 +160,11 @@ def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
 def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
-    torch.testing.assert_close(to_vector(stacked.student), to_vector(alone.student), rtol=2e-2, atol=1e-2)
+    first = run.prepare(tiny(task, method, tmp_path))[0].student
+    way, apart = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
+    # Engines part by 1e-5 of the way gone, unless a number lies on an edge: that of a ReLU, or of an absolute
+    # error, from which reconstruction learns. Nodes exchanged part them by 0.17 and more.
+    assert apart.norm() <= (0.1 if task == "reconstruction" else 0.025) * way.norm()
 
 
 @pytest.mark.parametrize("task", TASKS)

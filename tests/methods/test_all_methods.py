@@ -36,6 +36,8 @@ from fedstill.records import Records
 from fedstill.setting import Setting
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
 ALIKE, CONV = ("mlp:12",) * 3, ("lenet5",) * 3
@@ -524,11 +526,9 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
         models = [node["model"] for node in found.figures["nodes"]]
         assert models == ["MLP", "SmallCNN", "MLP"]
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
-        # What they say, not their weights: a bias before a group norm of one channel has no gradient but
-        # rounding noise, of which Adam makes steps.
         for mine, theirs in zip(stacked.networks(), found.networks(), strict=True):
             told, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))
-            torch.testing.assert_close(told, expected, rtol=0.0, atol=10 * NEAR)
+            torch.testing.assert_close(told, expected, rtol=0.0, atol=NEAR)
         return
     error = refused(one, MethodRefused)
     assert isinstance(error, MethodRefused)

@@ -20,6 +20,8 @@ from fedstill.state import load_state, save_state
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 
 def test_each_node_is_asked_about_images_of_its_own_maps() -> None:
     one = world(ASYN)

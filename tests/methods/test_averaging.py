@@ -37,6 +37,8 @@ from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES, SEED = (1, 4, 4), 3, 4
 TASK = Classification(CLASSES)
 EQUAL, UNEQUAL = (8, 8, 8), (6, 24, 12)

@@ -24,6 +24,8 @@ from fedstill.node.training import LocalConfig
 from fedstill.privacy import randomness
 from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 X = torch.rand(1, 4, *SHAPE, generator=torch.Generator().manual_seed(1)) * 2 - 1
 MAPS = torch.randint(3, (1, 4, 16, 16), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
 

@@ -36,6 +36,8 @@ from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, SEED, N = (1, 8, 8), 4, 13
 IMAGES, LABELS = Reconstruction(), Classification(3)
 LOCAL = LocalConfig(epochs=1, batch=4)

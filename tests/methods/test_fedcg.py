@@ -27,6 +27,8 @@ from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES = (1, 8, 8), 3
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
 SETTING = NodeSetting(Classification(CLASSES), LOCAL, Compute())

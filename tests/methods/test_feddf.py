@@ -34,6 +34,8 @@ from fedstill.seeds import torch_generator
 from fedstill.state import load_state, save_state
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL = Classification(CLASSES), LocalConfig(epochs=2, batch=4, lr=1e-2, augment="none")
 ALIKE = ("mlp:8",) * 4

@@ -31,6 +31,8 @@ from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
 TASK = Classification(CLASSES)

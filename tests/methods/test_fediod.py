@@ -37,6 +37,8 @@ from fedstill.seeds import torch_generator
 from fedstill.state import load_state, save_state
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 TASK = Classification(CLASSES)
 SPECS = ("small-cnn:4", "resnet8:4", "mlp:8")

@@ -33,6 +33,8 @@ from tests.methods.map_world import (
     world,
 )
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 FULL = replace(FIOD, perceptual=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
 
 
@@ -284,7 +286,7 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
     for _ in range(2):
         one, other = stacked.server.step(), alone.server.step()
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
-    # Adam makes a full step of a gradient that is rounding noise: weights are compared by what they make.
+    # Where a number lies on the edge of a ReLU, its last digit decides whether it has a gradient.
     torch.testing.assert_close(stacked.server.imagine(3), alone.server.imagine(3), rtol=0.02, atol=0.01)
     assert stacked.ledger.summary() == alone.ledger.summary()
 

@@ -35,6 +35,8 @@ from fedstill.privacy.config import PrivacyConfig
 from fedstill.state import load_state, save_state
 from fedstill.tasks.reconstruction import Reconstruction
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, SEED = (1, 8, 8), 4
 TASK = Reconstruction()
 LOCAL = LocalConfig(epochs=2, batch=4, lr=5e-3)

@@ -29,6 +29,8 @@ from fedstill.setting import Setting
 from fedstill.tasks import Ensemble
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES, SIZES = (1, 8, 8), 3, (14, 30, 22)
 ENGINES = ["stacked", "one-by-one"]
 LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
@@ -234,6 +236,6 @@ def test_what_is_handed_over_is_the_data_themselves() -> None:
 def test_a_node_of_outputs_only_hands_nothing_over() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
     one = setting(CentralisedConfig(), policies=policies)
-    said = "'node-1' refuses question 'hand_over' by rule outputs_only: no private data"
+    said = "'node-1', 'node-2' refuse question 'hand_over' by rule outputs_only: no private data"
     with pytest.raises(QuestionRefused, match=said):
         Experiment(one)

@@ -37,6 +37,8 @@ from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.setting import Setting
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 SHAPE, CLASSES, SIZES = (1, 8, 8), 10, (40, 24, 33)
 LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
 TINY = {"steps": 3, "rounds": 2, "epochs": 2, "batch": 8, "noise": 6, "memory": 40, "z_max": 20.0}

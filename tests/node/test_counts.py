@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.data.dataset import TensorData
-from fedstill.methods.counting import count_labels
+from fedstill.methods.counting import count_labels, tell_size
 from fedstill.node.guard import Guard
 from fedstill.node.questions import NodeSide
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.randomness import seeded
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
 SIDE, SCALE = 8, 5.0
@@ -75,3 +76,24 @@ def test_sizes_are_the_number_of_examples(name: TaskName) -> None:
     answer = dict(question.finish(answer, {})) if question.finish else answer
     assert answer["sizes"].item() == pytest.approx(12)
     assert answer["counts"].shape == (task.classes,)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: TaskName) -> None:
+    """Where all nodes told 0, the server would divide nothing by nothing."""
+    task = make_task(TaskConfig(name), 1 if name == "reconstruction" else 3)
+    least, seen = [], False
+    for question in (count_labels(task), tell_size()):
+        config = PrivacyConfig("dp-sgd", counts_noise=SCALE)
+        made = Guard("clinic", config, NodeSide({question.name: question}), LocalConfig(), 3, task)
+        for draw in range(40):
+            blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
+            noised = {
+                each: made.rule(question, each).noise(blank[each], seeded(draw))
+                for each in question.reads or ()
+            }
+            left = dict(question.finish(noised, {})) if question.finish else noised
+            least.append(left["sizes"].item())
+            seen = seen or ("counts" in left and not left["counts"].any())
+    assert min(least) == 1
+    assert seen or name == "reconstruction", "counts may all be 0, and sizes are not"

@@ -33,6 +33,8 @@ from fedstill.privacy import randomness
 from fedstill.privacy.events import Event, Price
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 TASK, COMPUTE, SHAPE = Classification(3), Compute(), (1, 8, 8)
 PLAIN = LocalConfig(epochs=2, batch=8, smoothing=0.0)
 

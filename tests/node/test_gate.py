@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.node.account import Account
+from fedstill.node.account import Account, Spent
 from fedstill.node.gate import PARAMETERS, Asked, Gate, PolicyConfig
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
 from fedstill.node.purse import Purse
 from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig
-from fedstill.privacy.bill import Bill
+from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.tasks.classification import Classification
@@ -64,6 +64,7 @@ class Journal:
         self.training: Bill = {"training": Price()}
         self.learned: Bill = {}
         self.stamps: set[str] = set()
+        self.questions = self.rows = 0
         self.guard: Any = self
 
     def rule(self, question: Question, name: str) -> Any:
@@ -102,10 +103,28 @@ class Journal:
     def votes(self, *given: Any) -> Any:
         return ()
 
-    def pay(self, what: Asked, part: str, up: Mapping[str, int], price: Price, rule: str, stamp: str) -> bool:
+    def attempts(self, *given: Any) -> int:
+        return 0
+
+    def spent(self) -> Spent:
+        return Spent({}, {}, questions=self.questions)
+
+    def seal(self, text: str) -> str:
+        return text
+
+    def behind(self, what: Asked, part: str, *given: Any) -> Any:
+        if total(self.training) != Price():
+            yield "before", what.origin, total(self.training)
+        if part == "answer" and total(self.learned) != Price():
+            yield "for", str(what.number), total(self.learned)
+
+    def pay(
+        self, what: Asked, part: str, up: Mapping[str, int], price: Price, rule: str, stamp: str, limit: Any
+    ) -> tuple[int, bool]:
         self.calls.append("pay")
         self.paid, self.stamps = (what, part, dict(up), price, rule), {*self.stamps, stamp}
-        return True
+        self.rows += 1
+        return self.rows, True
 
 
 class JournalLedger(Ledger):
@@ -195,6 +214,12 @@ def test_once_the_bytes_are_used_up_no_question_is_let_in() -> None:
     release(door, asked(0))
     with pytest.raises(QuestionRefused, match="most_bytes: 56"):
         door.admit(asked(1), QUESTION, {})
+
+
+def test_less_memory_than_the_program_needs_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"allowed is 0 \(no limit\), or 50000000 or more"):
+        PolicyConfig(most_memory=1000)
+    assert PolicyConfig(most_memory=0).most_memory == 0
 
 
 @pytest.mark.parametrize("name", ["most_questions", "most_bytes"])
@@ -324,9 +349,8 @@ def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_after_it_was_fo
     door.admit(asked(), QUESTION, {})  # after a stop it is learned once more: the purse knows if that is paid
     assert journal.calls == ["pay for learning"]
     strict = gate(most_questions=1)
-    release(strict)
     journal.calls.clear()
-    strict.purse = journal  # type: ignore[assignment]
+    strict.purse, journal.questions = journal, 1  # type: ignore[assignment]
     with pytest.raises(QuestionRefused, match="most_questions"):
         strict.admit(asked(1), QUESTION, {})
     assert journal.calls == [], "what the policy refuses is not paid for"

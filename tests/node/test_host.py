@@ -282,7 +282,7 @@ def test_what_was_released_and_paid_for_is_so_again_after_a_stop(tmp_path: Path,
     assert torch.equal(clinic.critic(), critic)
     assert clinic.lines() == lines
     assert clinic.rows() == rows
-    assert {row["part"] for row in rows} == {"training", "answer", "gradient"}
+    assert {row["part"] for row in rows} == {"training", "learned", "answer", "gradient"}
 
 
 def test_other_content_after_going_back_is_a_release_of_its_own(clinic: Clinic) -> None:
@@ -342,7 +342,7 @@ def labels_of(clinic: Clinic) -> torch.Tensor:
     return counts
 
 
-WIDE = PRIVATELY["pate"].replace("epsilon = 8.0", "counts_noise = 1000.0")
+WIDE = PRIVATELY["pate"].replace("epsilon = 8.0", "counts_noise = 1000.0") + "noise = 8.0\n"
 
 
 def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
@@ -503,7 +503,7 @@ def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
         assert refused["kind"] == REFUSED
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
-    assert paid(clinic) == {"training": before + len(taken), "answer": 0}
+    assert paid(clinic) == {"training": before + len(taken), "learned": 0, "answer": 0}
     prices = from_text(clinic.session.account.spent(DATA, "one").run)
     assert 0.9 * 4 < epsilon(prices, 1e-5) <= 4
 
@@ -534,7 +534,7 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
     before, weights = paid(clinic)["training"], to_vector(clinic.session.node.model).clone()
     with monkeypatch.context() as patch:
         taken = steps(patch, fails_at=3)
-        assert a_round(clinic, scores, ROWS, 1)["kind"] == "RuntimeError"
+        assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("most_memory")
     after = paid(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
@@ -663,10 +663,10 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "another question": ({"number": 1, "question": "count_labels"}, {}, "QuestionMismatch", "number 1"),
     "an old number with other content": ({"number": 0}, {"x": image(9)}, "QuestionMismatch", "number 0"),
     "a negative number": ({"number": -5}, {"x": image(0)}, "ArgumentError", "number is -5"),
-    "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "from 0 to 2147483647"),
-    "a word for a number": ({"number": "six"}, {"x": image(0)}, "ValueError", "its own log says more"),
-    "an infinite number": ({"number": float("inf")}, {"x": image(0)}, "OverflowError", "its own log"),
-    "no number": ({"number": None}, {"x": image(0)}, "TypeError", "its own log says more"),
+    "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "a whole number"),
+    "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "a whole number"),
+    "an infinite number": ({"number": float("inf")}, {"x": image(0)}, "ArgumentError", "a whole number"),
+    "no number": ({"number": None}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
     "pulled before asked": ({"do": "pull back"}, {"logits": torch.ones(2, 10)}, "QuestionMismatch", "2"),
     "pulled with other gradients": (
@@ -682,7 +682,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         "holds NaN or infinity",
     ),
     "to do something else": ({"do": "send the data"}, {}, "ArgumentError", "send the data"),
-    "a mark that is no number": ({"do": "remember", "mark": "../x"}, {}, "ValueError", "its own log"),
+    "a mark that is no number": ({"do": "remember", "mark": "../x"}, {}, "ArgumentError", "a whole number"),
 }
 
 
@@ -958,7 +958,7 @@ def test_training_that_failed_half_way_is_not_gone_on_with(
 
     with monkeypatch.context() as patch:
         patch.setattr(at.training, "train", fails)
-        assert clinic.say("learn", seconds=1)["kind"] == "RuntimeError"
+        assert clinic.say("learn", seconds=1)["rule"].startswith("most_memory")
     refused = clinic.say("learn", seconds=1)
     assert refused["kind"] == "NodeFault"
     assert "failed half-way" in refused["text"]

@@ -93,6 +93,36 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     assert told["plan"]["method"]["batch"] == 4
 
 
+def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "questions = ['predict']").ready()
+    assert "questions: predict" in clinic.ask(0)["text"]
+    clinic.say("remember", mark=1)
+    clinic.say("leave")
+    other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
+    told, _ = clinic.say("join", plan=other.to_dict())
+    # What was learned for the first plan is not what the second one would have learned.
+    assert (told["learned"], told["marks"]) == (False, [])
+    clinic.say("leave")
+    clinic.say("join", plan=other.to_dict())
+    assert json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())["plan"]["method"]["batch"] == 5
+
+
+def test_a_run_at_work_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()  # nothing has left yet
+    other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5}))
+    assert "another run is at work here" in other.say("join", plan=other.plan.to_dict())["text"]
+    assert json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())["plan"]["method"]["batch"] == 4
+
+
+def test_a_lost_ledger_of_the_run_unbinds_nothing(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    clinic.ask(0)
+    clinic.say("leave")
+    (clinic.folder / "runs/one/ledger.jsonl").unlink()  # that of the data has its rows
+    other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
+    assert "it was begun with another " in clinic.say("join", plan=other.to_dict())["text"]
+
+
 @pytest.mark.parametrize(
     ("change", "secret"),
     [
@@ -198,7 +228,7 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    name = "x\n2026-11-22 06:05:11 INFO node: number 3, predict: 0 bytes left" + "y" * 1_000_000
+    name = "x\n2026-11-22 06:05:11 INFO node: number 3, predict: 0 bytes left" + "y" * 900_000
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         clinic.ask(0, question=name)
     (line,) = caplog.messages

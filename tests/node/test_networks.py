@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.node.gate import GENERATOR_PARAMETERS, PolicyConfig
-from fedstill.node.networks import limited
+from fedstill.node.networks import within_parameters
 from fedstill.node.questions import NodeSide, Question
 from tests.node.test_host import FEDIOD, PLAN, Clinic
 
@@ -64,10 +64,10 @@ def test_a_question_that_brings_a_network_is_refused_too() -> None:
 
     sends = {"generator": GENERATOR_PARAMETERS}
     questions = {"train": Question("train", handler, sends), "other": Question("other", handler)}
-    side = limited(NodeSide(questions), 10_000, "clinic")
+    side = within_parameters(NodeSide(questions), 10_000, "clinic")
     with pytest.raises(QuestionRefused, match="'train' by rule most_parameters: 10000"):
         side.questions["train"].handler(None, 0)
     assert not made
     side.questions["other"].handler(None, 0)
-    limited(NodeSide(questions), 10_100, "clinic").questions["train"].handler(None, 0)
+    within_parameters(NodeSide(questions), 10_100, "clinic").questions["train"].handler(None, 0)
     assert len(made) == 2

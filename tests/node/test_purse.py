@@ -90,7 +90,9 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     answered = node.asks()
     assert answered == fit(ONE, 1.5) > 2
     assert from_text(node.spent().run) == Price({ONE: answered})
-    assert node.spent() == Spent({str(ONE): answered}, {str(ONE): answered}, 0, 0)
+    one = {str(ONE): answered}
+    counted = {"questions_run": answered, "questions": answered, "bytes": answered * 128}
+    assert node.spent() == Spent(one, one, **counted)
 
 
 def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
@@ -207,7 +209,8 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     assert node.spent().run == {str(STEP): 20}
     other = Node(TRAINED, account, "two")
     other.ask(0)
-    assert other.spent() == Spent({str(STEP): 20}, {str(STEP): 40}, 0, 0)
+    assert (other.spent().run, other.spent().total) == ({str(STEP): 20}, {str(STEP): 40})
+    assert (other.spent().questions_run, other.spent().questions) == (1, 5)
 
 
 def test_training_without_noise_has_no_guarantee_nor_has_what_follows() -> None:
@@ -224,7 +227,7 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     asked = Asked(0, "predict", "c0", "", {})
     with pytest.raises(QuestionRefused, match="privacy budget"):
         node.gate.release(asked, "answer", LOGITS, node.question, X)
-    assert node.spent() == Spent({}, {}, 0, 0)
+    assert node.spent() == Spent({}, {})
     assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
 
 
@@ -293,7 +296,8 @@ def test_another_stamp_is_another_release_with_other_noise() -> None:
     purse = node.gate.purse
     assert purse is not None
     paid = [purse.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")]
-    assert paid == [True, False, True, False]
+    assert [anew for _, anew in paid] == [True, False, True, False]
+    assert [row for row, _ in paid] == [3, 3, 4, 3]
 
 
 def test_another_salt_is_another_release() -> None:
@@ -390,25 +394,35 @@ def test_other_data_are_another_release() -> None:
 def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
     node = Node(PATE)
     node.ask(0, RANGE, BARE)
-    assert node.spent() == Spent({}, {}, 1, 1)
+    assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
         strict = Node(replace(PATE, **{budget: 1.5}))
         with pytest.raises(QuestionRefused, match="no guarantee for logit range"):
             strict.ask(0, RANGE, BARE)
         with pytest.raises(QuestionRefused, match="without any guarantee"):
             strict.gate.release(Asked(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
-        assert strict.spent() == Spent({}, {}, 0, 0)
+        assert strict.spent() == Spent({}, {})
 
 
 def test_what_left_without_a_guarantee_voids_the_budget() -> None:
     account = Account(None, 7)
-    Node(PATE, account).ask(0, RANGE, BARE)
-    with pytest.raises(QuestionRefused, match="without any guarantee"):  # the same run
-        Node(replace(PATE, epsilon=1.5), account).ask(1)
-    with pytest.raises(QuestionRefused, match="without any guarantee"):  # the same data
-        Node(replace(PATE, total_epsilon=1.5), account, "two").ask(1)
-    with pytest.raises(QuestionRefused, match="without any guarantee"):  # a budget is of the data, too
-        Node(replace(PATE, epsilon=1.5), account, "two").ask(1)
+    for number, run in enumerate(("one", "one", "zero")):
+        Node(PATE, account, run).ask(number, RANGE, BARE)
+
+    def said(config: PrivacyConfig, run: str) -> str:
+        with pytest.raises(QuestionRefused) as refused:
+            Node(config, account, run).ask(9)
+        return refused.value.rule
+
+    same = said(replace(PATE, epsilon=1.5), "one")
+    assert same == (
+        "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
+        "any guarantee before it was set, in run one (2): allowed is a new run, or privacy.epsilon = inf"
+    )
+    for config in (replace(PATE, total_epsilon=1.5), replace(PATE, epsilon=1.5)):  # it is of the data, too
+        rule = said(config, "two")
+        assert "cannot hold, as 3 releases left without any guarantee" in rule
+        assert "in runs zero (1), one (2): its owner may set privacy.total_epsilon = inf" in rule
     apart = replace(PATE, epsilon=1.5, total_epsilon=math.inf)
     assert Node(apart, account, "two").asks(most=1) == 1, "a run of its own is one"
 

@@ -24,6 +24,8 @@ from fedstill.node.teachers import Teachers, _Clipped, shards, teachers_of
 from fedstill.node.training import LocalConfig
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 TASK, COMPUTE, SHAPE = Classification(3), Compute(), (1, 8, 8)
 CONFIG = LocalConfig(epochs=3, batch=8, lr=0.01)
 

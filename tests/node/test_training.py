@@ -28,6 +28,8 @@ from fedstill.node.training import LocalConfig, Span, cosine
 from fedstill.state import load_state, save_state
 from fedstill.tasks.classification import Classification
 
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
 TASK, COMPUTE = Classification(3), Compute()
 SIZES = (5, 13, 9)
 

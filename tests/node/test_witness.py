@@ -30,7 +30,7 @@ from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 
 NOISE, OTHER = "gaussian(4.0)", "laplace(10.0)"
-BARE = ""
+BARE, QUESTIONS, BYTES = "", "questions", "bytes"
 PRIVACY = """
 [privacy]
 mechanism = "noisy-outputs"
@@ -87,10 +87,15 @@ def test_what_runs_released_is_added_up_by_run_whatever_the_node_was_called(tmp_
         (DATA, "spring", NOISE): 3,
         (DATA, "spring", OTHER): 1,
         (DATA, "spring", BARE): 1,
+        (DATA, "spring", QUESTIONS): 4,
+        (DATA, "spring", BYTES): 160,
         (DATA, "autumn", NOISE): 1,
+        (DATA, "autumn", QUESTIONS): 1,
+        (DATA, "autumn", BYTES): 40,
     }
     shutil.rmtree(tmp_path / "runs/spring")
-    assert released(tmp_path) == {(DATA, "autumn", NOISE): 1}
+    autumn = {NOISE: 1, QUESTIONS: 1, BYTES: 40}
+    assert released(tmp_path) == {(DATA, "autumn", event): times for event, times in autumn.items()}
 
 
 @pytest.mark.parametrize(
@@ -260,9 +265,8 @@ def test_the_witness_of_a_sound_node_says_what_its_account_says(tmp_path: Path, 
     with ledger(clinic) as account:
         spent = account.spent(DATA, "one")
     assert sum(seen.values()) >= 3
-    assert seen == +Totals(
-        {(DATA, "one", event): n for event, n in {**spent.run, BARE: spent.bare_run}.items()}
-    )
+    counted = {BARE: spent.bare_run, QUESTIONS: spent.questions_run, BYTES: spent.bytes}
+    assert seen == +Totals({(DATA, "one", event): n for event, n in {**spent.run, **counted}.items()})
 
 
 def test_what_was_charged_and_not_released_is_no_trouble(tmp_path: Path, monkeypatch: Any) -> None:
@@ -279,7 +283,9 @@ def test_what_was_charged_and_not_released_is_no_trouble(tmp_path: Path, monkeyp
     clinic.ready()
     ask(clinic, 0)
     with ledger(clinic) as account:
-        assert list(account.spent(DATA, "one").run.values()) == list(released(clinic.folder).values()) == [1]
+        seen = released(clinic.folder)
+        assert list(account.spent(DATA, "one").run.values()) == [1]
+        assert sorted(seen.values()) == [1, 1, account.spent(DATA, "one").bytes]
 
 
 @pytest.mark.parametrize("when", ["account", "protect", "ledger"])

@@ -1,0 +1,112 @@
+"""What became of a run, as its folder at the server tells it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+STOPPED = "stopped.json"  # in a run's folder: why it stopped
+PROGRESS = "progress.json"  # there too: how far it is
+JOB = "job.lock"  # there too: held by the one job that is at work on the run
+RESULT = "result.json"  # there too, once it is done
+REFUSED = ("QuestionRefused", "MethodRefused")
+# Errors after which the same run would only stop again.
+FINAL = (*REFUSED, "ArgumentError", "UnknownName", "DataError", "ModelError")
+
+AGAIN = "; `fedstill run --resume` goes on with it, where it was started"
+
+_WAITING = {
+    "SUBMITTED": "waiting: it begins once all its nodes are there and free",
+    "APPROVED": "waiting: it begins once all its nodes are there and free",
+    "DISPATCHED": "starting",
+}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a run stopped.
+
+    Args:
+        error: kind of the error.
+        text: what it says, in one line.
+    """
+
+    error: str
+    text: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether a node or a method refused what was asked."""
+        return self.error in REFUSED
+
+    @property
+    def final(self) -> bool:
+        """Whether the same run would only stop again."""
+        return self.error in FINAL
+
+
+def stop(folder: Path) -> Stop | None:
+    """Why the run in a folder stopped; None where it did not.
+
+    One with a result did not, whatever came after it.
+    """
+    path = folder / STOPPED
+    if not path.exists() or (folder / RESULT).exists():
+        return None
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return Stop(told["error"], told["text"])
+
+
+def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
+    """What became of a run, in one line.
+
+    Args:
+        folder: of the run at the server; it need not be there.
+        status: of its latest job as FLARE tells it, which says nothing of why, and for ever that a job runs
+            whose server was killed; empty: there is no job at work.
+        since: when that job was handed in, in seconds of the clock; what is older is an earlier job's.
+    """
+    if status in _WAITING:
+        return _WAITING[status]
+    if status and not status.startswith("FINISHED"):
+        if _at_work(folder):
+            return ", ".join(["running", *_progress(folder)])
+        if not _newer(folder / JOB, since):
+            return _WAITING["DISPATCHED"]
+    if (folder / RESULT).exists():
+        return "done"
+    why = stop(folder)
+    if why is not None and _newer(folder / STOPPED, since):
+        if why.refused:
+            return f"refused: {why.text}"
+        return f"stopped: {why.text}{'' if why.final else AGAIN}"
+    if status.startswith("FINISHED"):
+        word = status.removeprefix("FINISHED:")
+        return f"no result, and not said why; FLARE's word for it is {word}{AGAIN}"
+    return ", ".join(["the server ended before it did", *_progress(folder)]) + AGAIN
+
+
+def _at_work(folder: Path) -> bool:
+    """Whether a job holds the run's folder."""
+    try:
+        with (folder / JOB).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _newer(path: Path, since: float) -> bool:
+    return path.exists() and path.stat().st_mtime >= since
+
+
+def _progress(folder: Path) -> list[str]:
+    try:
+        phase, done, total, _ = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return [f"{phase} {done} of {total}"]

@@ -1,0 +1,63 @@
+"""How much of the disk the runs at a node may take: what they have left, and whether more has room."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedstill.errors import QuestionRefused
+from fedstill.node.gate import PolicyConfig
+
+RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
+CURE = "the node's owner moves folders of finished runs out of runs/"
+
+
+class Disk:
+    """The part of a node's folder that its runs fill.
+
+    Args:
+        folder: of the node.
+        node: its name.
+        policy: its owner's.
+        run: the run that is at work; all others do not grow meanwhile.
+
+    Raises:
+        QuestionRefused: it would be a new run, and there are too many, or too large ones, already.
+    """
+
+    def __init__(self, folder: Path, node: str, policy: PolicyConfig, run: str) -> None:
+        self.node, self.policy, self.own = node, policy, folder / RUNS / run
+        runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
+        self._others = sum(_size(path) for path in (*runs, folder / PUBLIC) if path != self.own)
+        if not self.own.exists():
+            if policy.most_runs and len(runs) >= policy.most_runs:
+                rule = f"most_runs: {policy.most_runs}, and {len(runs)} are in runs/; {CURE}"
+                raise QuestionRefused(node, "join", rule)
+            self.require("join")
+
+    def require(self, question: str, more: int = 0) -> None:
+        """Refuse what would write to a disk on which there is no room.
+
+        Args:
+            question: for which it would be written.
+            more: bytes that will be.
+
+        Raises:
+            QuestionRefused: there is none.
+        """
+        most = self.policy.most_disk
+        if most and self._others + _size(self.own) + more >= most:
+            rule = f"most_disk: {most}, which runs/ and public/ have reached; {CURE}"
+            raise QuestionRefused(self.node, question, rule)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in a folder and those below it; of a file that is deleted meanwhile none."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

@@ -1,0 +1,58 @@
+"""Files and folders that their owner alone may read: made so, whatever the process's umask allows others.
+
+The rights are given as a file is made, never after, so that nobody can open it in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+FILE, FOLDER = 0o600, 0o700
+
+
+def opener(path: str, flags: int) -> int:
+    """For ``open(path, mode, opener=opener)``: a file that is made is its owner's alone."""
+    return os.open(path, flags, FILE)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing; one that is there stays as it is."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):  # made by another process meanwhile
+            path.mkdir(FOLDER)
+
+
+def touch(path: Path) -> None:
+    """Make an empty file where there is none, for libraries that would make it for everybody to read."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE))
+
+
+def fresh(path: Path) -> BinaryIO:
+    """A new file to write, in the place of what somebody who was stopped has left there."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb", opener=opener)
+
+
+def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Write a file in one move: whoever is stopped in between leaves the old one.
+
+    Args:
+        path: of the file; its new content is its owner's alone, whatever rights the old one had.
+        content: all of it.
+        sync: wait until the disk has it.
+
+    Raises:
+        OSError: it cannot be written; the old file stays.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with fresh(part) as file:
+        file.write(content)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    os.replace(part, path)

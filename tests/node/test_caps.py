@@ -1,0 +1,473 @@
+"""What a server may cost a node at most: memory, time, messages, runs and disk, each held to its limit.
+
+Memory is that of a process of its own, whose highest resident size the system tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill import deadline, offline
+from fedstill.data.public import Public
+from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.methods.fedad import FedADConfig
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.plan import Plan, fingerprint, public_tensors
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Event, Price
+from fedstill.wire import WireConfig, pack, unpack
+from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
+
+GIB = 2**30
+# Only there does the system tell, and limit, what a process has.
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+# A node that serves messages in a process of its own, and what it cost.
+SERVE = """
+import json, re, sys, time
+import torch._dynamo  # which torch loads once it is needed, with memory of its own
+from pathlib import Path
+from fedstill.node.host import Host
+from fedstill.wire import unpack
+
+def peak():  # of this program: getrusage also counts the one that started it
+    status = Path("/proc/self/status").read_text()
+    return int(re.search("VmHWM:[^0-9]*([0-9]+)", status)[1]) * 1024
+
+folder = Path(sys.argv[1])
+host = Host(folder)
+if "ceiling" in sys.argv:
+    host.limit_process()
+before, replies = peak(), []
+for path in sorted((folder / "messages").iterdir()):
+    message, start = path.read_bytes(), time.monotonic()
+    told, _ = unpack(host.serve(message))
+    replies.append({**told.get("error", {}), "took": time.monotonic() - start})
+print(json.dumps([replies, peak() - before]))
+"""
+
+
+def served(
+    folder: Path, *messages: bytes, policy: str = "", change: Mapping[str, str] | None = None, how: str = ""
+) -> tuple[list[dict[str, Any]], int]:
+    """A node's replies, one after the other, and bytes by which its process grew meanwhile.
+
+    Args:
+        folder: of a node, made here unless it is there.
+        messages: to it.
+        policy: lines of its policy.
+        change: what of its file is to be otherwise.
+        how: "ceiling" for a process that limits itself.
+    """
+    if not folder.exists():
+        Clinic(folder, policy)
+    text = NODE + policy
+    for old, new in (change or {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "node.toml").write_text(text)
+    (folder / "messages").mkdir()
+    for number, message in enumerate(messages):
+        (folder / "messages" / str(number)).write_bytes(message)
+    words = [sys.executable, "-c", SERVE, str(folder), *how.split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    replies, grown = json.loads(done.stdout)
+    print(f"\nCOST {folder.name}: {grown / 2**20:.0f} MiB, {[round(each['took'], 2) for each in replies]} s")
+    return replies, grown
+
+
+def join(plan: Plan = PLAN, **form: Any) -> bytes:
+    """The message that joins a run of another form."""
+    table = plan.to_dict()
+    table["form"].update(form)
+    return pack({"do": "join", "run": plan.run, "plan": table})
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+@linux
+def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path: Path) -> None:
+    change, policy = {"mlp:8": "small-cnn"}, f"most_memory = {GIB}\nmost_header = 0\n"
+    message = join(classes=[""] * 1_000_000)
+    (reply,), grown = served(tmp_path / "classes", message, policy=policy, change=change)
+    assert reply["rule"] == (
+        "most_memory: its model for inputs of 1 x 8 x 8 and 1000000 classes would take more than the node's "
+        "owner allows"
+    )
+    assert grown < GIB // 2
+    assert reply["took"] < 30
+    assert not (tmp_path / "classes" / "runs").exists()
+
+
+@linux
+def test_images_are_not_fitted_to_a_form_too_large(tmp_path: Path) -> None:
+    change, policy = {"normalised = true": "fit = true"}, f"most_memory = {GIB}\n"
+    folder = tmp_path / "fit"
+    Clinic(folder)
+    pixels_of(folder)
+    (reply,), grown = served(folder, join(shape=[1, 2000, 2000]), policy=policy, change=change)
+    assert reply["rule"].startswith("most_memory: its data as inputs of 1 x 2000 x 2000 with")
+    assert grown < GIB // 8
+    assert reply["took"] < 10
+
+
+def pixels_of(folder: Path) -> None:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    images, labels = draw.integers(0, 255, (40, *SHAPE)).astype(np.uint8), draw.integers(0, CLASSES, 40)
+    np.savez(folder / "data.npz", images=images, labels=labels)
+
+
+@linux
+def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    Clinic(folder)
+    lines = ["text,label", *(f"a word {n},{n % 2}" for n in range(40))]
+    (folder / "data.csv").write_text("\n".join(lines))
+    change = {'path = "data.npz"\nnormalised = true': 'source = "csv"\npath = "data.csv"', "mlp:8": "bag"}
+    text: dict[str, Any] = {"task": {"name": "text"}, "mean": [], "std": [], "classes": ["0", "1"]}
+    plan = dataclasses.replace(PLAN, method={"name": "fedavg"})
+    messages = [
+        join(plan, **text, shape=[8], vocabulary=2**31),
+        join(plan, **text, shape=[2**30], vocabulary=100),
+    ]
+    replies, grown = served(folder, *messages, policy=f"most_memory = {GIB}\n", change=change)
+    assert ["2147483648 token ids" in replies[0]["rule"], "inputs of 1073741824" in replies[1]["rule"]]
+    assert all(reply["rule"].startswith("most_memory: ") for reply in replies)
+    assert grown < GIB // 8
+
+
+@linux
+def test_a_question_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
+    """most_rows allows 100,000: in a small CNN they would take 4 GB."""
+    folder, plan = tmp_path / "rows", PLAN.to_dict()
+    asked = {"run": "one", "question": "examine", "differentiable": True}
+    messages = [
+        pack({"do": "join", "plan": plan}),
+        pack({"do": "learn", "run": "one", "seconds": 60}),
+        pack({"do": "answer", "number": 0, **asked}, {"x": torch.zeros(100_000, *SHAPE)}),
+        pack({"do": "answer", "number": 0, **asked}, {"x": image(0)}),
+    ]
+    change = {"mlp:8": "small-cnn"}
+    replies, grown = served(folder, *messages, policy=f"most_memory = {GIB}\n", change=change)
+    assert replies[2]["rule"].startswith("most_memory: a question about 100000 inputs at once")
+    assert replies[2]["took"] < 10
+    assert "kind" not in replies[3]
+    assert grown < GIB // 2
+
+
+@linux
+def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Path) -> None:
+    """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
+    form = dataclasses.replace(PLAN.form, shape=(1, 64, 64))
+    public = Public("ours", torch.zeros(4, *form.shape), None, "")
+    plan = dataclasses.replace(fedmd(first=0)[0], form=form, public=fingerprint(public))
+    asked = {"do": "answer", "run": "one", "question": "communicate", "differentiable": False}
+    messages = [
+        pack({"do": "join", "plan": plan.to_dict()}, public_tensors(public)),
+        pack({**asked, "number": 0}, {"rows": torch.zeros(100_000, dtype=torch.int32)}),
+        pack({**asked, "number": 1}, {"rows": torch.zeros(4, dtype=torch.int32)}),
+    ]
+    folder, change = tmp_path / "named", {"normalised = true": "fit = true"}
+    Clinic(folder)
+    pixels_of(folder)
+    replies, grown = served(folder, *messages, policy=f"most_memory = {GIB // 2}\n", change=change)
+    assert replies[1]["rule"].startswith("most_memory: a question about 100000 public inputs at once")
+    assert "kind" not in replies[2]
+    assert grown < GIB // 8
+
+
+@linux
+def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -> None:
+    """A factory of the owner's own makes as much of a form as it likes; then a sound plan is served."""
+    folder = tmp_path / "ceiling"
+    Clinic(folder)
+    (folder / "mine_of_caps.py").write_text(
+        "import torch\n"
+        "def make(shape, classes):\n"
+        "    big = torch.ones(classes, 10_000, 1000) if classes > 50 else None\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+    )
+    change = {"mlp:8": "mine_of_caps:make"}
+    sound = dataclasses.replace(PLAN, run="two")
+    messages = [join(classes=[str(n) for n in range(100)]), join(sound)]
+    policy = f"most_memory = {GIB}\n"
+    (refused, told), grown = served(folder, *messages, policy=policy, change=change, how="ceiling")
+    assert refused["rule"] == "most_memory: it would take more than the node's owner allows"
+    assert refused["kind"] == "QuestionRefused"
+    assert "kind" not in told
+    assert grown < GIB
+
+
+@linux
+def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a job of FLARE, and `fedstill node answer`."""
+    clinic = Clinic(tmp_path / "clinic", f"most_memory = {GIB}\n")
+    code = (
+        "import resource, sys\nfrom fedstill import cli\n"
+        "try:\n    cli.main(['node', 'answer', sys.argv[1], 'missing'])\n"
+        "except SystemExit:\n    print(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
+    )
+    words = [sys.executable, "-c", code, str(clinic.folder)]
+    limit = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert GIB < limit < 3 * GIB
+    flare = pytest.importorskip("fedstill.federation.flare")
+    monkeypatch.setenv("FEDSTILL_NODE", str(clinic.folder))
+    monkeypatch.setattr(flare, "collab", type("Site", (), {"site_name": "clinic"}))
+    limited: list[str] = []
+    monkeypatch.setattr("fedstill.node.host.limit_process", lambda most, device: limited.append(most))
+    flare.NodeProgram().begin()
+    assert limited == [GIB]
+
+
+def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
+    clinic = Clinic(tmp_path / "clinic", plan=plan)
+    told, _ = clinic.say("join", plan=plan.to_dict())
+    assert told["objections"] == {"examine": "most_rows: 100000, and it is about 1000000000"}
+
+
+def test_attention_maps_are_small() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.side is 10000: allowed is up to 64"):
+        FedADConfig(side=10_000)
+
+
+# --- messages -----------------------------------------------------------------------------------------
+
+
+@linux
+def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    message = pack({"do": "hello", "x": [[]] * 20_000_000})
+    assert len(message) > 76 * 2**20
+    (reply,), grown = served(tmp_path / "header", message)
+    assert reply["rule"] == f"most_header: 1000000, and it has {len(message) - 8} bytes"
+    assert reply["took"] < 1
+    assert grown < 200 * 2**20  # the message itself, as this process reads it from a file
+
+
+def test_a_header_within_the_limit_is_read(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    told, _ = clinic.say("hello", x="y" * 990_000)
+    assert told["name"] == "clinic"
+
+
+def test_a_large_message_is_refused(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n").ready()
+    clinic.ask(0)[1]["logits"]
+    said = clinic.ask(1, torch.zeros(100, *SHAPE))
+    assert said["rule"].startswith("most_message: 10000, and it has 2")
+
+
+def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
+    """int8 is a quarter of float32 on the way, and not here."""
+    plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
+    clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n", plan).ready()
+    sent = plan.wire.coarsen({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
+    said = clinic.say("answer", sent, question="examine", number=0, differentiable=True)
+    assert said["rule"] == "most_message: 10000, and in float32 it has 15360 bytes"
+
+
+def test_a_file_of_questions_is_a_message(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n")
+    path = tmp_path / "questions.safetensors"
+    path.write_bytes(bytes(10_001))
+    with pytest.raises(QuestionRefused, match=r"most_message: 10000, and .* has 10001 bytes"):
+        offline.answer(clinic.folder, path)
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+def fedmd(**options: Any) -> tuple[Plan, Public]:
+    public = Public("ours", torch.zeros(40, *SHAPE), None, "")
+    method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 32, **options}
+    return dataclasses.replace(PLAN, method=method, public=fingerprint(public)), public
+
+
+def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
+    rows = torch.arange(32).int()
+    sent = {"rows": rows, "consensus": torch.zeros(32, CLASSES), "round": torch.tensor(0)}
+    return clinic.say("answer", sent, question="digest", number=number, differentiable=False)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool) -> None:
+    plan, public = fedmd(digest_epochs=10**6)
+    noise = '[privacy]\nmechanism = "dp-sgd"\n[privacy.training]\nnoise = 1.0\n' * private
+    clinic = Clinic(tmp_path / "clinic", f"most_seconds = 2\n{noise}", plan)
+    clinic.say("join", public_tensors(public), plan=plan.to_dict())
+    while not clinic.say("learn", seconds=60)[0]["learned"]:
+        pass
+    start = time.monotonic()
+    said = asked_to_digest(clinic)
+    assert 2 < time.monotonic() - start < 20
+    assert said["rule"] == "most_seconds: 2, and it takes longer"
+    assert clinic.lines()[-1]["refused"] == said["rule"]
+    if private:  # as after any question that fails while something is learned privately
+        assert "it failed at question 0 (digest)" in asked_to_digest(clinic, 1)["text"]
+
+
+def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Path) -> None:
+    plan, public = fedmd(first=10**9)
+    said = Clinic(tmp_path / "clinic", "", plan).say("join", public_tensors(public), plan=plan.to_dict())
+    assert said["rule"].startswith("rounds: 100000 at most, and the plan parts local training into 10000000")
+
+
+def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> None:
+    price = Price({Event("gaussian", 1.2345, rate=0.0123): 10**5})
+    with deadline.within(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
+        epsilon(price, 1e-5)
+
+
+def test_training_before_the_first_question_stops_at_the_limit_and_goes_on(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_seconds = 1\n")
+    path = clinic.folder / "node.toml"
+    path.write_text(path.read_text().replace("epochs = 4", "epochs = 2000"))
+    clinic.again()
+    clinic.say("join", plan=PLAN.to_dict())
+    start, (told, _) = time.monotonic(), clinic.say("learn", seconds=60)
+    assert time.monotonic() - start < 20
+    assert not told["learned"]
+    before = clinic.session.steps
+    clinic.say("learn", seconds=60)
+    assert clinic.session.steps > before
+
+
+# --- runs and disk ------------------------------------------------------------------------------------
+
+
+def test_runs_are_limited_and_known_ones_go_on(tmp_path: Path) -> None:
+    policy = "most_runs = 2\n"
+    for run in ("one", "two"):
+        clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run=run)).ready()
+        clinic.say("leave")
+    third = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="three"))
+    said = third.say("join", plan=third.plan.to_dict())
+    assert said["rule"] == (
+        "most_runs: 2, and 2 are in runs/; the node's owner moves folders of finished runs out of runs/"
+    )
+    assert sorted(path.name for path in (clinic.folder / "runs").iterdir()) == ["one", "two"]
+    assert clinic.say("join", plan=clinic.plan.to_dict())[0]["learned"]
+    clinic.say("leave")
+    (clinic.folder / "runs" / "one").rename(tmp_path / "kept")
+    third.ready()
+
+
+def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    clinic.ask(0)
+    used = sum(path.stat().st_size for path in (clinic.folder / "runs").rglob("*") if path.is_file())
+    clinic.say("leave")
+    clinic = Clinic(tmp_path / "clinic", f"most_disk = {used + 1000}\n")
+    told, _ = clinic.say("join", plan=PLAN.to_dict())
+    assert told["learned"]
+    assert "most_disk" in clinic.say("remember", mark=1)["rule"]
+    assert not list(clinic.session.folder.glob("mark-*"))
+    ledger = clinic.session.folder / "ledger.jsonl"
+    for number in range(50):  # each refusal is a line, until there is no room for it
+        clinic.say("answer", question="none", number=number, differentiable=False)
+    assert ledger.stat().st_size < used + 1000
+    assert "most_disk" in clinic.ask(1)["rule"]
+    clinic.say("leave")
+    other = Clinic(tmp_path / "clinic", f"most_disk = {used}\n", dataclasses.replace(PLAN, run="two"))
+    assert "most_disk" in other.say("join", plan=other.plan.to_dict())["rule"]
+    assert not (clinic.folder / "runs" / "two").exists()
+
+
+def test_public_data_count_as_what_is_on_the_disk(tmp_path: Path) -> None:
+    plan, public = fedmd()
+    clinic = Clinic(tmp_path / "clinic", "most_disk = 5000\n", plan)
+    assert "most_disk: 5000" in clinic.say("join", public_tensors(public), plan=plan.to_dict())["rule"]
+    assert not (clinic.folder / "public").exists()
+
+
+# --- numbers that are none ----------------------------------------------------------------------------
+
+WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
+
+
+@pytest.mark.parametrize("value", WILD, ids=repr)
+@pytest.mark.parametrize(
+    "name", [part.name for part in dataclasses.fields(PolicyConfig) if part.name.startswith("most_")]
+)
+def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, a whole number"):
+        PolicyConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"shape": [1, True, 8]}, "form.shape[1] is True"),
+        ({"shape": [1, 8.0, 8]}, "form.shape[1] is 8.0"),
+        ({"shape": [1, -8, 8]}, "form.shape is (1, -8, 8)"),
+        ({"shape": [1, 2**31, 8]}, "below 2**31"),
+        ({"shape": [1, 10**4000, 8]}, "form.shape is (1, 1000"),
+        ({"shape": "188"}, "form.shape is '188'"),
+        ({"vocabulary": False}, "form.vocabulary is False"),
+        ({"mean": [float("nan")]}, "form.mean[0] is nan"),
+        ({"std": [1e400]}, "form.std"),
+        ({"std": [10**400]}, "form.std[0] is 1000"),
+        ({"classes": "0123456789"}, "form.classes is '0123456789'"),
+        ({"classes": [0, 1]}, "form.classes[0] is 0"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_form_that_is_none_is_one_clear_line(tmp_path: Path, form: dict[str, Any], said: str) -> None:
+    told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(join(**form)))
+    assert told["error"]["kind"] == "ArgumentError"
+    assert said in told["error"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("critic_width", 10**30), ("critic_width", 10**4000), ("critic_width", True), ("batch", -(2**60))],
+    ids=lambda value: str(value)[:20],
+)
+def test_an_option_that_no_network_has_is_one_clear_line(tmp_path: Path, name: str, value: Any) -> None:
+    table = {**PLAN.to_dict(), "method": {**FEDIOD, name: value}}
+    told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(pack({"do": "join", "plan": table})))
+    assert told["error"]["kind"] == "ArgumentError"
+    assert told["error"]["text"].startswith(f"method.{name} is ")
+
+
+@pytest.mark.parametrize(
+    ("do", "header", "said"),
+    [
+        ("learn", {"seconds": float("nan")}, "seconds is 'nan': allowed is a number"),
+        ("learn", {"seconds": True}, "seconds is 'True': allowed is a number"),
+        ("learn", {}, "seconds is 'None': allowed is a number"),
+        ("answer", {"question": "examine", "number": True}, "number is 'True': allowed is a whole number"),
+        ("answer", {"question": ["examine"], "number": 0}, "allowed is a text"),
+        ("pull back", {"number": "0"}, "number is '0': allowed is a whole number"),
+        ("remember", {"mark": 1.0}, "mark is '1.0': allowed is a whole number"),
+        ("recall", {"mark": 10**300}, "allowed is a whole number"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_header_that_is_none_is_one_clear_line(
+    tmp_path: Path, do: str, header: dict[str, Any], said: str
+) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    told = clinic.say(do, {"x": image(0)} if do == "answer" else None, **{"differentiable": True, **header})
+    assert told["kind"] == "ArgumentError"
+    assert said in told["text"]
+
+
+def test_a_server_process_has_a_short_name(tmp_path: Path) -> None:
+    """The names of all that were there are kept, in memory."""
+    clinic = Clinic(tmp_path / "clinic")
+    assert "up to 100 letters" in clinic.say("join", plan=PLAN.to_dict(), server="s" * 101)["text"]
+    assert clinic.host.session is None

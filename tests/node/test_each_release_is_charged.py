@@ -1,0 +1,336 @@
+"""Two releases that differ in a single bit are two charges, unless both are the same stored bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedstill.data.public import Public
+from fedstill.models.vector import to_vector
+from fedstill.node import dpsgd, owner
+from fedstill.node.account import DATA
+from fedstill.node.plan import fingerprint, public_tensors
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.events import Event, Price, from_text
+from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
+
+PRIVATE = """
+[privacy]
+mechanism = "dp-sgd"
+[privacy.training]
+noise = 2.0
+[privacy.critic]
+noise = 2.0
+"""
+STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
+JUDGES = replace(PLAN, method={**FEDIOD, "pretrain": 40})  # critics alone are asked, too
+ORDINARY = dpsgd.clipped_sum
+
+
+def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
+    """As another number of threads, or another processor, adds up."""
+    total, loss = ORDINARY(*given)
+    return torch.nextafter(total, torch.full_like(total, torch.inf)), loss
+
+
+def learned(clinic: Clinic) -> int:
+    """Steps of the critic that are charged."""
+    return clinic.session.account.spent(DATA, "one").run.get(str(STEP), 0)
+
+
+def released(clinic: Clinic) -> int:
+    """Rows of what has left."""
+    return sum(row["part"] in ("answer", "gradient") for row in clinic.rows())
+
+
+# --- a server that goes back and asks again under other numbers ----------------------------------------
+
+
+@pytest.mark.parametrize("question", ["examine", "judge"])
+def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Path, question: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATE, JUDGES).ready()
+    seen: set[bytes] = set()
+    for number in range(1, 5):
+        clinic.say("recall", mark=0)
+        clinic.ask(number, image(0), question=question)
+        for more in range(3):
+            seen.add(
+                clinic.ask(1001 + more, image(more), question=question)[1]["critic"].numpy().tobytes()
+            )
+    assert len(seen) == 12, "each had a critic of its own"
+    assert learned(clinic) == 4 + 12
+    assert released(clinic) == 4 + 12
+    assert sum(line["privacy"]["price"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
+
+
+def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
+    """By numbers alone a server could have nearly twice as much as its owner allows."""
+    clinic = Clinic(tmp_path / "clinic", "most_questions = 6\n" + PRIVATE).ready()
+    answered = 0
+    for number in range(1, 6):
+        clinic.say("recall", mark=0)
+        for asked in (number, 1001, 1002):
+            answered += isinstance(clinic.ask(asked, image(asked)), tuple)
+    assert answered == released(clinic) == 6
+    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
+    clinic = Clinic(tmp_path / "other", f"most_bytes = {3 * one}\n" + PRIVATE).ready()
+    for number in range(1, 4):
+        clinic.say("recall", mark=0)
+        for asked in (number, 1001, 1002):
+            clinic.ask(asked, image(asked))
+    assert clinic.session.account.spent(DATA, "one").bytes == 3 * one
+
+
+@pytest.mark.parametrize("private", ["", PRIVATE])
+def test_a_further_gradient_of_an_answer_is_a_further_question(tmp_path: Path, private: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_questions = 2\n" + private).ready()
+    clinic.ask(0)
+    first = clinic.pull(0, 1.0)[1]
+    told = []
+    for value in (1.0, 2.0, 1.0, 3.0):
+        clinic.say("recall", mark=0)
+        clinic.ask(0)
+        told.append(clinic.pull(0, value))
+    same(told[0][1], first)
+    same(told[2][1], first)
+    assert told[1][1], "the second question"
+    assert "most_questions: 2" in told[3]["text"]
+    assert clinic.left() == [(0, "answer"), (0, "gradient"), (0, "gradient")]
+
+
+@pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])
+def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
+    policy = "most_questions = 3\nmost_bytes = 1000000\n"
+    clinic = Clinic(tmp_path / "clinic", policy).ready()
+    for number in range(3):
+        clinic.ask(number)
+    clinic.say("leave")
+    plan = PLAN
+    if change == "a run's folder is gone":
+        shutil.rmtree(clinic.folder / "runs/one")
+        (clinic.folder / "runs").rmdir()
+    elif change == "another run":
+        plan = replace(PLAN, run="two")
+    again = Clinic(clinic.folder, policy, plan)
+    if change == "another name":
+        file = clinic.folder / "node.toml"
+        file.write_text(file.read_text().replace('"clinic"', '"renamed"').replace("seed = 3", "seed = 4"))
+        plan = replace(PLAN, run="two")
+        again.plan = plan
+        again.again()
+    told, _ = again.say("join", plan=plan.to_dict())
+    again.say("learn", seconds=60)
+    assert "most_questions: 3" in again.ask(7)["text"]
+    if change != "a run's folder is gone":
+        assert told["objections"]["examine"] == "most_questions: 3, over all runs"
+
+
+# --- other last digits ---------------------------------------------------------------------------------
+
+
+def test_learning_that_comes_out_otherwise_is_another_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a start with other threads: the noise would be another, so that is charged, too."""
+    clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
+    first = clinic.ask(0)[1]
+    clinic.say("recall", mark=0)
+    same(clinic.ask(0)[1], first)
+    assert learned(clinic) == 1, "the same to the last bit is the same"
+
+    samples: list[tuple[Any, ...]] = []
+    sample = dpsgd.sample
+
+    def watched(data: Any, rate: float, draws: Any) -> Any:
+        drawn = sample(data, rate, draws)
+        samples.append(tuple(drawn.inputs.flatten().tolist()))
+        return drawn
+
+    monkeypatch.setattr(dpsgd, "sample", watched)
+    monkeypatch.setattr(dpsgd, "clipped_sum", off_by_a_digit)
+    clinic.again()
+    clinic.say("join", plan=PLAN.to_dict())
+    told, second = clinic.ask(0)
+    assert not torch.equal(second["critic"], first["critic"])
+    assert learned(clinic) == 2
+    assert told["privacy"]["price"] == {str(STEP): 1}, "the server is told of both"
+    assert samples[0] != samples[1], "no draw of records serves two sums"
+    clinic.say("recall", mark=0)
+    same(clinic.ask(0)[1], second)
+    assert learned(clinic) == 2
+
+    monkeypatch.setattr(dpsgd, "clipped_sum", ORDINARY)
+    clinic.say("recall", mark=0)
+    third = clinic.ask(0)[1]
+    assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
+
+
+def test_what_follows_from_other_learning_is_another_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
+    clinic.ask(0)
+    before = clinic.ask(1)[1]
+    clinic.say("recall", mark=0)
+    monkeypatch.setattr(dpsgd, "clipped_sum", off_by_a_digit)
+    clinic.ask(0)
+    monkeypatch.setattr(dpsgd, "clipped_sum", ORDINARY)
+    assert not torch.equal(clinic.ask(1)[1]["critic"], before["critic"])
+    assert learned(clinic) == 4
+
+
+def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = Event("laplace", PrivacyConfig().counts_noise)
+    whole = Price({STEP: 6, Event("gaussian", 2.0, rate=0.2): 20, counts: 1})
+    budget = f"epsilon = {1.0001 * epsilon(whole, 1e-5)!r}\n"
+    private = PRIVATE.replace('"dp-sgd"\n', f'"dp-sgd"\n{budget}')
+    clinic = Clinic(tmp_path / "clinic", private).ready()
+    counts_labels = {"question": "count_labels", "number": 0, "differentiable": False}
+    clinic.say("answer", **counts_labels)
+    for number in range(1, 7):
+        assert clinic.ask(number)[1]
+    monkeypatch.setattr(dpsgd, "clipped_sum", off_by_a_digit)
+    clinic.say("recall", mark=0)
+    clinic.say("answer", **counts_labels)
+    rows = released(clinic)
+    assert "privacy budget" in clinic.ask(1)["text"]
+    assert learned(clinic) == 6
+    assert released(clinic) == rows
+    assert "the run goes on from an earlier mark" in clinic.ask(2)["text"]
+
+
+def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(tmp_path: Path) -> None:
+    """A server can make a question fail behind the training: kept, each repetition would be a free round."""
+    public = Public("shared", image(5), None, "")
+    method = {"name": "fedmd", "rounds": 20, "first": 1}
+    plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
+    clinic = Clinic(tmp_path / "clinic", PRIVATE, plan)
+    clinic.say("join", public_tensors(public), plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    rows = torch.arange(B, dtype=torch.int32)
+    sent = {"rows": rows, "consensus": torch.zeros(B, 10), "round": torch.tensor([0])}
+    sent["rows_next"] = torch.tensor([B], dtype=torch.int32)  # the row behind the last
+    ask = {"question": "digest_and_communicate", "number": 0, "differentiable": False}
+    before = to_vector(clinic.session.node.model).clone()
+    assert clinic.say("answer", sent, **ask)["kind"] == "IndexError"
+    assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
+    for mark in (0, 1):
+        assert "failed at question 0" in clinic.say("remember", mark=mark)["text"]
+    assert clinic.say("recall", mark=0) == ({}, {})
+    assert torch.equal(to_vector(clinic.session.node.model), before)
+    assert clinic.say("remember", mark=0) == ({}, {})
+
+
+def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
+    clinic.ask(0)
+    clinic.say("leave")
+    (clinic.folder / "runs/one/learning.safetensors").unlink()
+    assert "asked in a new run alone" in clinic.say("join", plan=PLAN.to_dict())["text"]
+
+
+# --- what check calls a fault --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (PRIVATE.replace('"dp-sgd"', '"dp-sgd"\ndelta = 0.03'), "privacy.delta is 0.03"),
+        ('[privacy]\nmechanism = "dp-sgd"\n', "privacy.epsilon is inf"),
+        ('questions = ["exmine"]\n', "exmine"),
+    ],
+)
+def test_what_check_refuses_is_not_answered(
+    tmp_path: Path, text: str, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", text)
+    assert any(fault in line for line in owner.faults(clinic.folder))
+    told = clinic.say("join", plan=PLAN.to_dict())
+    assert told["text"] == "its data or model fail here: its own log says more"
+    assert fault in caplog.text
+
+
+# --- any order of all of this, beside a model of the accountant ----------------------------------------
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 1), st.integers(0, 1)),  # a gap in the numbers, an image
+        st.tuples(st.just("pull"), st.sampled_from([1.0, 2.0]), st.just(0)),
+        st.tuples(st.just("recall"), st.booleans(), st.just(0)),  # to the last mark, or to the start
+        st.tuples(st.sampled_from(["remember", "restart", "digits"]), st.just(0), st.just(0)),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+def quick(folder: Path) -> Clinic:
+    """One step of local training, so that many cases take little time."""
+    clinic = Clinic(folder, PRIVATE)
+    file = folder / "node.toml"
+    file.write_text(file.read_text().replace("epochs = 4", "epochs = 0.2"))
+    clinic.again()
+    return clinic.ready()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(OPERATIONS)
+def test_no_order_of_questions_stops_and_digits_shows_less_than_has_left(operations: Any) -> None:
+    """The model counts what anybody outside has seen: distinct bytes, and distinct critics behind them."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        clinic = quick(Path(place) / "clinic")
+        bytes_seen: set[bytes] = set()
+        critics: set[bytes] = set()
+        last, marks, digits = -1, [0], False
+        for what, one, two in operations:
+            if what == "ask":
+                last += 1 + one
+                _, left = clinic.ask(last, image(two))
+            elif what == "pull":
+                left = clinic.pull(last, one)
+                if isinstance(left, dict):  # already pulled otherwise, or nothing to pull
+                    assert left["kind"] == "QuestionMismatch"
+                    continue
+                left = left[1]
+            else:
+                if what == "remember":
+                    marks = [0, last + 1]
+                    clinic.say("remember", mark=last + 1)
+                elif what == "digits":
+                    digits = not digits
+                    patch.setattr(dpsgd, "clipped_sum", off_by_a_digit if digits else ORDINARY)
+                else:
+                    if what == "restart":
+                        clinic.again()
+                        clinic.say("join", plan=PLAN.to_dict())
+                    mark = marks[-1] if one else 0
+                    marks = [0, mark] if mark else [0]
+                    assert clinic.say("recall", mark=mark) == ({}, {})
+                    last = mark - 1
+                continue
+            whole = hashlib.sha256()
+            for name in sorted(left):
+                whole.update(left[name].numpy().tobytes())
+            bytes_seen.add(whole.digest())
+            critics.add(clinic.critic().numpy().tobytes())
+        spent = from_text(clinic.session.account.spent(DATA, "one").run)
+        model = Price({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
+        assert released(clinic) >= len(bytes_seen)
+        assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
+        assert epsilon(spent, 1e-5, "rdp") >= epsilon(model, 1e-5, "rdp")
+        prices = [from_text(line["privacy"]["price"]) for line in clinic.lines() if "privacy" in line]
+        assert sum(prices, Price()) == spent, "the lines say the same"
+        clinic.session.account.verify()
+        clinic.say("leave")

@@ -1,0 +1,72 @@
+"""What the package offers by name, and that nothing lies in it that nobody uses."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedstill
+from fedstill.errors import ArgumentError
+from fedstill.methods import METHODS, method_of
+
+ROOT = Path(fedstill.__file__).parent
+ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli")  # the library, `python -m`, the command
+
+
+def texts(source: str) -> Iterator[str]:
+    """All strings of a piece of Python: docstrings and messages."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_every_name_that_is_offered_is_there() -> None:
+    for name in fedstill.__all__:
+        assert getattr(fedstill, name).__name__ == name
+    assert set(fedstill.__all__) < set(dir(fedstill))
+
+
+def test_every_config_that_the_public_api_names_comes_from_the_package() -> None:
+    with pytest.raises(ArgumentError) as refused:
+        method_of("fedavg")  # what `distil` says when it is given a method by name
+    told = [str(refused.value)]
+    for name in fedstill.__all__:
+        told.extend(texts(inspect.getsource(getattr(fedstill, name))))
+    named = {name for text in told for name in re.findall(r"\b\w+Config\b", text)}
+    assert named > {method.config.__name__ for method in METHODS.values()}
+    assert "TaskConfig" in named
+    assert sorted(named - set(fedstill.__all__)) == []
+
+
+def imported_by(module: str, files: dict[str, Path]) -> set[str]:
+    """The modules of the package that one of them imports: by a statement, or by name when it is needed."""
+    tree, names = ast.parse(files[module].read_text(encoding="utf-8")), set[str]()
+    prefixes = [""]  # of names that are put together, as in f"fedstill.methods.{file}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+            names.add(str(node.module))
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            prefixes.append(str(node.values[0].value))
+    words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    names.update(f"{prefix}{word}" for prefix in prefixes for word in words if isinstance(word, str))
+    known = names & files.keys()
+    return known | {name.rpartition(".")[0] for name in known if "." in name}  # and its room
+
+
+def test_every_module_is_reached_from_an_entry() -> None:
+    paths = ((path, path.relative_to(ROOT.parent).with_suffix("").parts) for path in ROOT.rglob("*.py"))
+    files = {".".join(parts).removesuffix(".__init__"): path for path, parts in paths}
+    reached, queue = set(ENTRIES), list(ENTRIES)
+    while queue:
+        new = imported_by(queue.pop(), files) - reached
+        reached |= new
+        queue.extend(new)
+    assert sorted(files.keys() - reached) == []
