@@ -14,10 +14,10 @@ from statistics import mean
 
 import torch
 
-from fedstill.config import load
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.node import training
-from fedstill.run import prepare
+from fedstill.runs.config import load
+from fedstill.runs.run import prepare
 from fedstill.tasks import functional
 
 WAYS = ("logits", "log_probs", "probs", "consensus")

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstill import run
-from fedstill.config import RunConfig, from_dict
+from fedstill.runs import run
+from fedstill.runs.config import RunConfig, from_dict
 
 SHAPES = ((64, 1, 8, 8), (64, 3, 32, 32), (1024, 3, 32, 32))
 ENGINES = ("in-process", "flare", "flare-poc")

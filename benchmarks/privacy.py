@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from fedstill import models
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import METHOD, FedIODConfig
 from fedstill.node import training
 from fedstill.node.account import Account
@@ -34,7 +34,6 @@ from fedstill.node.gate import Asked, Gate, PolicyConfig
 from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import protect
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import (
     GradientsConfig,
@@ -43,6 +42,7 @@ from fedstill.privacy.config import (
     PrivacyConfig,
     StepsConfig,
 )
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import TaskConfig, make_task
 
 ROWS, CLASSES, RECORDS = 64, 10, 400

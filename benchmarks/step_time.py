@@ -25,22 +25,22 @@ import tyro
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedstill import models
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.seeds import seeded, torch_generator
 from fedstill.federation import InProcess, choose
 from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import Generator
 from fedstill.node import training
-from fedstill.node.digests import digest
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import LocalConfig, cosine, set_lr
-from fedstill.seeds import seeded, torch_generator
+from fedstill.protocol.digests import digest
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import functional
 from fedstill.tasks.classification import Classification
 

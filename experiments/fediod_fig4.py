@@ -37,11 +37,11 @@ from fedstill.attacks.inversion import DLG, InversionConfig, invert
 from fedstill.attacks.quality import distance
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.attacks.updates import Gradient, gradients
-from fedstill.compute import Compute
-from fedstill.config import from_dict
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.public import LUMA
-from fedstill.errors import ArgumentError
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.models import build
 from fedstill.node import training
@@ -49,9 +49,9 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
-from fedstill.run import prepare
-from fedstill.seeds import torch_generator
-from fedstill.setting import Setting, shape_of
+from fedstill.runs.config import from_dict
+from fedstill.runs.run import prepare
+from fedstill.runs.setting import Setting, shape_of
 
 LOCAL = LocalConfig(batch=32, lr=0.002, augment="shift-flip")
 SMALL = FedIODConfig(batch=32, generator_width=32, critic_width=8)

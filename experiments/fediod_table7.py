@@ -27,10 +27,10 @@ import tyro
 from fediod_fig4 import LOCAL, SMALL, distilled, divided
 
 from fedstill.attacks.quality import inception_scores
-from fedstill.errors import ArgumentError
-from fedstill.experiment import Experiment
+from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.methods.standalone import StandaloneConfig
+from fedstill.runs.experiment import Experiment
 
 FULL = replace(SMALL, balance=0.0)
 ROWS: dict[str, FedIODConfig] = {

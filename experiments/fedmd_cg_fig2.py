@@ -17,9 +17,10 @@ import torch
 import tyro
 from markupsafe import Markup
 
-from fedstill.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.errors import DataError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.loaders import DataConfig, load
-from fedstill.errors import DataError
 from fedstill.methods.fedmd_cg import FedMDCGConfig, generator_work
 from fedstill.methods.generators import give_generators, train_generators
 from fedstill.models import build
@@ -30,9 +31,8 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import WHOLE, LocalConfig
-from fedstill.seeds import torch_generator
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import TaskConfig, make_task
 
 SHOWN = 600  # dots a panel

@@ -25,8 +25,8 @@ import tyro
 
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.victims import InversionsConfig, section
-from fedstill.config import from_dict
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.runs.config import from_dict
 
 METHODS = ("fedavg", "fedper", "lg-fedavg", "fedcg", "fedmd-cg")
 ATTACKS = {"lenet5": ("dlg", "layers"), "sigmoid-lenet": ("dlg",)}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedstill.api import Outcome, distil
-    from fedstill.compute import EngineConfig
-    from fedstill.data.dataset import TensorData
+    from fedstill.core.compute import EngineConfig
+    from fedstill.core.dataset import TensorData
     from fedstill.federation.link import LinkConfig
     from fedstill.methods.asyndgan import AsynDGANConfig
     from fedstill.methods.centralised import CentralisedConfig
@@ -80,7 +80,7 @@ __all__ = [
 _HOMES = {
     "AsynDGANConfig": "fedstill.methods.asyndgan",
     "CentralisedConfig": "fedstill.methods.centralised",
-    "EngineConfig": "fedstill.compute",
+    "EngineConfig": "fedstill.core.compute",
     "EnsembleConfig": "fedstill.methods.ensemble",
     "FLMRCMConfig": "fedstill.methods.fl_mrcm",
     "FedADConfig": "fedstill.methods.fedad",
@@ -108,7 +108,7 @@ _HOMES = {
     "StandaloneConfig": "fedstill.methods.standalone",
     "StepsConfig": "fedstill.privacy.config",
     "TaskConfig": "fedstill.tasks.config",
-    "TensorData": "fedstill.data.dataset",
+    "TensorData": "fedstill.core.dataset",
     "distil": "fedstill.api",
 }
 

@@ -1,6 +1,6 @@
 """``python -m fedstill`` is the command ``fedstill``."""
 
-from fedstill.cli import main
+from fedstill.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.compute import EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError, RunFolderError
+from fedstill.core.records import write_text
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, DataError, RunFolderError
-from fedstill.experiment import Experiment
 from fedstill.federation import LinkConfig
 from fedstill.methods.fediod import FedIODConfig
-from fedstill.node.digests import digest
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.records import write_text
-from fedstill.run import REHEARSED, check_folder, finish
-from fedstill.setting import Setting
+from fedstill.protocol.digests import digest
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.run import REHEARSED, check_folder, finish
+from fedstill.runs.setting import Setting
 from fedstill.tasks import Task, TaskConfig, make_task
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
@@ -73,7 +73,7 @@ def distil(
 
     Args:
         data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, a map-style
-            torch data set of ``(input, label)``, or :class:`~fedstill.data.dataset.TensorData`. Other tasks
+            torch data set of ``(input, label)``, or :class:`~fedstill.core.dataset.TensorData`. Other tasks
             have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
             -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding.
         models: each node's own module, of any architecture; trained in place.

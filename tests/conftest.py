@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from fedstill import cli
+from fedstill.cli import main as cli
 
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)

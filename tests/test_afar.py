@@ -14,12 +14,14 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from fedstill import afar, cli, records, run
-from fedstill.config import NodesConfig, from_dict, load_toml, read_toml
+from fedstill.cli import main as cli
+from fedstill.core import records
+from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.data.splits import SplitConfig
-from fedstill.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.federation.remote import Link, LinkError, Loopback
-from fedstill.wire import unpack
+from fedstill.protocol.messages import unpack
+from fedstill.runs import afar, run
+from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from tests.federation.test_remote import Away, tiny
 
 RESULT = {"method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstill
-from fedstill import api, compute
-from fedstill.errors import ArgumentError, DataError, QuestionRefused, RunFolderError
+from fedstill import api
+from fedstill.core import compute
+from fedstill.core.errors import ArgumentError, DataError, QuestionRefused, RunFolderError
+from fedstill.core.records import Records
 from fedstill.models import MLP, SmallCNN
-from fedstill.records import Records
 
 SHAPE = (1, 8, 8)
 
@@ -243,7 +244,7 @@ ENGINES = ["one-by-one", "stacked"]
 def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
     engine: Any, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedstill.experiment.CHUNK", 6)
+    monkeypatch.setattr("fedstill.runs.experiment.CHUNK", 6)
     how = {"engine": fedstill.EngineConfig(name=engine)}
     whole = fedstill.distil(**few(**how, out=tmp_path / "whole"))
     stopped_at(moment, few(**how, out=tmp_path / "run"), monkeypatch)
@@ -260,7 +261,7 @@ def test_seconds_cover_the_phases_and_the_time_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("fedstill.experiment.time", clock)
+    monkeypatch.setattr("fedstill.runs.experiment.time", clock)
     whole = fedstill.distil(**few(out=tmp_path / "whole")).figures["seconds"]
     assert whole["local_training"] > 0 < whole["distillation"]
     phases = sum(value for name, value in whole.items() if name != "total")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill import config
 from fedstill.attacks.config import LeakageConfig
-from fedstill.commands.attack import Line, lines, print_leakage
-from fedstill.commands.options import changed
-from fedstill.errors import FedstillError
+from fedstill.cli.attack import Line, lines, print_leakage
+from fedstill.cli.options import changed
+from fedstill.core.errors import FedstillError
+from fedstill.runs import config
 
 Main = Callable[..., tuple[int, str, str]]
 

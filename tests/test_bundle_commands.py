@@ -22,14 +22,15 @@ import tomli_w
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedstill import cli, config, offline, run
+from fedstill.cli import main as cli
+from fedstill.core.seeds import derive
 from fedstill.federation import signed
 from fedstill.node import owner
 from fedstill.node.account import Account
-from fedstill.presets import parse
+from fedstill.protocol.messages import pack, unpack
 from fedstill.report.words import human_bytes
-from fedstill.seeds import derive
-from fedstill.wire import pack, unpack
+from fedstill.runs import config, offline, run
+from fedstill.runs.presets import parse
 
 pytest.importorskip("cryptography")
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
-from fedstill import __version__, cli, config, presets
-from fedstill.compare import Comparison
-from fedstill.config import RunConfig
-from fedstill.errors import FedstillError, QuestionRefused, RunFolderError
+from fedstill import __version__
+from fedstill.cli import main as cli
+from fedstill.compare.plan import Comparison
+from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
 from fedstill.methods import METHODS
+from fedstill.runs import config, presets
+from fedstill.runs.config import RunConfig
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -35,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Runs:
-    """In place of ``fedstill.run``: remembers what it was asked for."""
+    """In place of ``fedstill.runs.run``: remembers what it was asked for."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -58,9 +60,9 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     runs = Runs()
-    module = ModuleType("fedstill.run")
+    module = ModuleType("fedstill.runs.run")
     vars(module).update(run=runs.run, resume=runs.resume)
-    monkeypatch.setitem(sys.modules, "fedstill.run", module)
+    monkeypatch.setitem(sys.modules, "fedstill.runs.run", module)
     monkeypatch.setattr("fedstill.report.table.print_table", lambda result, console: console.print(result))
     return runs
 
@@ -392,8 +394,8 @@ class Comparisons:
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     comparisons = Comparisons()
-    monkeypatch.setattr("fedstill.comparing.compare", comparisons)
-    monkeypatch.setattr("fedstill.cli._show_comparison", lambda folder: print(f"table of {folder}"))
+    monkeypatch.setattr("fedstill.compare.running.compare", comparisons)
+    monkeypatch.setattr("fedstill.cli.main._show_comparison", lambda folder: print(f"table of {folder}"))
     return comparisons
 
 
@@ -476,7 +478,7 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'tyro', 'rich'}"
     code = (
         "import sys\n"
-        "from fedstill.cli import main\n"
+        "from fedstill.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
@@ -502,7 +504,7 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
 )
 def test_a_process_leaves_one_line_and_code_2(here: Path, words: str, line: str) -> None:
     if "--out" in words:
-        pytest.importorskip("fedstill.run")
+        pytest.importorskip("fedstill.runs.run")
     done = process(*words.split(), folder=here)
     assert one_line((done.returncode, done.stdout, done.stderr)).startswith(line)
     assert [file.name for file in here.iterdir()] == ["mine.toml"]
@@ -510,7 +512,7 @@ def test_a_process_leaves_one_line_and_code_2(here: Path, words: str, line: str)
 
 def test_a_whole_run(here: Path) -> None:
     """From one command to a result, a report and a second run that is refused."""
-    pytest.importorskip("fedstill.run")
+    pytest.importorskip("fedstill.runs.run")
     small = (
         "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --method.steps 3 --method.batch 8 "
         "--method.generator_width 8 --method.critic_width 8 --evaluation.every 2 --engine.threads 1"

@@ -18,15 +18,17 @@ from typing import Any
 
 import pytest
 
-from fedstill import compare, comparing, config, run
 from fedstill.attacks.config import LeakageConfig
-from fedstill.compare import Comparison, Place
-from fedstill.config import PaperFigure, RunConfig
-from fedstill.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.compare import plan as compare
+from fedstill.compare import running as comparing
+from fedstill.compare.plan import Comparison, Place
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.core.records import holding
 from fedstill.methods import METHODS
 from fedstill.node.gate import NOT_OUTPUTS
-from fedstill.records import holding
 from fedstill.report.compare import summarise
+from fedstill.runs import config, run
+from fedstill.runs.config import PaperFigure, RunConfig
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -619,7 +621,7 @@ def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
     # A state is saved every five seconds of a run; here after each step, so that a kill finds one.
     code = (
         "import sys; from fedstill import records; records.SECONDS_BETWEEN = 0.2; "
-        "from fedstill.cli import main; main(sys.argv[1:])"
+        "from fedstill.cli.main import main; main(sys.argv[1:])"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],

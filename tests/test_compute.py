@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill import compute as compute_module
-from fedstill.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
-from fedstill.errors import ArgumentError
+from fedstill.core import compute as compute_module
+from fedstill.core.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
+from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.models import LeNet5, SmallCNN
 from fedstill.node.training import LocalConfig

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill import config, methods, presets
+from fedstill import methods
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.config import check_options
 from fedstill.data.splits import SplitConfig
-from fedstill.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods import METHODS
+from fedstill.runs import config, presets
 
 FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}
 

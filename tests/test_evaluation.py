@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.evaluation import Evaluation, deviation, mean, plain
-from fedstill.records import Records
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.records import Records
+from fedstill.runs.evaluation import Evaluation, deviation, mean, plain
 from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.classification import Classification
 

@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import EngineConfig
-from fedstill.data.dataset import Cases, TensorData
+from fedstill.core.compute import EngineConfig
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
+from fedstill.core.records import Records
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
-from fedstill.experiment import Experiment
-from fedstill.figures import told_cases
-from fedstill.measured import Measured
 from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.fedad import FedADConfig
 from fedstill.methods.fedavg import FedAvgConfig
@@ -29,8 +27,10 @@ from fedstill.models import build
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig, StepsConfig
-from fedstill.records import Records
-from fedstill.setting import Setting
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.measured import Measured
+from fedstill.runs.result import told_cases
+from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
@@ -440,7 +440,7 @@ def test_what_was_chosen_and_measured_is_kept_over_a_stop(
     def measuring(*args: Any) -> Any:
         raise AssertionError("chosen already")
 
-    monkeypatch.setattr("fedstill.experiment.choose", measuring)
+    monkeypatch.setattr("fedstill.runs.experiment.choose", measuring)
     figures = second.run(tmp_path)
     assert second.groups == first.groups
     assert figures["engine"]["stacked_over_one_by_one"] == first.ratios

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from fedstill import experiment
-from fedstill.commands import ledger, node
-from fedstill.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.cli import ledger, node
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.seeds import derive
 from fedstill.node import anchor, owner
 from fedstill.node.account import DATA, Account, Entry, Spent
 from fedstill.node.ledger import Ledger
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event
-from fedstill.seeds import derive
+from fedstill.runs import experiment
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill import afar, run
-from fedstill.config import RunConfig, from_dict, to_dict
-from fedstill.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
+from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
 from fedstill.federation import remote
 from fedstill.federation.remote import LinkError, Loopback
-from fedstill.live import Live
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
-from fedstill.wire import unpack
+from fedstill.protocol.messages import unpack
+from fedstill.runs import afar, run
+from fedstill.runs.config import RunConfig, from_dict, to_dict
+from fedstill.runs.live import Live
 from tests.federation.test_remote import NAMES, tiny
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedstill import cli
+from fedstill.cli import main as cli
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import fedstill
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.methods import METHODS, method_of
 
 ROOT = Path(fedstill.__file__).parent
-ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli")  # the library, `python -m`, the command
+ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # the library, `python -m`, the command
 
 
 def texts(source: str) -> Iterator[str]:

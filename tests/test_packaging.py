@@ -42,7 +42,7 @@ def test_the_distribution_says_what_it_is() -> None:
 
 def test_the_command_is_installed() -> None:
     [script] = entry_points(group="console_scripts", name="fedstill")
-    assert script.value == "fedstill.cli:main"
+    assert script.value == "fedstill.cli.main:main"
     assert callable(script.load())
 
 

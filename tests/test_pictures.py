@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.pictures import SIDE, portray, ranked
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.runs.pictures import SIDE, portray, ranked
 from fedstill.tasks import Task, TaskConfig, make_task
 
 ONE = ((0.0,), (1.0,))  # a normalisation that changes nothing

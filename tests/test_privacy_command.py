@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedstill.cli import main
-from fedstill.commands import privacy_plan
-from fedstill.commands.privacy_plan import _at_node, _simulated, _solve, _Wish
-from fedstill.config import from_dict, load_toml
-from fedstill.errors import ArgumentError
-from fedstill.experiment import LEDGER, RUN
+from fedstill.cli import privacy_plan
+from fedstill.cli.main import main
+from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
+from fedstill.core.errors import ArgumentError
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price, as_text, from_text
-from fedstill.run import prepare
+from fedstill.runs.config import from_dict, load_toml
+from fedstill.runs.experiment import LEDGER, RUN
+from fedstill.runs.run import prepare
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic
 from tests.node.test_owner_privacy import release
@@ -464,7 +464,7 @@ def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> 
 def test_an_audit_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     audited: list[list[str]] = []
     audit = SimpleNamespace(audit=audited.append)
-    monkeypatch.setitem(sys.modules, "fedstill.commands.privacy_audit", audit)
+    monkeypatch.setitem(sys.modules, "fedstill.cli.privacy_audit", audit)
     with pytest.raises(SystemExit):
         main(["privacy", "audit", "--mechanism", "pate", "--help"])
     assert audited == [["--mechanism", "pate", "--help"]]

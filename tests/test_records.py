@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill import records as records_module
-from fedstill.records import SECONDS_BETWEEN, STATE, Records
+from fedstill.core import records as records_module
+from fedstill.core.records import SECONDS_BETWEEN, STATE, Records
 
 
 class Clock:

@@ -19,9 +19,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstill
-from fedstill import cli
-from fedstill.config import from_dict, load_toml
-from fedstill.errors import (
+from fedstill.cli import main as cli
+from fedstill.core.errors import (
     ArgumentError,
     DataError,
     MethodRefused,
@@ -29,10 +28,11 @@ from fedstill.errors import (
     QuestionRefused,
     RunFolderError,
 )
+from fedstill.core.records import Records
+from fedstill.core.seeds import seeded
 from fedstill.models import MLP, SmallCNN
-from fedstill.records import Records
-from fedstill.run import prepare
-from fedstill.seeds import seeded
+from fedstill.runs.config import from_dict, load_toml
+from fedstill.runs.run import prepare
 
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
@@ -119,7 +119,7 @@ def test_the_ledger_has_one_line_a_release_and_its_sums_are_the_results(finished
 
 
 def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
-    from fedstill.run import prepare
+    from fedstill.runs.run import prepare
 
     experiment, _ = prepare(load_toml(finished / "config.toml"))
     student = SmallCNN((1, 8, 8), 10, 8)
@@ -174,7 +174,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
 
 def _process(words: list[str]) -> subprocess.Popen[bytes]:
     # A state is saved at every chance, so that each kill finds one that is not the last.
-    code = "import fedstill.records as r, fedstill.cli as c; r.SECONDS_BETWEEN = 0.0; c.main()"
+    code = "import fedstill.core.records as r, fedstill.cli.main as c; r.SECONDS_BETWEEN = 0.0; c.main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, "run", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.seeds import derive, numpy_generator, seeded, torch_generator
+from fedstill.core.seeds import derive, numpy_generator, seeded, torch_generator
 
 NAMES = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 99)), max_size=3)
 

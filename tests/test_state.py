@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill import state as state_module
-from fedstill.state import load_state, save_state
+from fedstill.core import state as state_module
+from fedstill.core.state import load_state, save_state
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedstill import cli
+from fedstill.cli import main as cli
 
 GOOD, BAD = ["fine", "warm", "bright", "sharp"], ["dull", "flat", "slow", "cold"]
 FILLERS = ["the", "film", "is", "a", "story", "of", "two", "days"]

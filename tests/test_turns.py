@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedstill.core.progress import Bars
+from fedstill.core.records import Records
 from fedstill.methods import Server
-from fedstill.progress import Bars
-from fedstill.records import Records
-from fedstill.turns import drive
+from fedstill.runs.turns import drive
 
 
 class Maker:

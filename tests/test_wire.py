@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.federation import LinkConfig
-from fedstill.wire import Form, WireConfig, kind_of, pack, refine, size, unpack
+from fedstill.protocol.messages import Form, WireConfig, kind_of, pack, refine, size, unpack
 
 KINDS = {"x": "inputs"}
 FORMS: tuple[Any, ...] = ("float16", "int8")

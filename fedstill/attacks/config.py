@@ -9,8 +9,8 @@ from typing import Any
 from fedstill.attacks.generated import CopyingConfig
 from fedstill.attacks.members import MembersConfig
 from fedstill.attacks.victims import InversionsConfig
-from fedstill.config import as_table, read_table
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
+from fedstill.runs.config import as_table, read_table
 
 ATTACKS = ("inversion", "membership", "copying", "counts")
 

@@ -32,8 +32,8 @@ import torch
 
 from fedstill.attacks.features import Extractor
 from fedstill.attacks.neighbours import Neighbours, nearest
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 
 SURE = 1.959964  # standard deviations to each side of a 95 % interval
 ROUNDING = 1e-12  # by which two equal statistics may differ

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill.errors import ArgumentError, DataError, ModelError
+from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.models.vgg import load_vgg
 
 AT_ONCE = 256  # images whose features are computed at once

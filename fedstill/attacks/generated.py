@@ -17,12 +17,12 @@ import torch
 from fedstill.attacks.copying import Copying, copying
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
 from fedstill.attacks.quality import Distance, NodeDistances, distances, inception_scores
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, DataError, ModelError
-from fedstill.evaluation import number
-from fedstill.experiment import Experiment
-from fedstill.seeds import torch_generator
-from fedstill.setting import normalisation
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError, ModelError
+from fedstill.core.seeds import torch_generator
+from fedstill.runs.evaluation import number
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.setting import normalisation
 
 MOST = 4000  # private images, and held-out ones, that neighbours are sought among in one space
 MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured from

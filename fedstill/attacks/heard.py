@@ -19,19 +19,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill import run
 from fedstill.attacks.tap import Overheard, Release, disagreement, weighed
-from fedstill.config import RunConfig, load_toml
-from fedstill.data.dataset import DataSet, TensorData
+from fedstill.core.dataset import DataSet, TensorData
+from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, RunFolderError
 from fedstill.methods.counting import DATA_SIZES, LABEL_COUNTS
 from fedstill.node.gate import INDICES
 from fedstill.node.ledger import Ledger
+from fedstill.protocol.messages import INPUTS
 from fedstill.report.files import read_result
-from fedstill.setting import Setting
-from fedstill.wire import INPUTS
+from fedstill.runs import run
+from fedstill.runs.config import RunConfig, load_toml
+from fedstill.runs.setting import Setting
 
 SAME = 1e-2  # of a student's length: rounding of other engines grows to less than that
 

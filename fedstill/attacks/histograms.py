@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 NONE = 0.5  # told counts below this say that a class is not there
 

@@ -27,9 +27,9 @@ from torch import nn
 
 from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
 from fedstill.attacks.updates import Release, Tensors
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 
 INNER = 20  # iterations of one L-BFGS step, as DLG's published code has it
 DONE = 1e-9  # relative squared distance at which images are known to far more than 8 bits

@@ -26,9 +26,9 @@ from torch.func import vjp
 
 from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
 from fedstill.attacks.updates import Gradient
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.models.split import split
-from fedstill.seeds import torch_generator
 
 ALLOWED = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
 FEW = "so few that a ReLU's zeros tell one image's slopes from another's"

@@ -23,12 +23,12 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.heard import Heard, Replay, hear, replay
 from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Overheard
-from fedstill.config import as_table
-from fedstill.errors import ArgumentError, FedstillError, MethodRefused
-from fedstill.records import holding, write_text
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.records import holding, write_text
 from fedstill.report import write_report
 from fedstill.report.files import read_result
-from fedstill.run import machine
+from fedstill.runs.config import as_table
+from fedstill.runs.run import machine
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
 PARTS = ("inversion", "membership", "copying", "distances", "scores", "counts")

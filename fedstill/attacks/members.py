@@ -27,17 +27,17 @@ from fedstill.attacks.membership import Seen
 from fedstill.attacks.rates import Rates, rates, split
 from fedstill.attacks.shadows import halves, together
 from fedstill.attacks.tap import Overheard
-from fedstill.choices import check_choices
-from fedstill.compute import Compute
+from fedstill.core.choices import check_choices
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.seeds import derive, numpy_generator, torch_generator
 from fedstill.data import splits
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, FedstillError, MethodRefused
-from fedstill.experiment import Experiment
-from fedstill.measured import Measured
 from fedstill.node import training
 from fedstill.node.node import Node
 from fedstill.privacy.audit import CONFIDENCE
-from fedstill.seeds import derive, numpy_generator, torch_generator
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.measured import Measured
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 OF = {

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 MANY = 64  # shadow models from which on each record has a Gaussian of its own altogether
 LEAST = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
 WIDTH = 32  # neighbours of each vector that are looked at first

@@ -20,9 +20,9 @@ from torch import nn
 
 from fedstill.attacks.membership import Seen
 from fedstill.attacks.shadows import Make, look, together
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.training import LocalConfig

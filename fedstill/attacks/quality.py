@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.features import AT_ONCE, Extractor
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.audit import CONFIDENCE, most
 
 LOW = (0.01, 0.001)  # false positive rates at which members are counted

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks import fidelity
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership import Seen
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import derive, torch_generator
 from fedstill.federation import choose
 from fedstill.node import training
 from fedstill.node.gate import Gate, PolicyConfig
@@ -23,7 +24,6 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig, Work
-from fedstill.seeds import derive, torch_generator
 from fedstill.tasks import Task
 
 Fit = Callable[[TensorData, int], nn.Module]  # a model trained on data, from a seed

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.experiment import Experiment
 from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
 from fedstill.node.account import Account
 from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
-from fedstill.wire import kind_of, refine, size
+from fedstill.protocol.messages import kind_of, refine, size
+from fedstill.runs.experiment import Experiment
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fedstill.attacks.histograms import histogram
-from fedstill.errors import UnknownName
-from fedstill.experiment import Experiment
+from fedstill.core.errors import UnknownName
+from fedstill.runs.experiment import Experiment
 
 
 def counts(told: Mapping[str, torch.Tensor], experiment: Experiment) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.node.training import WHOLE, LocalConfig, Span, cosine
 

@@ -29,14 +29,14 @@ from fedstill.attacks.layers import invert_layers
 from fedstill.attacks.recovered import Pixels, Recovered, psnr
 from fedstill.attacks.tap import Enough, Overheard, Release
 from fedstill.attacks.updates import Gradient, Part, Schedule, Update, as_gradient, shared
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, MethodRefused
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.seeds import derive, torch_generator
 from fedstill.methods import method_of
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector
 from fedstill.node.gate import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
 from fedstill.node.training import Span
-from fedstill.seeds import derive, torch_generator
 
 TITLES = {
     "dlg": "DLG",

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.seeds import numpy_generator
 from fedstill.data.loaders import DataConfig, load
 from fedstill.federation import partition
 from fedstill.methods.fediod import FedIODConfig, node_side
@@ -26,12 +27,11 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import protect
-from fedstill.node.questions import NodeSetting
 from fedstill.node.teachers import shards
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Price, from_text
-from fedstill.seeds import numpy_generator
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 NAME, RUN = "audited", "audit"

@@ -9,7 +9,7 @@ True
 
 from __future__ import annotations
 
-from fedstill.data.dataset import DataSet, TensorData, check_classification, check_labels
+from fedstill.core.dataset import DataSet, TensorData, check_classification, check_labels
 from fedstill.data.loaders import DataConfig, available, load
 from fedstill.data.splits import SplitConfig, split, stratified
 

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig
-from fedstill.data.dataset import Cases, Column, DataSet, TensorData, normalised
 from fedstill.data.groups import numbered
 from fedstill.data.packs import Images, Raw
 from fedstill.data.rasters import resized, resized_maps
 from fedstill.data.units import drawn_units, labels_of, strata, whole
 from fedstill.data.validation import set_aside
-from fedstill.errors import ArgumentError, DataError
-from fedstill.seeds import numpy_generator
 from fedstill.tasks.config import TaskConfig
 
 PATIENT, SITE = "patient", "site"

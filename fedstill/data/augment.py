@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 import torch.nn.functional as F
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedstill.tasks import Task

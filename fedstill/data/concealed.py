@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedstill.data.splits import SplitConfig

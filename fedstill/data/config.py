@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import get_args
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks.config import TaskName
 
 MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
@@ -168,7 +168,7 @@ def check_options(config: DataConfig, task: TaskName) -> None:
     >>> check_options(DataConfig(name="digits"), "segmentation")
     Traceback (most recent call last):
     ...
-    fedstill.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path for task segmentation
+    fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path ...
     """
     tasks = TASKS_OF.get(config.name, PATHS)
     if task not in tasks:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.core.errors import ArgumentError
 from fedstill.data.units import Ints
-from fedstill.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedstill.data.splits import SplitConfig

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.core.errors import DataError
 from fedstill.data.images import decoded
 from fedstill.data.packs import Images, Raw
 from fedstill.data.rasters import resized
 from fedstill.data.tables import parts, read_csv
-from fedstill.errors import DataError
 
 KNOWN = ("patient", "site", "split")
 NOTHING = "No Finding"

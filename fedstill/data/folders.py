@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.data.dataset import Column
+from fedstill.core.dataset import Column
+from fedstill.core.errors import DataError
 from fedstill.data.images import decoded, image_files, instance_map
 from fedstill.data.packs import Raw
 from fedstill.data.rasters import resized, resized_maps
 from fedstill.data.tables import CASES, about
-from fedstill.errors import DataError
 
 MOST = 255  # classes of a mask: larger numbers are objects
 

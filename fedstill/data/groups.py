@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import torch
 
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
-from fedstill.seeds import derive
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import derive
 
 
 def numbered(names: Iterable[object]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.errors import DataError
+from fedstill.core.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -12,12 +12,12 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from fedstill.core.dataset import DataSet, TensorData, normalised
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.config import MEAN, STD, DataConfig, available, check_config, check_options, tasks_of
-from fedstill.data.dataset import DataSet, TensorData, normalised
 from fedstill.data.packs import Raw, read_folder, read_npz
 from fedstill.data.parts import parted
 from fedstill.data.splits import Ints
-from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import TaskConfig, make_task
 
 __all__ = ["MEAN", "STD", "DataConfig", "available", "find_pack", "folders", "load", "located", "tasks_of"]

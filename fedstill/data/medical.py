@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedstill.core.dataset import Column, DataSet
+from fedstill.core.errors import DataError
 from fedstill.data.assembled import PATIENT, SITE, Source, data_set
 from fedstill.data.config import DataConfig
-from fedstill.data.dataset import Column, DataSet
 from fedstill.data.packs import Raw, arrays_of, need
-from fedstill.errors import DataError
 from fedstill.tasks.config import TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.data.dataset import Column
+from fedstill.core.dataset import Column
+from fedstill.core.errors import DataError
+from fedstill.core.imports import first_line
 from fedstill.data.folders import joined_masks
 from fedstill.data.packs import Raw
 from fedstill.data.rasters import resized
 from fedstill.data.tables import about
-from fedstill.errors import DataError
-from fedstill.imports import first_line
 
 SUFFIXES = (".nii.gz", ".nii")
 MASKS = ("mask", "seg", "label", "segmentation")  # what files of masks are called

@@ -17,18 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill import deadline
+from fedstill.core import deadline
+from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.seeds import numpy_generator
 from fedstill.data.assembled import PATIENT
 from fedstill.data.config import MEAN, STD, DataConfig
-from fedstill.data.dataset import Cases, DataSet, TensorData, normalised
 from fedstill.data.groups import numbered
 from fedstill.data.images import Bytes, decoded, instance_map
 from fedstill.data.packs import arrays_of, need
 from fedstill.data.rasters import grown, nearest, places, resized
 from fedstill.data.units import drawn_units, strata, whole
 from fedstill.data.validation import set_aside
-from fedstill.errors import ArgumentError, DataError
-from fedstill.seeds import numpy_generator
 from fedstill.tasks.config import TaskConfig
 
 PATCH = 256  # unless data.patch says otherwise

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.data.dataset import Column
+from fedstill.core.dataset import Column
+from fedstill.core.errors import DataError
 from fedstill.data.folders import in_one_size, map_files, mask_classes
 from fedstill.data.images import decoded, instance_map
 from fedstill.data.packs import Raw, arrays_of, image_array, need
-from fedstill.errors import DataError
 
 if TYPE_CHECKING:
     from fedstill.data.nuclei import Picture

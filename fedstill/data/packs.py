@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.data.dataset import Column, check_labels
+from fedstill.core.dataset import Column, check_labels
+from fedstill.core.errors import DataError
 from fedstill.data.images import SUFFIXES, Bytes, decoded, image_files, one_line
-from fedstill.errors import DataError
 
 Images = npt.NDArray[Any]  # (N, C, H, W), uint8 or float32 in [0, 1]
 

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.core.dataset import Column
+from fedstill.core.errors import DataError
+from fedstill.core.seeds import numpy_generator
 from fedstill.data.assembled import PATIENT, SITE
 from fedstill.data.config import DataConfig
-from fedstill.data.dataset import Column
 from fedstill.data.groups import numbered
 from fedstill.data.splits import stratified
 from fedstill.data.units import Ints, drawn_units, strata, whole
 from fedstill.data.validation import set_aside
-from fedstill.errors import DataError
-from fedstill.seeds import numpy_generator
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.data.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.core.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.core.errors import ArgumentError, DataError, RunNeeded
+from fedstill.core.imports import OWN, find, first_line, is_path
+from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.groups import numbered
 from fedstill.data.images import decoded
@@ -24,10 +27,7 @@ from fedstill.data.loaders import MEAN, STD
 from fedstill.data.packs import MOST_CLASSES, Images, Raw, from_arrays, read_folder, read_npz
 from fedstill.data.public import in_form
 from fedstill.data.untold import of_arrays, other_than_classes
-from fedstill.errors import ArgumentError, DataError, RunNeeded
-from fedstill.imports import OWN, find, first_line, is_path
 from fedstill.node import memory
-from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig, make_task
 
 SOURCES = ("npz", "folder", "csv", "nifti", "tensors")

@@ -11,11 +11,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError, RunNeeded
+from fedstill.core.imports import OWN, find, first_line
 from fedstill.data.assembled import PATIENT, observed, with_channels
 from fedstill.data.config import DataConfig
-from fedstill.data.dataset import TensorData
 from fedstill.data.findings import read_findings
 from fedstill.data.folders import in_one_size, map_files
+from fedstill.data.form import Form
 from fedstill.data.groups import numbered
 from fedstill.data.loaders import MEAN, STD
 from fedstill.data.nifti import read_volumes
@@ -24,10 +27,7 @@ from fedstill.data.packs import Raw, arrays_of
 from fedstill.data.private import SOURCES, PrivateConfig, check_range, groups_of, inputs_of, locate
 from fedstill.data.rasters import resized_maps
 from fedstill.data.tables import read_csv
-from fedstill.errors import ArgumentError, DataError, RunNeeded
-from fedstill.imports import OWN, find, first_line
 from fedstill.node import memory
-from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig, task_type
 
 

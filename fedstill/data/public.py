@@ -13,15 +13,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.dataset import DataSet, TensorData
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.data.assembled import observed
 from fedstill.data.config import TASKS_OF
-from fedstill.data.dataset import DataSet, TensorData
 from fedstill.data.loaders import CLASSIFICATION, DataConfig, available, load
 from fedstill.data.rasters import resized_maps
 from fedstill.data.splits import stratified
 from fedstill.data.units import Ints, labels_of, strata, whole
-from fedstill.errors import ArgumentError, DataError
-from fedstill.seeds import numpy_generator, torch_generator
 from fedstill.tasks.config import TaskConfig, TaskName
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.core.dataset import Column, check_labels
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.concealed import conceal
-from fedstill.data.dataset import Column, check_labels
 from fedstill.data.draws import dirichlet, level, positives, shards, whole_topped_up
 from fedstill.data.units import Ints, labels_of, unit_labels
-from fedstill.errors import ArgumentError, DataError
 
 __all__ = ["Ints", "SplitConfig", "conceal", "split", "stratified"]
 

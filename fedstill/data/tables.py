@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.data.dataset import Column
-from fedstill.errors import DataError
-from fedstill.imports import first_line
+from fedstill.core.dataset import Column
+from fedstill.core.errors import DataError
+from fedstill.core.imports import first_line
 
 CASES = "cases.csv"
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")

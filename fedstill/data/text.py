@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.data.dataset import Column, DataSet, TensorData
+from fedstill.core.dataset import Column, DataSet, TensorData
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.imports import first_line
 from fedstill.data.parts import parted
 from fedstill.data.units import Ints
 from fedstill.data.words import (
@@ -30,8 +32,6 @@ from fedstill.data.words import (
     read_words,
     texts_of,
 )
-from fedstill.errors import ArgumentError, DataError
-from fedstill.imports import first_line
 
 if TYPE_CHECKING:
     from fedstill.data.config import DataConfig

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.data.dataset import Column
-from fedstill.errors import ArgumentError
+from fedstill.core.dataset import Column
+from fedstill.core.errors import ArgumentError
 
 Ints = npt.NDArray[np.int64]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.core.dataset import Column
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import DataConfig
-from fedstill.data.dataset import Column
 from fedstill.data.units import Ints, drawn_units
-from fedstill.errors import ArgumentError
-from fedstill.seeds import numpy_generator
 
 Flags = npt.NDArray[np.bool_]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError
 
 PADDING, UNKNOWN = 0, 1
 HASH = "hash"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedstill.errors import DeployError
+from fedstill.core.errors import DeployError
 from fedstill.federation.provision import require_flare
 
 PATIENCE = 10.0  # seconds to reach the server

@@ -20,28 +20,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import fedstill
-from fedstill.compute import Compute
-from fedstill.config import read_table
+from fedstill.core.compute import Compute
+from fedstill.core.errors import BundleError, DataError, FedstillError, QuestionMismatch
+from fedstill.data.form import Form
 from fedstill.data.public import Public
-from fedstill.errors import (
-    BundleError,
-    DataError,
-    FedstillError,
-    QuestionMismatch,
-)
 from fedstill.federation import signed
 from fedstill.federation.order import natural
 from fedstill.federation.replies import About
 from fedstill.methods import METHODS
 from fedstill.methods.public import LOGITS
 from fedstill.methods.server import Ask
-from fedstill.node.digests import digest
-from fedstill.node.form import Form
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
-from fedstill.node.questions import NodeSetting, Question
 from fedstill.node.training import LocalConfig
-from fedstill.wire import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
+from fedstill.protocol.digests import digest
+from fedstill.protocol.messages import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
+from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
+from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.runs.config import read_table
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -9,9 +9,9 @@ from statistics import median
 
 import torch
 
-from fedstill.errors import NodeFault
-from fedstill.node.questions import Question
-from fedstill.wire import SCALE
+from fedstill.core.errors import NodeFault
+from fedstill.protocol.messages import SCALE
+from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
 # Kinds whose size is compared between nodes, and the size (root mean square) that is none too many whatever

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from fedstill.errors import ArgumentError, DataError, NodeFault, QuestionRefused, refused_by
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused, refused_by
 from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.replies import clip
-from fedstill.node.questions import Question
-from fedstill.wire import GRADIENTS, INPUTS, refine
+from fedstill.protocol.messages import GRADIENTS, INPUTS, refine
+from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
 

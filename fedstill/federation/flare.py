@@ -18,12 +18,12 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
-from fedstill.errors import DeployError, FedstillError, RunFolderError
+from fedstill.core.errors import DeployError, FedstillError, RunFolderError
+from fedstill.core.progress import Noted
+from fedstill.core.records import write_text
 from fedstill.federation.order import natural
 from fedstill.federation.remote import LinkError, Silent, Unreachable
 from fedstill.federation.runs import JOB, PROGRESS, STOPPED
-from fedstill.progress import Noted
-from fedstill.records import write_text
 
 logger = logging.getLogger("fedstill.server")
 
@@ -87,8 +87,8 @@ class ServerProgram:
         write_text(folder / STOPPED, json.dumps(told) + "\n")
 
     def _run(self, folder: Path) -> None:
-        from fedstill.config import read_toml
-        from fedstill.live import Live
+        from fedstill.runs.config import read_toml
+        from fedstill.runs.live import Live
 
         config = read_toml(self.config)
         link, bars = FlareLink(collab.clients, self.nodes), Noted(folder / PROGRESS)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fedstill.compute import Compute
+from fedstill.core.compute import Compute
 from fedstill.federation.contract import Federation, Tensors
 from fedstill.federation.link import LinkConfig
 from fedstill.node.desk import KEPT, Desk
 from fedstill.node.group import Group, alike
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide, Question
+from fedstill.protocol.questions import NodeSide, Question
 
 Partition = list[list[Node]]
 MARGIN = 0.9  # stacked must take less than this share of one by one: a near tie goes the same way each run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
-from fedstill.wire import WireConfig
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.protocol.messages import WireConfig
 
 
 @dataclass(frozen=True)

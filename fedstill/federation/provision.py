@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.errors import ArgumentError, DeployError
+from fedstill.core.errors import ArgumentError, DeployError
 
 if TYPE_CHECKING:
     from cryptography import x509

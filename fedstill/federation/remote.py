@@ -16,9 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedstill.compute import Compute
-from fedstill.data.public import Public
-from fedstill.errors import (
+from fedstill.core.compute import Compute
+from fedstill.core.errors import (
     DataError,
     DeployError,
     FedstillError,
@@ -27,6 +26,7 @@ from fedstill.errors import (
     QuestionRefused,
     refused_by,
 )
+from fedstill.data.public import Public
 from fedstill.federation.contract import Federation, Out
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.replies import (
@@ -38,11 +38,11 @@ from fedstill.federation.replies import (
     read_seconds,
     read_told,
 )
-from fedstill.node.digests import digest
 from fedstill.node.ledger import ANSWER, Ledger
-from fedstill.node.plan import PROTOCOL, Plan, public_tensors
-from fedstill.node.questions import GRADIENTS, Question
-from fedstill.wire import SCALE, Tensors, kind_of, pack, size, unpack
+from fedstill.protocol.digests import digest
+from fedstill.protocol.messages import SCALE, Tensors, kind_of, pack, size, unpack
+from fedstill.protocol.plan import PROTOCOL, Plan, public_tensors
+from fedstill.protocol.questions import GRADIENTS, Question
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
 PAUSE = 0.5  # seconds between two attempts where nothing is connected

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from fedstill.errors import (
+from fedstill.core.errors import (
     ArgumentError,
     DataError,
     FedstillError,

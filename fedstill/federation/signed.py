@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill import owner_only
-from fedstill.errors import BundleError
+from fedstill.core import owner_only
+from fedstill.core.errors import BundleError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

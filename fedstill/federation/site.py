@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 import fedstill
-from fedstill.errors import DeployError
+from fedstill.core.errors import DeployError
 from fedstill.federation.contact import Contact, watch
 from fedstill.federation.provision import (
     HEARTBEAT,

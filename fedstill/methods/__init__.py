@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.methods.server import Method, Needs, Server, ServerSetting, refusal
 
 __all__ = ["METHODS", "Method", "Needs", "Server", "ServerSetting", "method_of", "refusal"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedstill.errors import NodeFault
+from fedstill.core.errors import NodeFault
 from fedstill.federation.contract import Answers, Federation
 
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.compute import lay_out
+from fedstill.core.compute import lay_out
+from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.augment import augmented, drawn
-from fedstill.errors import ArgumentError, NodeFault
 from fedstill.federation.contract import Answers
 from fedstill.methods.asking import ask_those
 from fedstill.methods.conditions import (
@@ -35,9 +36,8 @@ from fedstill.methods.parameters import finite
 from fedstill.methods.public import optimiser_of
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node.group import Group
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import cosine, set_lr
-from fedstill.seeds import seeded, torch_generator
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True)

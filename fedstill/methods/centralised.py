@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
 from fedstill.methods.public import labelled
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
@@ -20,8 +20,8 @@ from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
 from fedstill.node.group import Group, stack
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Span
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 TURNS = 20  # between two of which a run can be stopped and looked at
 

@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from fedstill.choices import check_choices
+from fedstill.core.choices import check_choices
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, NodeFault
 from fedstill.federation.contract import Federation
 from fedstill.methods.asking import ask_those
 from fedstill.methods.parameters import finite
@@ -29,8 +30,7 @@ from fedstill.models.generator import Generator
 from fedstill.node.gate import LABEL_MAPS
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, Question
-from fedstill.seeds import derive, torch_generator
+from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node

@@ -10,7 +10,7 @@ import torch
 
 from fedstill.federation.contract import Answers, Federation
 from fedstill.node.group import Group
-from fedstill.node.questions import Question
+from fedstill.protocol.questions import Question
 from fedstill.tasks import Task
 
 LABEL_COUNTS, DATA_SIZES = "label counts", "data sizes"

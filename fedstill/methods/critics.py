@@ -16,9 +16,10 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
 from fedstill.methods.conditions import Gallery, MapsConfig, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
@@ -26,8 +27,7 @@ from fedstill.node import dpsgd
 from fedstill.node.gate import DIFFERENCE, LABEL_MAPS
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, Question
-from fedstill.seeds import seeded
+from fedstill.protocol.questions import NodeSetting, Question
 
 Tensors = Mapping[str, torch.Tensor]
 GANForm = Literal["eq2", "bce"]

@@ -20,10 +20,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill import deadline
-from fedstill.choices import check_choices
+from fedstill.core import deadline
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError
 from fedstill.methods.counting import count_labels
 from fedstill.methods.ensemble import look
 from fedstill.methods.one_shot import OneShotServer
@@ -34,8 +35,7 @@ from fedstill.models.attention import looked, place_of
 from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
-from fedstill.seeds import torch_generator
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a question

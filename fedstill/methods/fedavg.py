@@ -13,7 +13,7 @@ from typing import ClassVar
 from fedstill.methods import parameters
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
 from fedstill.methods.server import Method, Needs
-from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.methods import parameters
 from fedstill.methods.fedavg import node_side
 from fedstill.methods.parameters import AveragingServer, RoundsConfig

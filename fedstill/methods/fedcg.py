@@ -20,7 +20,8 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from fedstill.choices import check_choices
+from fedstill.core.choices import check_choices
+from fedstill.core.seeds import seeded
 from fedstill.methods import generators, parameters
 from fedstill.methods.counting import count_labels
 from fedstill.methods.generators import (
@@ -37,9 +38,8 @@ from fedstill.models.split import EXTRACTOR, HEAD, features, split
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import WHOLE, Span, Work
-from fedstill.seeds import seeded
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 GAN = ("generator", "critic")
 

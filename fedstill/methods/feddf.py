@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.methods import parameters
 from fedstill.methods.counting import count_labels, tell_size
 from fedstill.methods.parameters import RoundsConfig, drawn, finite
@@ -27,9 +28,8 @@ from fedstill.methods.public import distil, known, optimiser_of
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import signature
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import cosine, predict, set_lr
-from fedstill.seeds import torch_generator
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.tasks import Ensemble
 
 

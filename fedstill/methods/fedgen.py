@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.choices import check_choices
-from fedstill.compute import lay_out
+from fedstill.core.choices import check_choices
+from fedstill.core.compute import lay_out
+from fedstill.core.seeds import seeded
 from fedstill.methods import parameters
 from fedstill.methods.counting import LABEL_COUNTS, Census, count_labels
 from fedstill.methods.diversity import Diversity, diversity
@@ -31,9 +32,8 @@ from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import gate, training
 from fedstill.node.group import Bench, Group
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Work
-from fedstill.seeds import seeded
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 
 @dataclass(frozen=True, kw_only=True)

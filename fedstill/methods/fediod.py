@@ -25,8 +25,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.compute import lay_out
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import lay_out
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import seeded
 from fedstill.federation.contract import Answers
 from fedstill.methods.conditions import MapsConfig, Wish, make_generator, make_source, notes, tell_maps
 from fedstill.methods.counting import Census, count_labels
@@ -37,9 +38,8 @@ from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node.gate import LABEL_MAPS
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import cosine, set_lr
-from fedstill.seeds import seeded
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 
 

@@ -20,11 +20,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.choices import check_choices
+from fedstill.core.choices import check_choices
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
-from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError
 from fedstill.methods.counting import count_labels
 from fedstill.methods.ensemble import look
 from fedstill.methods.one_shot import OneShotServer
@@ -44,9 +45,8 @@ from fedstill.methods.server import Ask, Method, Needs, ServerSetting
 from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.privacy.noise import dequantise, laplace, quantise
-from fedstill.seeds import derive, torch_generator
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples a question,

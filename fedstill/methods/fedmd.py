@@ -21,9 +21,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.choices import check_choices
-from fedstill.compute import lay_out
-from fedstill.errors import ArgumentError
+from fedstill.core.choices import check_choices
+from fedstill.core.compute import lay_out
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.ensemble import look
@@ -43,9 +44,8 @@ from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
 from fedstill.node.gate import INDICES
 from fedstill.node.group import Group, stack
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Span, cosine, set_lr
-from fedstill.seeds import torch_generator
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Task
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.choices import check_choices
+from fedstill.core.choices import check_choices
 from fedstill.methods import generators, parameters
 from fedstill.methods.counting import count_labels
 from fedstill.methods.diversity import Diversity, diversity
@@ -35,8 +35,8 @@ from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import WHOLE, Span, Work
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from fedstill.methods import parameters
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
 from fedstill.methods.server import Method, Needs, ServerSetting
 from fedstill.models.split import EXTRACTOR
-from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from fedstill.methods import parameters
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
 from fedstill.methods.server import Method, Needs
 from fedstill.node.group import Group
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import Work
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
+from fedstill.core.seeds import seeded
 from fedstill.methods import parameters
 from fedstill.methods.asking import ask_those
 from fedstill.methods.counting import tell_size
@@ -33,9 +34,8 @@ from fedstill.models.vector import load_vector, to_vector
 from fedstill.node import gate, training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Work
-from fedstill.seeds import seeded
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 FEATURES = "latent features"  # a kind of tensor: made from a node's own records, without any protection
 ENCODER = f"{EXTRACTOR}.encoder"

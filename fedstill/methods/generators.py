@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import seeded, torch_generator
 from fedstill.methods import parameters
 from fedstill.methods.counting import LABEL_COUNTS, Census
 from fedstill.methods.parameters import RoundsConfig, drawn
@@ -32,9 +33,8 @@ from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import gate, training
 from fedstill.node.group import Bench, Group, stack
 from fedstill.node.node import MakeOptimiser, Node
-from fedstill.node.questions import Handler, NodeSetting, Question
 from fedstill.node.training import Span, Work
-from fedstill.seeds import seeded, torch_generator
+from fedstill.protocol.questions import Handler, NodeSetting, Question
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 

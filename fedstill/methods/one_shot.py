@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from fedstill.compute import lay_out
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import lay_out
+from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census
 from fedstill.methods.server import Ask, Server, ServerSetting

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.methods.counting import tell_size
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import gate, training
 from fedstill.node.group import Group
-from fedstill.node.questions import NodeSetting, NodeSide, Question
 from fedstill.node.training import Span, Work
-from fedstill.seeds import torch_generator
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 KINDS: Mapping[str, str] = {
     "": gate.PARAMETERS,

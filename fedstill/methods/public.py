@@ -13,14 +13,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import shifted
-from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError
 from fedstill.node.group import Group
 from fedstill.node.training import LocalConfig, at_once, make_optimiser
-from fedstill.seeds import torch_generator
 
 LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large

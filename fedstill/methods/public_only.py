@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
 from fedstill.methods.centralised import CentralisedServer
 from fedstill.methods.public import known, labelled
 from fedstill.methods.server import Method, Needs, ServerSetting
-from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True)

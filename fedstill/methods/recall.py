@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import torch
 
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import posed, shifted
-from fedstill.errors import ArgumentError
 from fedstill.methods.memory import AnswerMemory
-from fedstill.seeds import torch_generator
 from fedstill.tasks import Task
 
 Augment = Literal["none", "shift", "turn", "mixup"]

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
+from fedstill.core.compute import Compute
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers, Federation
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.tasks import Task
 
 

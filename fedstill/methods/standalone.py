@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
-from fedstill.node.questions import NodeSetting, NodeSide
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.seeds import seeded
 from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
 from fedstill.models.critic import PatchCritic
 from fedstill.models.generator import Generator
 from fedstill.models.transformer import Bag, Transformer
 from fedstill.models.unet import ResidualUNet, UNet
-from fedstill.seeds import seeded
 
 __all__ = [
     "MLP",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.errors import ModelError
+from fedstill.core.errors import ModelError
 
 
 def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:

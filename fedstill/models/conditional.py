@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 
 class ResidualBlock(nn.Module):

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedstill.errors import ModelError
-from fedstill.imports import OWN, first_line
+from fedstill.core.errors import ModelError
+from fedstill.core.imports import OWN, first_line
 
 Floats = npt.NDArray[np.floating[Any]]
 Gives = Literal["auto", "logits", "probabilities"]

@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError, ModelError
-from fedstill.imports import first_line
+from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.imports import first_line
 
 PREFIX = "hf:"
 PADDING = 0

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedstill.errors import FedstillError, ModelError
+from fedstill.core.errors import FedstillError, ModelError
+from fedstill.core.seeds import seeded
 from fedstill.models import classifiers, example
-from fedstill.seeds import seeded
 
 FEW = 6  # layers that are named
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from fedstill.errors import ModelError
+from fedstill.core.errors import ModelError
 
 EXTRACTOR, HEAD = "extractor", "head"
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from fedstill.errors import ModelError
+from fedstill.core.errors import ModelError
 from fedstill.models.classifiers import _groups
 
 DEPTH = 4  # times that the image is halved, where its sides allow it

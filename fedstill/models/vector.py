@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 
 def to_vector(module: nn.Module) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from fedstill.errors import ArgumentError, DataError, ModelError
+from fedstill.core.errors import ArgumentError, DataError, ModelError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what the networks learned with
 # Convolutions of each of the five blocks, with a ReLU behind each and a pooling behind each block.

@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.node import anchor, chain
 from fedstill.node.anchor import Anchor, Tally, Totals, make_key
 from fedstill.node.chain import SETTLED

@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstill import owner_only
+from fedstill.core import owner_only
 
 Totals = Counter[tuple[str, str, str]]
 """How often each event was paid, by node, run and event."""

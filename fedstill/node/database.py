@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from fedstill import owner_only
-from fedstill.errors import FedstillError
+from fedstill.core import owner_only
+from fedstill.core.errors import FedstillError
 
 PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
 

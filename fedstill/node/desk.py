@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedstill.compute import Compute
-from fedstill.errors import ArgumentError, NodeFault, QuestionMismatch
-from fedstill.node.digests import chained, digest
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.node.gate import Asked
 from fedstill.node.group import Group, stack
 from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.node import Node
-from fedstill.node.questions import GRADIENTS, NodeSide, Question
-from fedstill.wire import WireConfig, kind_of, refine, size
+from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.messages import WireConfig, kind_of, refine, size
+from fedstill.protocol.questions import GRADIENTS, NodeSide, Question
 
 Tensors = Mapping[str, torch.Tensor]
 KEPT = 4  # answers kept for a server that asks again because a reply was lost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedstill.errors import QuestionRefused
+from fedstill.core.errors import QuestionRefused
 from fedstill.node.gate import PolicyConfig
 
 RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something

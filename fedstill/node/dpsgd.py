@@ -25,10 +25,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedstill.compute import Compute, as_laid_out
+from fedstill.core.compute import Compute, as_laid_out
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.data.augment import augmented
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
 from fedstill.models.private import NotPrivate, check
 from fedstill.node.node import Node
 from fedstill.node.training import WHOLE, LocalConfig, Report, Span, cosine, set_lr

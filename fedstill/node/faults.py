@@ -10,15 +10,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods import METHODS, refusal
 from fedstill.node import dpsgd
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.questions import NodeSetting, stand_in
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.tasks import TaskConfig, TaskName, any_task
 
 MAIN = {"dp-sgd": "training", "pate": "pate", "noisy-outputs": "outputs"}  # whose noise a mechanism lives by

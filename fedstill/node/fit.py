@@ -7,11 +7,11 @@ import hashlib
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.errors import ModelError
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ModelError
+from fedstill.core.seeds import torch_generator
 from fedstill.models.split import features, split
 from fedstill.node.training import predict
-from fedstill.seeds import torch_generator
 
 
 def fitted(

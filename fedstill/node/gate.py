@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.node.digests import chained, digest
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.events import Price, as_text
-from fedstill.wire import INPUTS, SCALE, WireConfig, kind_of, refine, size
+from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.messages import INPUTS, SCALE, WireConfig, kind_of, refine, size
 
 if TYPE_CHECKING:
     from fedstill.node.purse import Purse
-    from fedstill.node.questions import Question
+    from fedstill.protocol.questions import Question
 
 # Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
 PARAMETERS = "parameters"
@@ -225,9 +225,7 @@ class Gate:
 
     # --- what a network learns privately for an answer -------------------------------------------------
 
-    def attempt(
-        self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]
-    ) -> tuple[int, bool]:
+    def attempt(self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]) -> tuple[int, bool]:
         """Which attempt at learning for a question is paid for, and whether its result is known."""
         if self.purse is None:
             return 0, False

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedstill import deadline
-from fedstill.compute import as_laid_out, lay_out
+from fedstill.core import deadline
+from fedstill.core.compute import as_laid_out, lay_out
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node.node import Node
 

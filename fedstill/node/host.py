@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 import fedstill
-from fedstill import owner_only
-from fedstill.data.public import Public
-from fedstill.errors import (
+from fedstill.core import owner_only
+from fedstill.core.errors import (
     ArgumentError,
     DataError,
     FedstillError,
@@ -27,16 +26,17 @@ from fedstill.errors import (
     QuestionRefused,
     RunFolderError,
 )
-from fedstill.imports import OWN
+from fedstill.core.imports import OWN
+from fedstill.core.state import load_state, save_state
+from fedstill.data.public import Public
 from fedstill.node import owner
 from fedstill.node.account import LedgerError
 from fedstill.node.disk import Disk
 from fedstill.node.limits import limited
 from fedstill.node.memory import allowed, limit_process
-from fedstill.node.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.node.session import MOST, Session, short
-from fedstill.state import load_state, save_state
-from fedstill.wire import Tensors, header_size, pack, size, unpack
+from fedstill.protocol.messages import Tensors, header_size, pack, size, unpack
+from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 
 logger = logging.getLogger("fedstill.node")
 

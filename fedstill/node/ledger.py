@@ -12,8 +12,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from fedstill import owner_only
-from fedstill.errors import RunFolderError
+from fedstill.core import owner_only
+from fedstill.core.errors import RunFolderError
 
 Release = tuple[str, int, str]  # node, question number, part
 Answered = tuple[str, str, str]  # a release's content, after what, and a fingerprint of what left

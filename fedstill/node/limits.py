@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedstill import deadline
-from fedstill.errors import QuestionRefused, TooLarge
+from fedstill.core import deadline
+from fedstill.core.errors import QuestionRefused, TooLarge
 from fedstill.node.memory import ran_out
 
 

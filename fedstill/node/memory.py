@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedstill.errors import TooLarge
+from fedstill.core.errors import TooLarge
+from fedstill.data.form import Form
 from fedstill.models import FORWARD, example
-from fedstill.node.form import Form
 
 SHARE = 0.75  # of a machine's memory, where its owner says nothing
 TRAINED = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
@@ -204,9 +204,7 @@ def check_model(build: Callable[[], nn.Module], form: Form, batch: int, most: in
     fits(_model(form), need, most)
 
 
-def check_run(
-    model: nn.Module, form: Form, examples: int, batch: int, public: int, most: int
-) -> None:
+def check_run(model: nn.Module, form: Form, examples: int, batch: int, public: int, most: int) -> None:
     """Refuse a run whose data, network and answers are too large together.
 
     Args:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fedstill.errors import QuestionRefused
+from fedstill.core.errors import QuestionRefused
 from fedstill.node.gate import GENERATOR_PARAMETERS
 from fedstill.node.node import Node
-from fedstill.node.questions import Handler, NodeSide, Question
+from fedstill.protocol.questions import Handler, NodeSide, Question
 
 
 class _Within(TorchFunctionMode):

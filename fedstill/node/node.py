@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedstill.compute import lay_out
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import lay_out
+from fedstill.core.dataset import TensorData
+from fedstill.core.seeds import torch_generator
 from fedstill.node.gate import Gate
-from fedstill.seeds import torch_generator
 
 if TYPE_CHECKING:
     from fedstill.node.dpsgd import DPSGD

@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedstill import models
-from fedstill.choices import check_choices
-from fedstill.compute import Compute
-from fedstill.errors import ArgumentError, FedstillError, ModelError
-from fedstill.imports import OWN, find, first_line, is_path
+from fedstill.core.choices import check_choices
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError
+from fedstill.core.imports import OWN, find, first_line, is_path
+from fedstill.core.seeds import seeded
+from fedstill.data.form import Form
 from fedstill.methods import Needs
 from fedstill.models.foreign import Gives, Predictor
 from fedstill.node import memory
 from fedstill.node.fit import fitted
-from fedstill.node.form import Form
-from fedstill.seeds import seeded
 
 if TYPE_CHECKING:
     from fedstill.node.owner import NodeFile

@@ -18,25 +18,26 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from fedstill import owner_only, presets
-from fedstill.choices import check_choices
-from fedstill.commented import commented
-from fedstill.compute import Compute, EngineConfig
-from fedstill.config import read_table
+from fedstill.core import owner_only
+from fedstill.core.choices import check_choices
+from fedstill.core.commented import commented
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
 from fedstill.data import private
-from fedstill.data.dataset import TensorData
+from fedstill.data.form import Form
 from fedstill.data.private import PrivateConfig
-from fedstill.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
-from fedstill.node.form import Form
 from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.own_model import OwnModelConfig, check_named, make_model, perceptual
-from fedstill.node.questions import Question
 from fedstill.node.training import LocalConfig
 from fedstill.node.witness import released
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.questions import Question
+from fedstill.runs import presets
+from fedstill.runs.config import read_table
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.node.guard import PARTS, Guard, unpriced
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon, longest

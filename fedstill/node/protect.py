@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.data.groups import largest, limit_groups
-from fedstill.errors import ArgumentError
 from fedstill.models.vector import to_vector
 from fedstill.node import dpsgd
 from fedstill.node.account import Account
-from fedstill.node.digests import digest
 from fedstill.node.fit import architecture
 from fedstill.node.guard import Guard
 from fedstill.node.node import Node, frozen
 from fedstill.node.purse import Purse
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.teachers import Teachers, shards, teachers_of
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.digests import digest
+from fedstill.protocol.questions import NodeSetting, NodeSide
 
 # Options that change no answer.
 BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "ledger")

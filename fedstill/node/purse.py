@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstill.errors import QuestionRefused
+from fedstill.core.errors import QuestionRefused
 from fedstill.node.account import Account, Entry, Spent
-from fedstill.node.digests import chained
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import ANSWER
-from fedstill.node.questions import Question
 from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text
 from fedstill.privacy.pate import epsilon_data_dependent
 from fedstill.privacy.votes import Votes
+from fedstill.protocol.digests import chained
+from fedstill.protocol.questions import Question
 
 if TYPE_CHECKING:
     from fedstill.node.gate import Asked

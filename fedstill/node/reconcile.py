@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.node.account import DATA
 from fedstill.node.chain import SETTLED
 from fedstill.node.ledger import ANSWER, GRADIENT, unsealed

@@ -23,9 +23,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from fedstill import owner_only
-from fedstill.data.public import Public
-from fedstill.errors import (
+from fedstill.core import owner_only
+from fedstill.core.errors import (
     ArgumentError,
     FedstillError,
     ModelError,
@@ -34,11 +33,12 @@ from fedstill.errors import (
     QuestionRefused,
     TooLarge,
 )
+from fedstill.core.state import load_state, save_state
+from fedstill.data.public import Public
 from fedstill.methods import METHODS
 from fedstill.node import memory, own_model, owner, training
 from fedstill.node.account import DATA, Account
 from fedstill.node.desk import Desk
-from fedstill.node.digests import digest
 from fedstill.node.disk import RUNS, Disk
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import INDICES, Gate
@@ -47,13 +47,13 @@ from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.limits import limited
 from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
-from fedstill.node.plan import PLAN_FILE, Plan
 from fedstill.node.protect import check_priced, protect
-from fedstill.node.questions import GRADIENTS, NodeSetting, Question
 from fedstill.node.training import Span
 from fedstill.node.witness import released
-from fedstill.state import load_state, save_state
-from fedstill.wire import INPUTS, SCALE, Tensors, size
+from fedstill.protocol.digests import digest
+from fedstill.protocol.messages import INPUTS, SCALE, Tensors, size
+from fedstill.protocol.plan import PLAN_FILE, Plan
+from fedstill.protocol.questions import GRADIENTS, NodeSetting, Question
 
 if TYPE_CHECKING:
     from fedstill.node.host import Host

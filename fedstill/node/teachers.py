@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.node.node import Node
 from fedstill.privacy.bounds import shorten
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import nn
 
-from fedstill.choices import check_choices
-from fedstill.compute import Compute
+from fedstill.core.choices import check_choices
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
 from fedstill.data.augment import augmented, drawn
-from fedstill.errors import ArgumentError
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.tasks import Task

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstill.errors import ArgumentError, RunFolderError
+from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.node.account import DATA
 from fedstill.node.anchor import Totals
 from fedstill.node.chain import BARE, BYTES, QUESTIONS

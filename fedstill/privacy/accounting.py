@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from fedstill import deadline
-from fedstill.errors import ArgumentError
+from fedstill.core import deadline
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy import losses, renyi
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event, Price

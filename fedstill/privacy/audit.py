@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 SLACK = 1 - 2.0**-20  # bounds are kept to this part of them, so that rounding to float32 stays within
 LARGEST = torch.finfo(torch.float32).max

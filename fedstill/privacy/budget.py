@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.privacy.accounting import epsilon, most, within
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
 
 Accountant = Literal["pld", "rdp"]
 

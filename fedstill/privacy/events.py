@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 _FORM = re.compile(r"(gaussian|laplace)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill import deadline
+from fedstill.core import deadline
 from fedstill.privacy import renyi
 from fedstill.privacy.events import Event
 

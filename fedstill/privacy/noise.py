@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 
 BITS = 52  # of a uniform draw: a float64 tells all of them apart, halves included
 

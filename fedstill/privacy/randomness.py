@@ -33,8 +33,8 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 
 BITS = 52  # of a uniform number: a float64 tells all of them apart, halves included
 FINEST = 2.0**-149  # the smallest step of float32

@@ -22,8 +22,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import SLACK, not_negative, numbers, rows_of, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise

@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import not_negative, numbers, rows_of
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise

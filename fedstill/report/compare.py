@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.records import write_text
+from fedstill.core.records import write_text
 from fedstill.report.compare_page import html
 from fedstill.report.compare_tables import latex, markdown, runs_csv, summary_csv
 from fedstill.report.compare_terminal import print_comparison
@@ -13,7 +13,7 @@ from fedstill.report.summarise import summarise
 from fedstill.report.summary import Row, Spread, Summary
 
 if TYPE_CHECKING:
-    from fedstill.compare import Comparison
+    from fedstill.compare.plan import Comparison
 
 __all__ = [
     "Row",

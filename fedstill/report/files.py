@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.report.png import MOST_PIXELS, indexed, picture
 from fedstill.report.words import number, pick, whole, words
 

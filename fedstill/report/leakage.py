@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import read_leakage, read_stacks
 from fedstill.report.names import labels

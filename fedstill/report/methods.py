@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.compare import questions, what_leaves
-from fedstill.config import from_dict
+from fedstill.compare.plan import questions, what_leaves
 from fedstill.methods import METHODS, refusal
 from fedstill.report.table import CENTRAL, NEEDS
+from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, TaskConfig, any_task
 
 WIDE = 120  # columns of a terminal

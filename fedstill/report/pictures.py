@@ -1,6 +1,6 @@
 """Predictions beside the truth, drawn: outlines on the image, images with their errors.
 
-The best, the median and the worst case of the central model, as fedstill/pictures.py has put them together.
+The best, the median and the worst case of the central model, as :mod:`fedstill.runs.pictures` puts them together.
 Outlines are thin lines on the edges of pixels, whatever the picture's size. Where truth and prediction agree
 there is one white line, else the truth is orange and the prediction blue, all on a dark rim: they are legible
 on grey scans and on stained tissue, and by people who do not tell red from green, or blue from yellow.
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.report.metrics import figures_of, in_a_sentence, told
 from fedstill.report.names import labels
 from fedstill.report.outlines import compare, outline

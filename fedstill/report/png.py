@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.errors import DataError
+from fedstill.core.errors import DataError
 
 MOST_PIXELS = 64  # the longer side of an inlined picture: keeps a page of pictures under 2 MB
 

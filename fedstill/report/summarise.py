@@ -14,7 +14,7 @@ from fedstill.report.words import listed, run_notes, whole, words
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
-    from fedstill.compare import Comparison
+    from fedstill.compare.plan import Comparison
 
 
 def summarise(out: Path, comparison: Comparison) -> Summary:
@@ -23,7 +23,7 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
     Raises:
         RunFolderError: a file in them is broken.
     """
-    from fedstill import comparing
+    from fedstill.compare import running as comparing
 
     reasons = comparing.not_run(out)
     settings = []
@@ -50,7 +50,7 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
 
 def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
     """The figures of a setting's task."""
-    from fedstill.compare import Place
+    from fedstill.compare.plan import Place
     from fedstill.tasks import task_type
 
     first = Place(setting, next(iter(comparison.methods)), comparison.seeds[0])
@@ -58,7 +58,8 @@ def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
 
 
 def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:
-    from fedstill import compare, comparing
+    from fedstill.compare import plan as compare
+    from fedstill.compare import running as comparing
     from fedstill.methods import method_of
 
     figures = _figures(comparison, setting)
@@ -98,7 +99,7 @@ def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: M
 
 def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
     """Data, split, networks and local budget, in one line."""
-    from fedstill.compare import Place
+    from fedstill.compare.plan import Place
 
     # What holds for all methods is best seen in one that has no run options of its own.
     label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
@@ -136,7 +137,7 @@ def _public(result: Mapping[str, Any]) -> str | None:
 
 def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
     """What a reader must know to call the comparison fair, or not."""
-    from fedstill.compare import SHARED
+    from fedstill.compare.plan import SHARED
 
     count = len(comparison.seeds)
     over = (

@@ -23,7 +23,7 @@ from fedstill.report.words import number
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
-    from fedstill.config import PaperFigure
+    from fedstill.runs.config import PaperFigure
 
 
 @dataclass(frozen=True)

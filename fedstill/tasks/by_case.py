@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstill.data.dataset import Cases
+from fedstill.core.dataset import Cases
 
 
 def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from fedstill.data.dataset import Cases, TensorData, check_classification
+from fedstill.core.dataset import Cases, TensorData, check_classification
 from fedstill.tasks.softmax import SoftmaxTask
 from fedstill.tasks.task import Figure
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from fedstill.choices import check_choices
-from fedstill.errors import ArgumentError
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
 
 TaskName = Literal["classification", "text", "multi-label", "segmentation", "instances", "reconstruction"]
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks import objects, overlap
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.maps import MapTask

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 
 SEED = 0  # of the mask: the same in every run, at every node and at the server
 

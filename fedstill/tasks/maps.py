@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from fedstill.data.dataset import TensorData, check_images
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.dataset import TensorData, check_images
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.softmax import SoftmaxTask
 
 SMOOTH = 1.0  # pixels: keeps the soft Dice of an image without a class defined, and its slope finite
@@ -29,7 +29,7 @@ def check_maps(data: TensorData, classes: int, what: str) -> None:
     >>> check_maps(TensorData(torch.zeros(2, 1, 4, 8), torch.tensor([0, 1])), 2, "train")
     Traceback (most recent call last):
     ...
-    fedstill.errors.DataError: train: targets are int64 of shape (2,): allowed is int64 of shape (2, 4, 8)
+    fedstill.core.errors.DataError: train: targets are int64 of shape (2,): allowed is int64 of shape ...
     """
     check_images(data, what)
     targets, shape = data.targets, (len(data.inputs), *data.inputs.shape[2:])

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from fedstill.data.dataset import Cases, TensorData, check_images
-from fedstill.errors import DataError
+from fedstill.core.dataset import Cases, TensorData, check_images
+from fedstill.core.errors import DataError
 from fedstill.tasks import functional
 from fedstill.tasks.functional import Ensemble
 from fedstill.tasks.task import Figure, Task

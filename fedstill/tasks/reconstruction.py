@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity, functional, kspace
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstill.data.dataset import Cases, TensorData
+from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import overlap
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.data.dataset import Cases
-from fedstill.errors import DataError
+from fedstill.core.dataset import Cases
+from fedstill.core.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from fedstill.errors import MethodRefused
+from fedstill.core.errors import MethodRefused
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.functional import Ensemble
 
 if TYPE_CHECKING:  # the room data imports this one
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
-    from fedstill.data.dataset import Cases, TensorData
+    from fedstill.core.dataset import Cases, TensorData
 
 Kind = Literal["class", "labels", "map", "image"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedstill.data.dataset import TensorData, check_labels
-from fedstill.errors import DataError
+from fedstill.core.dataset import TensorData, check_labels
+from fedstill.core.errors import DataError
 from fedstill.tasks.classification import Classification
 
 
@@ -26,7 +26,7 @@ class TextClassification(Classification):
         >>> TextClassification(2).check(TensorData(torch.zeros(3, 8), torch.tensor([0, 1, 1])), "train")
         Traceback (most recent call last):
         ...
-        fedstill.errors.DataError: train: inputs are float32 of shape (3, 8): allowed are int64 ids (N, L)
+        fedstill.core.errors.DataError: train: inputs are float32 of shape (3, 8): allowed are ...
         """
         inputs, targets = data.inputs, data.targets
         if inputs.dtype != torch.int64 or inputs.ndim != 2:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedstill import run
 from fedstill.attacks.heard import Replay
-from fedstill.config import RunConfig, from_dict
+from fedstill.runs import run
+from fedstill.runs.config import RunConfig, from_dict
 
 FEDAVG = {"name": "fedavg", "rounds": 2}
 FEDIOD = {

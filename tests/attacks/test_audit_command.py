@@ -9,8 +9,8 @@ import pytest
 
 from fedstill.attacks import audits
 from fedstill.attacks.audits import AUDITS, Finding
-from fedstill.commands.privacy_audit import audit
-from fedstill.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.cli.privacy_audit import audit
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 SOUND = Finding("pate", "noisy votes", 4.377, 1.25, 3.5, False, 2000, 3.2)
 BROKEN = Finding("counts", "noisy label counts", 2.0, 2.5, None, True, 1, 0.4)

@@ -14,7 +14,7 @@ from fedstill.attacks import canary, releases
 from fedstill.attacks.audits import Finding, audit, audit_one_run
 from fedstill.attacks.releases import Attack
 from fedstill.attacks.worlds import contradicted
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
 from fedstill.node import dpsgd, protect, teachers
 from fedstill.node.guard import Guard
 from fedstill.node.teachers import shards

@@ -17,8 +17,8 @@ from fedstill.attacks import neighbours
 from fedstill.attacks.copying import Copying, copying, data_copying, wilson
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg, weights
 from fedstill.attacks.neighbours import Neighbours, nearest
+from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import DataConfig, load
-from fedstill.errors import ArgumentError, DataError, ModelError
 from fedstill.models import build
 from fedstill.models.classifiers import LeNet5
 

@@ -16,16 +16,16 @@ from fedstill.attacks.copying import copying
 from fedstill.attacks.features import penultimate, pixels
 from fedstill.attacks.generated import CopyingConfig, Generated, section
 from fedstill.attacks.quality import distances, inception_scores
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.data import DataConfig, load
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import ArgumentError
-from fedstill.experiment import Experiment
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.models import build
 from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
-from fedstill.setting import Setting
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 

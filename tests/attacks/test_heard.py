@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fedstill.attacks.heard import Heard, hear, replay
 from fedstill.attacks.tap import Overheard, Release
-from fedstill.errors import ArgumentError, RunFolderError
+from fedstill.core.errors import ArgumentError, RunFolderError
 from tests.attacks.runs import FEDAVG, FEDIOD, FEDKD, made
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}

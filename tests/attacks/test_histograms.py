@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.attacks.histograms import histogram
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.randomness import seeded
 from fedstill.privacy.rules import NoisyCounts
 

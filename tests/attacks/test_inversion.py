@@ -25,8 +25,8 @@ from fedstill.attacks.inversion import (
 )
 from fedstill.attacks.recovered import Pixels, Recovered, matched, psnr
 from fedstill.attacks.updates import Gradient, Part, Schedule, Update, gradients, shared, trained
+from fedstill.core.errors import ArgumentError
 from fedstill.data import DataConfig, load
-from fedstill.errors import ArgumentError
 from fedstill.models import build
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

@@ -15,8 +15,8 @@ from fedstill.attacks import layers
 from fedstill.attacks.inversion import IDLG, invert
 from fedstill.attacks.layers import LayersConfig, factors, invert_layers
 from fedstill.attacks.updates import Gradient, Part, gradients, shared
+from fedstill.core.errors import ArgumentError
 from fedstill.data import DataConfig, load
-from fedstill.errors import ArgumentError
 from fedstill.models import build
 from fedstill.models.split import split
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import attack
 from fedstill.attacks.sentence import sentence
-from fedstill.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from tests.attacks.runs import FEDAVG, FEDIOD, made
 
 QUICK = {

@@ -12,8 +12,8 @@ from fedstill.attacks import members
 from fedstill.attacks.heard import Heard, Replay
 from fedstill.attacks.members import MembersConfig, outsider, section
 from fedstill.attacks.tap import Overheard
-from fedstill.errors import ArgumentError, MethodRefused
-from fedstill.experiment import Experiment
+from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.runs.experiment import Experiment
 from fedstill.tasks import TaskConfig, make_task
 from tests.attacks.runs import FEDAVG, SGD, replay
 

@@ -18,13 +18,13 @@ from fedstill.attacks import membership
 from fedstill.attacks.membership import Seen, confidence, lira, lira_offline, loss, rmia
 from fedstill.attacks.rates import auc, rates, split
 from fedstill.attacks.shadows import halves, look, together
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.loaders import DataConfig, load
-from fedstill.errors import ArgumentError
 from fedstill.models import build
 from fedstill.node.training import LocalConfig
-from fedstill.seeds import torch_generator
 from fedstill.tasks.classification import Classification
 
 SEEDS = st.integers(0, 2**32)

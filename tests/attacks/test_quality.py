@@ -21,8 +21,8 @@ from fedstill.attacks.quality import (
     kernel_distance,
     likeness,
 )
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, load
-from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity
 
 PLAIN = Extractor("vectors", lambda x: x)

@@ -13,8 +13,8 @@ from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedstill.attacks.rates import at_rate, auc, rates, split
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 
 # Few values, so that many scores are equal.
 SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: torch.tensor(s).float())

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstill.attacks.shadows import each, halves, look, together
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import derive, torch_generator
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
-from fedstill.seeds import derive, torch_generator
 from fedstill.tasks.classification import Classification
 
 TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)

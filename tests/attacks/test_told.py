@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedstill.attacks.told import counts
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, UnknownName
-from fedstill.experiment import Experiment
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.methods.standalone import StandaloneConfig
+from fedstill.runs.experiment import Experiment
 from fedstill.tasks.multi_label import MultiLabel
 from tests.test_experiment import SHAPE, setting
 

@@ -19,9 +19,9 @@ from fedstill.attacks.updates import (
     shared,
     trained,
 )
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate, PolicyConfig

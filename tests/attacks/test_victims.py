@@ -10,7 +10,7 @@ import torch
 from fedstill.attacks.recovered import Pixels
 from fedstill.attacks.updates import Gradient, Update
 from fedstill.attacks.victims import InversionsConfig, attacked, section, victims
-from fedstill.errors import ArgumentError, MethodRefused
+from fedstill.core.errors import ArgumentError, MethodRefused
 from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
 
 ONE = InversionsConfig(victims=2, attacks=("idlg",))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn, moved, posed, shifted
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
 from fedstill.tasks import TaskConfig, make_task
 
 HOWS = ("shift", "shift-flip", "turn")

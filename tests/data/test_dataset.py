@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.data.dataset import TensorData, check_classification, check_labels, normalised
-from fedstill.errors import DataError
+from fedstill.core.dataset import TensorData, check_classification, check_labels, normalised
+from fedstill.core.errors import DataError
 
 
 def images(n: int = 4, c: int = 1, h: int = 8, w: int = 8) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups, numbered
 from fedstill.data.private import PrivateConfig, load
-from fedstill.errors import ArgumentError
-from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig
 
 FORM = Form(TaskConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))

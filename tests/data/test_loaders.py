@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, SplitConfig, TensorData, available, load, split
-from fedstill.errors import ArgumentError, DataError
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.core.errors import DataError
 from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nifti import read_volumes
 from fedstill.data.splits import SplitConfig, split
-from fedstill.errors import DataError
 from fedstill.tasks import TaskConfig
 
 nibabel = pytest.importorskip("nibabel")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nuclei import Picture, cases_of, cut, data_set
 from fedstill.data.public import PublicConfig, held_out, load_public
 from fedstill.data.splits import SplitConfig, split
-from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.shapes import three_classes
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.loaders import DataConfig, load
-from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import TaskConfig
 
 SEGMENTATION, FINDINGS = TaskConfig("segmentation"), TaskConfig("multi-label")

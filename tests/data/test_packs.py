@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedstill.core.errors import DataError
 from fedstill.data import packs
 from fedstill.data.packs import cache_folder, read_folder, read_npz
-from fedstill.errors import DataError
 
 
 @pytest.fixture(autouse=True)

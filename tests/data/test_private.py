@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill.core.errors import ArgumentError, DataError, FedstillError
+from fedstill.data.form import Form
 from fedstill.data.private import PrivateConfig, load
-from fedstill.errors import ArgumentError, DataError, FedstillError
-from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig
 
 HALF = (0.5,)

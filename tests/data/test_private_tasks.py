@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import DataConfig
 from fedstill.data.loaders import load as load_data
 from fedstill.data.private import PrivateConfig, load
-from fedstill.errors import ArgumentError, DataError
-from fedstill.node.form import Form
 from fedstill.tasks import TaskConfig, make_task
 
 HALF = (0.5,)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.seeds import torch_generator
 from fedstill.data import DataConfig, DataSet, TensorData, load
 from fedstill.data.public import Public, PublicConfig, in_form, load_public, smooth_fields
-from fedstill.errors import ArgumentError, DataError
-from fedstill.seeds import torch_generator
 
 DIGITS = load(DataConfig())
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.draws import dirichlet_shares, topped_up
 from fedstill.data.splits import SplitConfig, split, stratified
-from fedstill.errors import ArgumentError, DataError
 
 
 def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.config import DataConfig
-from fedstill.data.dataset import DataSet
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import SplitConfig, split
 from fedstill.data.text import code, is_text, read_table, read_tokens
 from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
-from fedstill.errors import ArgumentError, DataError
 from fedstill.tasks import TaskConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstill.core.dataset import DataSet, TensorData
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.concealed import conceal
-from fedstill.data.dataset import DataSet, TensorData
 from fedstill.data.public import PublicConfig, held_out, load_public
 from fedstill.data.splits import How, SplitConfig, split
 from fedstill.data.units import drawn_units, labels_of, unit_labels, whole
-from fedstill.errors import ArgumentError, DataError
 
 
 def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill import offline, run
-from fedstill.config import load as run_config
+from fedstill.core.errors import ArgumentError
 from fedstill.data.config import DataConfig
 from fedstill.data.loaders import load
 from fedstill.data.nuclei import Picture
 from fedstill.data.nuclei import data_set as nuclei_data_set
 from fedstill.data.validation import set_aside
-from fedstill.errors import ArgumentError
+from fedstill.runs import offline, run
+from fedstill.runs.config import load as run_config
 
 FEW = DataConfig(validation=0.25, seed=3)
 

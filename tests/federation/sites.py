@@ -24,19 +24,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from fedstill import records, run
-from fedstill.config import RunConfig, read_toml, to_toml
-from fedstill.errors import FedstillError
-from fedstill.experiment import Experiment
+from fedstill.core import records
+from fedstill.core.errors import FedstillError
+from fedstill.core.state import load_state
 from fedstill.federation import remote
 from fedstill.federation.remote import LinkError
-from fedstill.live import Live
 from fedstill.node import host, session
-from fedstill.state import load_state
+from fedstill.runs import run
+from fedstill.runs.config import RunConfig, read_toml, to_toml
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.live import Live
 
 FORKING = multiprocessing.get_context("forkserver")
 # torch loads the last of these with the first optimiser, for seconds.
-FORKING.set_forkserver_preload(["fedstill.live", "fedstill.node.host", "sklearn.datasets", "torch._dynamo"])
+FORKING.set_forkserver_preload(
+    ["fedstill.runs.live", "fedstill.node.host", "sklearn.datasets", "torch._dynamo"]
+)
 PORT, LOG, STOPPED = "port", "log", "stopped"
 SMALL = """
 name = "small"
@@ -172,7 +175,7 @@ class Sites:
     """
 
     def __init__(self, folder: Path, config: RunConfig[Any], delay: float = 0.0) -> None:
-        from fedstill import afar  # with all of FLARE, which the processes need not load
+        from fedstill.runs import afar  # with all of FLARE, which the processes need not load
 
         self.folder, self.config, self.delay = folder, config, delay
         experiment, _ = run.prepare(config)

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill import offline
-from fedstill.compute import Compute
-from fedstill.config import read_toml
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, BundleError, MethodRefused, NodeFault, QuestionMismatch
+from fedstill.data.form import Form
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, BundleError, MethodRefused, NodeFault, QuestionMismatch
 from fedstill.federation import InProcess, LinkConfig, bundles, partition, signed
 from fedstill.federation.bundles import (
     FORMAT,
@@ -38,18 +37,19 @@ from fedstill.federation.remote import Remote
 from fedstill.methods import METHODS, ServerSetting, fedkd
 from fedstill.methods.fedkd import FedKDConfig, FedKDServer, node_side, one_round
 from fedstill.models import build
-from fedstill.node.digests import digest
-from fedstill.node.form import Form
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.plan import Plan, fingerprint
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.statement import Statement
+from fedstill.protocol.digests import digest
+from fedstill.protocol.messages import pack, unpack
+from fedstill.protocol.plan import Plan, fingerprint
+from fedstill.protocol.questions import NodeSetting
+from fedstill.runs import offline
+from fedstill.runs.config import read_toml
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import Classification
-from fedstill.wire import pack, unpack
 
 pytest.importorskip("cryptography")
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.errors import NodeFault
+from fedstill.core.errors import NodeFault
 from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
-from fedstill.node.questions import Question
+from fedstill.protocol.questions import Question
 
 ASKED = Question("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
 B, C = 4, 3

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, QuestionMismatch, QuestionRefused
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
 from fedstill.federation import InProcess, partition
 from fedstill.models import PatchCritic, build
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSide, Question
+from fedstill.protocol.questions import NodeSide, Question
 
 SHAPE, B = (1, 8, 8), 3
 ALIKE = ("small-cnn:4",) * 3

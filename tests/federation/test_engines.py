@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, choose, inprocess, partition
 from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
@@ -20,8 +20,8 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -20,10 +20,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.config import RunConfig
-from fedstill.errors import NodeFault
-from fedstill.experiment import Experiment
-from fedstill.run import prepare
+from fedstill.core.errors import NodeFault
+from fedstill.runs.config import RunConfig
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.run import prepare
 from tests.federation.sites import Sites, Unbroken, same_figures, sites, small, told_time, until
 
 pytestmark = pytest.mark.timeout(90)

@@ -24,13 +24,13 @@ pytest.importorskip("nvflare")
 
 from safetensors.torch import load_file
 
-from fedstill.config import to_toml
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.core.records import write_text
+from fedstill.core.state import load_state
 from fedstill.federation import site
 from fedstill.federation.flare import ServerProgram
 from fedstill.node.rights import open_to_others
-from fedstill.records import write_text
-from fedstill.state import load_state
+from fedstill.runs.config import to_toml
 from tests.federation.sites import Unbroken, lines, small, told, told_time, until
 from tests.federation.test_remote import tiny
 

@@ -27,8 +27,8 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from fedstill.commands import server as command
-from fedstill.errors import ArgumentError, DeployError, UnknownName
+from fedstill.cli import server as command
+from fedstill.core.errors import ArgumentError, DeployError, UnknownName
 from fedstill.federation import provision, site
 from fedstill.federation.admin import Admin
 

@@ -15,29 +15,29 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill import afar, run
-from fedstill.compute import Compute
-from fedstill.config import RunConfig, from_dict
-from fedstill.errors import FedstillError, NodeFault, QuestionRefused
-from fedstill.experiment import Experiment
+from fedstill.core.compute import Compute
+from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
+from fedstill.core.records import Records
+from fedstill.data.form import Form
 from fedstill.federation import LinkConfig, remote
 from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
 from fedstill.federation.replies import About
-from fedstill.live import Live
 from fedstill.methods import METHODS
 from fedstill.methods.counting import Census
 from fedstill.models.vector import to_vector, weighted_mean
 from fedstill.node.account import DATA, Account
-from fedstill.node.form import Form
 from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
-from fedstill.node.plan import PROTOCOL, Plan
-from fedstill.node.questions import Question
 from fedstill.privacy.statement import Statement
-from fedstill.records import Records
+from fedstill.protocol.messages import pack, unpack
+from fedstill.protocol.plan import PROTOCOL, Plan
+from fedstill.protocol.questions import Question
+from fedstill.runs import afar, run
+from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.live import Live
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import Classification
-from fedstill.wire import pack, unpack
 
 Serve = Callable[[bytes], bytes]
 TINY: dict[str, Any] = {
@@ -119,7 +119,7 @@ class Away:
         return Live(self.config, link or Loopback(self.serve), "one", self.folder / "server")
 
     def modules(self, name: str, live: Live) -> dict[str, dict[str, torch.Tensor]]:
-        from fedstill.state import load_state
+        from fedstill.core.state import load_state
 
         mark = load_state(self.folder / "server/state.safetensors")["mark"]
         path = self.folder / "nodes" / name / f"runs/one/mark-{mark}.safetensors"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedstill.config import RunConfig, from_dict
-from fedstill.errors import DataError
+from fedstill.core.errors import DataError
 from fedstill.federation.replies import LONGEST, About
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
+from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here
 from tests.methods.map_world import blobs
 from tests.models.test_vgg import VGG16

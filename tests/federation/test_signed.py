@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.errors import BundleError
+from fedstill.core.errors import BundleError
 from fedstill.federation import signed
 
 pytest.importorskip("cryptography")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill import run
-from fedstill.config import RunConfig, from_dict
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models.vector import to_vector
+from fedstill.runs import run
+from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import TINY, Away, here
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, partition
 from fedstill.methods import ServerSetting
 from fedstill.methods.asyndgan import METHOD as ASYNDGAN
@@ -22,8 +22,8 @@ from fedstill.models.vgg import VGGFeatures
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation

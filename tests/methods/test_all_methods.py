@@ -21,19 +21,19 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedstill
-from fedstill.compute import EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import FedstillError, MethodRefused, QuestionRefused
+from fedstill.core.records import Records
 from fedstill.data.public import Public
-from fedstill.errors import FedstillError, MethodRefused, QuestionRefused
-from fedstill.experiment import Experiment
 from fedstill.federation import Federation
 from fedstill.methods import METHODS, Method
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.gate import NOT_OUTPUTS, PolicyConfig
 from fedstill.node.training import LocalConfig
-from fedstill.records import Records
-from fedstill.setting import Setting
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -296,7 +296,7 @@ class Moments:
         monkeypatch.setattr(Records, "due", lambda records: True)
         monkeypatch.setattr(Records, "save", saved)
         monkeypatch.setattr(Federation, "ask", asked)
-        monkeypatch.setattr("fedstill.experiment.CHUNK", 3)
+        monkeypatch.setattr("fedstill.runs.experiment.CHUNK", 3)
 
     def happened(self, what: str) -> None:
         self.seen.append(what)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.compute import Compute
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.federation import LinkConfig
 from fedstill.methods import ServerSetting
 from fedstill.methods.conditions import Gallery, Maps, MapsConfig, told, whose

@@ -12,16 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.compute import Compute
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
 from fedstill.methods.conditions import told, whose
 from fedstill.methods.critics import Critics, critic_loss, doubts
 from fedstill.models.vector import to_vector
 from fedstill.node.dpsgd import DPSGD
 from fedstill.node.group import Group
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy import randomness
+from fedstill.protocol.questions import NodeSetting
 from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

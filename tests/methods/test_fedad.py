@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, ModelError
 from fedstill.federation import InProcess, partition
 from fedstill.methods import ServerSetting, fedad
 from fedstill.methods.fedad import ATTENTION, METHOD, FedADConfig, FedADServer, node_side, outside
@@ -27,11 +28,10 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.rules import Derived, Exact
-from fedstill.state import load_state, save_state
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.seeds import torch_generator
+from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.federation import InProcess, partition
 from fedstill.methods.feddf import FedDFConfig, FedDFServer, node_side
 from fedstill.methods.parameters import drawn
@@ -28,10 +30,8 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig, Span
-from fedstill.seeds import torch_generator
-from fedstill.state import load_state, save_state
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.seeds import torch_generator
+from fedstill.core.state import load_state, save_state
 from fedstill.federation import Answers, InProcess, partition
 from fedstill.methods import ServerSetting
 from fedstill.methods.counting import Census
@@ -30,11 +32,9 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig
 from fedstill.privacy import randomness
-from fedstill.seeds import torch_generator
-from fedstill.state import load_state, save_state
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

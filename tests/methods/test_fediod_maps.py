@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
+from fedstill.core.state import load_state, save_state
 from fedstill.federation import Answers
 from fedstill.methods.conditions import told, whose
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.methods.recall import Known, Recall
 from fedstill.models.vgg import perceptual
 from fedstill.node.gate import PolicyConfig
-from fedstill.state import load_state, save_state
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,

@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.core.state import load_state, save_state
 from fedstill.data.augment import shifted
-from fedstill.data.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.federation import Answers, InProcess, partition
 from fedstill.methods import fedkd
 from fedstill.methods.fedkd import METHOD, FedKDConfig, FedKDServer, node_side
@@ -29,12 +31,10 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import protect
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import OutputsConfig, PrivacyConfig
 from fedstill.privacy.noise import dequantise
-from fedstill.seeds import derive, torch_generator
-from fedstill.state import load_state, save_state
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.federation import InProcess
 from fedstill.methods.diversity import div0, div1, div2
 from fedstill.methods.fedmd_cg import METHOD, FedMDCGConfig, generator_work, model_work
@@ -29,8 +29,8 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess, partition
 from fedstill.federation.link import LinkConfig
 from fedstill.methods import ServerSetting, method_of
@@ -29,10 +30,9 @@ from fedstill.node.group import Group
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting, NodeSide
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.state import load_state, save_state
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.tasks.reconstruction import Reconstruction
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

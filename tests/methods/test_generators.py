@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess
 from fedstill.methods import fedcg, fedgen, fedmd_cg
 from fedstill.methods.fedcg import FedCGConfig
@@ -30,9 +31,8 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
-from fedstill.state import load_state, save_state
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

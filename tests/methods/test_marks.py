@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.experiment import Experiment
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods.centralised import CentralisedConfig
 from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.standalone import StandaloneConfig
@@ -25,7 +24,8 @@ from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig
-from fedstill.setting import Setting
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.setting import Setting
 from fedstill.tasks import Ensemble
 from fedstill.tasks.classification import Classification
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedstill.core.state import load_state, save_state
 from fedstill.methods.memory import AnswerMemory
-from fedstill.state import load_state, save_state
 
 CPU = torch.device("cpu")
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fedstill.compute import EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, QuestionRefused
-from fedstill.experiment import LEDGER, RUN, Experiment
 from fedstill.methods import METHODS
 from fedstill.models import build
 from fedstill.models.vector import to_vector
@@ -34,7 +33,8 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text, from_text
-from fedstill.setting import Setting
+from fedstill.runs.experiment import LEDGER, RUN, Experiment
+from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, MethodRefused, QuestionRefused
-from fedstill.experiment import Experiment
 from fedstill.federation import InProcess, partition
 from fedstill.methods import fedkd
 from fedstill.methods.centralised import METHOD as CENTRALISED
@@ -30,10 +29,11 @@ from fedstill.models import build
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
-from fedstill.setting import Setting
+from fedstill.protocol.questions import NodeSetting
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.setting import Setting
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
 SIDE, LENGTH, WORDS, SEED = 8, 6, 9, 3

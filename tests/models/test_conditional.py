@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.models.conditional import ConditionalGenerator, ResidualBlock
 from fedstill.models.critic import PatchCritic, PatchGAN
 

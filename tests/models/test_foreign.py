@@ -19,9 +19,9 @@ from sklearn.svm import LinearSVC
 
 import fedstill
 from fedstill import models
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
-from fedstill.errors import MethodRefused, ModelError
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import MethodRefused, ModelError
 from fedstill.models.foreign import LEAST, Predictor
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Group, alike

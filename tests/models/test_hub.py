@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill import models
-from fedstill.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models import hub
 from fedstill.node.group import stackable
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models import MODELS, Generator, PatchCritic, build, check
 
 IMAGE = (1, 8, 8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.errors import ModelError
+from fedstill.core.errors import ModelError
 from fedstill.models import MODELS, build, example
 from fedstill.models.split import Split, features, split
 

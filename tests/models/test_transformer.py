@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedstill import models
-from fedstill.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models import private
 from fedstill.models.split import split
 from fedstill.models.transformer import Attention

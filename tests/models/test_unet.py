@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedstill.compute import Compute
-from fedstill.errors import ModelError
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ModelError
 from fedstill.models import build, check
 from fedstill.models.private import check as check_private
 from fedstill.models.split import Split, split

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.models import build
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from fedstill.errors import ArgumentError, DataError, ModelError
+from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, _places, load_vgg, perceptual
 
 VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.node.account import Account, Entry, LedgerError, Spent
 
 SECRET = 12345

@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill import deadline, offline
+from fedstill.core import deadline
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError, QuestionRefused
 from fedstill.methods.fedad import FedADConfig
 from fedstill.node.gate import PolicyConfig
-from fedstill.node.plan import Plan, fingerprint, public_tensors
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
-from fedstill.wire import WireConfig, pack, unpack
+from fedstill.protocol.messages import WireConfig, pack, unpack
+from fedstill.protocol.plan import Plan, fingerprint, public_tensors
+from fedstill.runs import offline
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
 from fedstill.methods.counting import count_labels, tell_size
 from fedstill.node.guard import Guard
-from fedstill.node.questions import NodeSide
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.randomness import seeded
+from fedstill.protocol.questions import NodeSide
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
 SIDE, SCALE = 8, 5.0

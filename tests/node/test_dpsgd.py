@@ -20,9 +20,9 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.models import PatchCritic, build
 from fedstill.node import dpsgd, training
 from fedstill.node.dpsgd import DPSGD, NotPrivate, check, clipped_sum, price, rate, step

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
 from fedstill.models import build
 from fedstill.node import dpsgd, training
 from fedstill.node.dpsgd import DPSGD, clipped_sum

@@ -18,10 +18,10 @@ from fedstill.data.public import Public
 from fedstill.models.vector import to_vector
 from fedstill.node import dpsgd, owner
 from fedstill.node.account import DATA
-from fedstill.node.plan import fingerprint, public_tensors
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Event, Price, from_text
+from fedstill.protocol.plan import fingerprint, public_tensors
 from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 
 PRIVATE = """
@@ -64,9 +64,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
         clinic.say("recall", mark=0)
         clinic.ask(number, image(0), question=question)
         for more in range(3):
-            seen.add(
-                clinic.ask(1001 + more, image(more), question=question)[1]["critic"].numpy().tobytes()
-            )
+            seen.add(clinic.ask(1001 + more, image(more), question=question)[1]["critic"].numpy().tobytes())
     assert len(seen) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12

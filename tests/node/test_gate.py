@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.account import Account, Spent
 from fedstill.node.gate import PARAMETERS, Asked, Gate, PolicyConfig
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
 from fedstill.node.purse import Purse
-from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
 from fedstill.privacy.events import Event, Price
+from fedstill.protocol.questions import NodeSide, Question
 from fedstill.tasks.classification import Classification
 
 QUESTION = Question(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.data.dataset import TensorData
+from fedstill.core.dataset import TensorData
 from fedstill.models import PatchCritic, build
 from fedstill.node.gate import Gate, PolicyConfig
 from fedstill.node.group import Bench, Group, alike

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods.counting import count_labels
 from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fl_mrcm import FEATURES
 from fedstill.node.gate import PARAMETERS
 from fedstill.node.guard import Guard, unpriced
-from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
@@ -27,10 +26,11 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text
+from fedstill.protocol.messages import SCALE
+from fedstill.protocol.questions import NodeSide, Question
 from fedstill.tasks import Kind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from fedstill.wire import SCALE
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)

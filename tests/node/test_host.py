@@ -20,20 +20,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedstill.errors import FedstillError, QuestionRefused
+from fedstill.core.errors import FedstillError, QuestionRefused
+from fedstill.data.form import Form
 from fedstill.models.vector import to_vector
 from fedstill.node import dpsgd
 from fedstill.node import session as at
 from fedstill.node.account import DATA
-from fedstill.node.form import Form
 from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
-from fedstill.node.plan import PROTOCOL, Plan
-from fedstill.node.questions import Question
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
+from fedstill.protocol.messages import WireConfig, pack, unpack
+from fedstill.protocol.plan import PROTOCOL, Plan
+from fedstill.protocol.questions import Question
 from fedstill.tasks import TaskConfig
-from fedstill.wire import WireConfig, pack, unpack
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
@@ -424,7 +424,7 @@ noise = 3.0
 def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
     """A node in a run of FedMD under DP-SGD, of 400 public examples, and its first scores (8, C)."""
     from fedstill.data.public import Public
-    from fedstill.node.plan import fingerprint, public_tensors
+    from fedstill.protocol.plan import fingerprint, public_tensors
 
     public = Public("shared", torch.randn(400, *SHAPE, generator=torch.Generator().manual_seed(0)), None, "")
     method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 8}
@@ -915,7 +915,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedstill.state.os.fsync", full)
+        patch.setattr("fedstill.core.state.os.fsync", full)
         assert "No space" in clinic.say("remember", mark=2)["text"]
     assert [path.name for path in (clinic.folder / "runs/one").glob("mark-*")] == ["mark-1.safetensors"]
     assert clinic.say("remember", mark=2) == ({}, {})
@@ -926,7 +926,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
 
 def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None:
     from fedstill.data.public import Public
-    from fedstill.node.plan import fingerprint, public_tensors
+    from fedstill.protocol.plan import fingerprint, public_tensors
 
     public = Public("shared", image(5), torch.tensor([1, 2, 3, 4]), "a note")
     method = {"name": "fedmd", "rounds": 2}

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedstill.data.public import Public
-from fedstill.node.plan import PLAN_FILE, Plan, fingerprint, public_tensors
-from fedstill.wire import pack, unpack
+from fedstill.protocol.messages import pack, unpack
+from fedstill.protocol.plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from tests.node.test_host import FEDIOD, FORM, PLAN, SHAPE, Clinic, same
 
 

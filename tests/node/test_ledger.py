@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.node.ledger import Ledger
 from tests.node.test_host import FEDIOD, PLAN, Clinic, image
 
@@ -152,9 +152,9 @@ def test_a_file_serves_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first = opened(path)
     code = (
-        "import sys, pathlib, fedstill.errors, fedstill.node.ledger as ledger\n"
+        "import sys, pathlib, fedstill.core.errors, fedstill.node.ledger as ledger\n"
         "try: ledger.Ledger().open(pathlib.Path(sys.argv[1]))\n"
-        "except fedstill.errors.RunFolderError: sys.exit(7)"
+        "except fedstill.core.errors.RunFolderError: sys.exit(7)"
     )
     second = [sys.executable, "-c", code, str(path)]
     assert subprocess.run(second, check=False).returncode == 7

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.gate import GENERATOR_PARAMETERS, PolicyConfig
 from fedstill.node.networks import within_parameters
-from fedstill.node.questions import NodeSide, Question
+from fedstill.protocol.questions import NodeSide, Question
 from tests.node.test_host import FEDIOD, PLAN, Clinic
 
 HUGE = {

@@ -9,12 +9,12 @@ import pytest
 from safetensors.torch import save_file
 
 from fedstill import models
-from fedstill.compute import Compute
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.data.form import Form
 from fedstill.methods import METHODS
 from fedstill.models.vgg import BLOCKS, _places
 from fedstill.node import own_model, owner
-from fedstill.node.form import Form
 from fedstill.node.owner import NodeFile
 from fedstill.tasks import TaskConfig
 from tests.models.test_vgg import weights

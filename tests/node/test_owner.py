@@ -19,17 +19,18 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from fedstill import models, presets
-from fedstill.compute import Compute
-from fedstill.errors import FedstillError, ModelError
+from fedstill import models
+from fedstill.core.compute import Compute
+from fedstill.core.errors import FedstillError, ModelError
+from fedstill.data.form import Form
 from fedstill.methods import METHODS
 from fedstill.models.foreign import Predictor
 from fedstill.node import own_model, owner
 from fedstill.node.account import Account
-from fedstill.node.form import Form
 from fedstill.node.owner import NodeFile
-from fedstill.node.questions import NodeSetting
 from fedstill.node.training import LocalConfig
+from fedstill.protocol.questions import NodeSetting
+from fedstill.runs import presets
 from fedstill.tasks import TaskConfig, make_task
 
 TEN = tuple(map(str, range(10)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedstill.cli import main
+from fedstill.cli.main import main
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.compute import Compute, EngineConfig
-from fedstill.data.dataset import TensorData
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
-from fedstill.errors import ArgumentError
 from fedstill.federation import InProcess, partition
 from fedstill.methods.fediod import FedIODConfig, node_side
 from fedstill.models import build
@@ -26,7 +26,6 @@ from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.node.questions import NodeSetting
 from fedstill.node.teachers import Teachers
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.bill import total
@@ -39,6 +38,7 @@ from fedstill.privacy.config import (
 )
 from fedstill.privacy.events import Event, Price, as_text
 from fedstill.privacy.statement import SEVERAL
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedstill.commands import ledger
-from fedstill.errors import FedstillError, RunFolderError
+from fedstill.cli import ledger
+from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.node import reconcile
 from fedstill.node.account import Account
 from fedstill.node.ledger import Ledger

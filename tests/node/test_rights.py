@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.commands import node
+from fedstill.cli import node
 from fedstill.node import owner
 from fedstill.node.rights import open_to_others
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.compute import Compute
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.federation import partition
 from fedstill.models import build
 from fedstill.node import training

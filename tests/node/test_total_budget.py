@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.cli import main
-from fedstill.errors import ArgumentError, QuestionRefused
+from fedstill.cli.main import main
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node import owner
 from fedstill.node.account import Account
 from fedstill.node.faults import privacy_faults
@@ -20,11 +20,11 @@ from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
 from fedstill.node.protect import wanted
 from fedstill.node.purse import Purse
-from fedstill.node.questions import NodeSide, Question
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import PateConfig, PrivacyConfig
+from fedstill.protocol.questions import NodeSide, Question
 from fedstill.tasks.classification import Classification
 from tests.node.test_owner_privacy import charge, folder_of, said
 

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.state import load_state, save_state
 from fedstill.data.augment import shifted
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError
 from fedstill.federation import choose, partition
 from fedstill.models import build
 from fedstill.node import training
@@ -25,7 +26,6 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.training import LocalConfig, Span, cosine
-from fedstill.state import load_state, save_state
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy import accounting, losses, renyi
 from fedstill.privacy.accounting import calibrate, epsilon, most, within
 from fedstill.privacy.events import Event

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.audit import Evidence, Rates, discriminant, most, one_run, repeated
 from fedstill.privacy.events import Event

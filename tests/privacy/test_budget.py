@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.errors import ArgumentError, FedstillError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.privacy import accounting, budget
 from fedstill.privacy.accounting import Accountant, epsilon
 from fedstill.privacy.budget import Budget, BudgetSpent

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.privacy.noise import dequantise, laplace, quantise, wire_type
-from fedstill.seeds import torch_generator
 
 # --- the quantiser -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy import renyi
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event

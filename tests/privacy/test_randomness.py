@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy import randomness
 from fedstill.privacy.randomness import Draws, add_noise, grid, make_draws, secure, seeded
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import SLACK, kept, lengths, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import secure, seeded

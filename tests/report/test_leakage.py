@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.leakage import MOST, PARTS, section
 from tests.report.test_report_page import Page, a_folder, a_result

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill import compare
-from fedstill.compare import Comparison
+from fedstill.compare import plan as compare
+from fedstill.compare.plan import Comparison
 from fedstill.report import budgets
 from fedstill.report.budgets import Line, Point
 from fedstill.report.compare import html, markdown, summarise, write_comparison

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill import compare
-from fedstill.compare import Comparison
-from fedstill.config import PaperFigure
-from fedstill.records import write_text
+from fedstill.compare import plan as compare
+from fedstill.compare.plan import Comparison
+from fedstill.core.records import write_text
 from fedstill.report import marks as drawings
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
+from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.

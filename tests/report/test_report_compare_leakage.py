@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill import compare
-from fedstill.compare import Comparison
-from fedstill.records import write_text
+from fedstill.compare import plan as compare
+from fedstill.compare.plan import Comparison
+from fedstill.core.records import write_text
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.compare_leakage import LEAKS, skipped, strength
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, records

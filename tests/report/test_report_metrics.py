@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill import compare
-from fedstill.compare import Comparison
-from fedstill.config import PaperFigure
-from fedstill.errors import ArgumentError, UnknownName
-from fedstill.records import write_text
+from fedstill.compare import plan as compare
+from fedstill.compare.plan import Comparison
+from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.records import write_text
 from fedstill.report import write_report
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.metrics import Measured, figures_of, gap_text, metric_of, spread_text
+from fedstill.runs.config import PaperFigure
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_table import printed

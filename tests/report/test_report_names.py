@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fedstill.config import from_dict
 from fedstill.report import write_report
 from fedstill.report.names import labels
 from fedstill.report.table import comparison
-from fedstill.run import run
+from fedstill.runs.config import from_dict
+from fedstill.runs.run import run
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_pictures import FOUND, TRUTH, a_case
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fedstill.errors import RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.sentence import plain_sentence
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from fedstill.errors import DataError, RunFolderError
+from fedstill.core.errors import DataError, RunFolderError
 from fedstill.report import write_report
 from fedstill.report.outlines import compare, outline
 from fedstill.report.pictures import hot, section

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.errors import DataError
+from fedstill.core.errors import DataError
 from fedstill.report import axes, plots, png
 from fedstill.report.table import Row
 

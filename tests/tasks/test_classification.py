@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.data.dataset import TensorData
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.classification import Classification
 

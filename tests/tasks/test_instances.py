@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import ArgumentError
-from fedstill.seeds import torch_generator
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.shapes import three_classes

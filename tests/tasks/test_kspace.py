@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks.kspace import lines, undersample
 
 whole = st.sampled_from([8, 16, 30, 64, 128, 320])

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.data.dataset import TensorData
-from fedstill.errors import DataError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import DataError
 from fedstill.tasks import functional, make_task
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.functional import Ensemble

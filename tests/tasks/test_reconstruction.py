@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import ndimage
 
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import ArgumentError, DataError
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks import TaskConfig, fidelity, make_task
 from fedstill.tasks.reconstruction import Reconstruction
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from fedstill.data.dataset import Cases, TensorData
-from fedstill.errors import ArgumentError
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.segmentation import Segmentation
 

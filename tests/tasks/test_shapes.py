@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.seeds import torch_generator
+from fedstill.core.seeds import torch_generator
 from fedstill.tasks.objects import aji, match
 from fedstill.tasks.shapes import grow, objects_of, separate, three_classes
 from fedstill.tasks.synthetic import nuclei

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.data.dataset import Cases
-from fedstill.errors import DataError
+from fedstill.core.dataset import Cases
+from fedstill.core.errors import DataError
 from fedstill.tasks.stitching import stitch
 
 

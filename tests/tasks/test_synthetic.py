@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from fedstill.seeds import torch_generator
+from fedstill.core.seeds import torch_generator
 from fedstill.tasks.synthetic import COVERED, RADIUS, nuclei, regions
 
 

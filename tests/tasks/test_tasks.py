@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.errors import ArgumentError
+from fedstill.core.errors import ArgumentError
 from fedstill.methods import METHODS, refusal
 from fedstill.report.matrix import tasks_by_method
 from fedstill.tasks import TASKS, Task, TaskConfig, any_task
@@ -24,7 +24,7 @@ def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
 def test_blank_targets_are_targets(task: Task) -> None:
-    from fedstill.data.dataset import TensorData
+    from fedstill.core.dataset import TensorData
 
     shape = (8,) if task.tokens else (1, 16, 16)
     inputs = torch.ones(2, *shape, dtype=torch.int64) if task.tokens else torch.zeros(2, *shape)

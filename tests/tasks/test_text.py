@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.data.dataset import TensorData
-from fedstill.errors import DataError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import DataError
 from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.text import TextClassification
 

@@ -1,0 +1,225 @@
+"""A federation by files: ``fedstill questions``, ``fedstill node answer`` and ``fedstill distil``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.main import _configure, _finish, _leave, _override, _take
+from fedstill.core.errors import ArgumentError, BundleError, UnknownName
+from fedstill.report.words import human_bytes
+
+if TYPE_CHECKING:
+    from fedstill.federation.bundles import Questions
+
+HELPS = ("-h", "--help")
+HELP = """\
+A federation by files, where no live link is allowed; for methods that ask all at once, as FedKD.
+
+usage:
+  fedstill questions make PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]
+                            all questions of a run, signed
+  fedstill questions show FILE
+                            what a file of questions asks, and whose key signed it
+  fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
+                            at the node whose folder is DIR: train, and answer through its gate
+  fedstill distil ANSWERS ... --questions FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR]
+                            student and report from the nodes' answers; if stopped, once more goes on
+
+  --out FILE         questions.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
+  --key FILE         the server's private key (default: server.key), made at first use; server.pub beside it
+  --server-key       the server's public key, or its fingerprint as it was read out over the phone
+  --node-keys DIR    the nodes' public keys, DIR/NAME.pub: whoever has none there is refused
+  --out DIR          the run's folder (default: runs/NAME-seedSEED); --quiet hides progress bars
+  --OPTION VALUE     as of `fedstill run`; of `distil` only what changes nothing at the nodes: the student,
+                     how it learns, what is measured; the seed stays that of the questions
+
+Every file is signed. A fingerprint says whose key it was: compare it once, by another way than the file's.
+"""
+
+
+def main(words: list[str]) -> None:
+    """``fedstill questions ...``."""
+    commands = {"make": _make, "show": _show}
+    if not words or words[0] in HELPS or (len(words) == 2 and words[1] in HELPS):
+        print(HELP, end="")
+    elif words[0] in commands:
+        commands[words[0]](words[1:])
+    else:
+        raise UnknownName("command", f"questions {words[0]}", [f"questions {name}" for name in commands])
+
+
+def _make(words: list[str]) -> None:
+    command = shlex.join(["fedstill", "questions", "make", *words])
+    out, rest = _take("--out", words)
+    key, rest = _take("--key", rest)
+    config = _configure(rest, "questions make")
+
+    from fedstill.core.records import write_text
+    from fedstill.federation import bundles, signed
+    from fedstill.runs import offline
+    from fedstill.runs.config import to_toml
+    from fedstill.runs.run import COMMAND
+
+    path = Path(out or "questions.safetensors")
+    private = Path(key or "server.key")
+    questions = offline.make(config)
+    own = signed.own_key(private)
+    sha256 = bundles.write_questions(path, questions, own)
+    write_text(_recipe(path), f"{COMMAND}{command}\n\n{to_toml(config)}")
+    _print_questions(questions)
+    _print_facts(
+        {
+            "questions": _described(path),
+            "SHA-256": sha256,
+            "your key": signed.fingerprint(signed.public_of(own)),
+        }
+    )
+    print(f"Give each node both files, and read the fingerprint of your key out to it. Keep {private} and")
+    print(f"{_recipe(path)}: with them the answers become a student.")
+
+
+def distil(words: list[str]) -> None:
+    """``fedstill distil ANSWERS ... --questions FILE ...``."""
+    if not words or any(word in HELPS for word in words):
+        print(HELP, end="")
+        return
+    command = shlex.join(["fedstill", "distil", *words])
+    quiet = "--quiet" in words
+    questions, rest = _take("--questions", [word for word in words if word != "--quiet"])
+    keys, rest = _take("--node-keys", rest)
+    out, rest = _take("--out", rest)
+    end = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+    answers = [Path(word) for word in rest[:end]]
+    if questions is None:
+        raise ArgumentError("--questions", "", "the file of questions that these are the answers to")
+    if not answers:
+        raise ArgumentError("fedstill distil", "", "files of answers, one a node")
+
+    from fedstill.runs import offline
+    from fedstill.runs.config import load_toml
+
+    recipe = _recipe(Path(questions))
+    if not recipe.is_file():
+        raise BundleError(f"{recipe} is missing: `fedstill questions make` wrote it beside {questions}")
+    asked = load_toml(recipe)
+    config = _override(asked, rest[end:], "fedstill distil")
+    offline.check_later(asked, config)
+    folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
+    if out is None:
+        print(f"The run's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
+    known = None if keys is None else _keys(Path(keys))
+    try:
+        result = offline.distil(
+            config,
+            Path(questions),
+            answers,
+            folder,
+            keys=known,
+            command=command,
+            progress=not quiet and sys.stderr.isatty(),
+        )
+    except KeyboardInterrupt:
+        _leave("stopped; the same command goes on", 130)
+    _finish(folder, result)
+    if result["files"]["missing"]:
+        print(f"No answers came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
+    if known is None:
+        print("The nodes' keys were not compared. Have each node read the fingerprint of its key out:")
+        _print_facts({node["node"]: node["signed_by"] for node in result["files"]["answers"]})
+
+
+def _keys(folder: Path) -> dict[str, str]:
+    """Fingerprints of the public keys in a folder, by the name of the node."""
+    from fedstill.federation import signed
+
+    found = {path.stem: signed.fingerprint(signed.read_public(path)) for path in sorted(folder.glob("*.pub"))}
+    if not found:
+        raise ArgumentError("--node-keys", str(folder), "a folder with the nodes' public keys, NAME.pub")
+    return found
+
+
+def answer(words: list[str]) -> None:
+    """``fedstill node answer DIR FILE ...``."""
+    out, rest = _take("--out", words)
+    key, rest = _take("--server-key", rest)
+    if len(rest) != 2 or any(word.startswith("-") for word in rest):
+        raise ArgumentError(
+            "fedstill node answer", " ".join(words), "a node's folder and a file of questions"
+        )
+
+    from fedstill.core.progress import Bars
+    from fedstill.federation import signed
+    from fedstill.node.host import Host
+    from fedstill.runs import offline
+
+    folder = Path(rest[0])
+    Host(folder).limit_process()  # which is this command's own
+    with Bars(sys.stderr.isatty()) as bars:
+        reply = offline.answer(
+            folder,
+            Path(rest[1]),
+            None if out is None else Path(out),
+            server_key=None if key is None else signed.expected(key),
+            report=lambda percent: bars.show("local training", percent, 100),
+        )
+    left = reply.bytes["up"]
+    mechanisms = sorted({release.mechanism for release in reply.header.releases})
+    known = "as expected" if reply.questions.trusted else "not compared yet"
+    _print_questions(reply.questions)
+    _print_facts(
+        {
+            "asked by": f"{reply.questions.signer} ({known})",
+            "left": ", ".join(f"{kind} {human_bytes(size)}" for kind, size in left.items()) or "nothing",
+            "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
+            "answers": _described(reply.path),
+            "your key": reply.signer,
+        }
+    )
+    if reply.again:
+        print("These are the answers that left before, byte for byte: nothing more was charged.")
+    print("Give back both files of answers, and read the fingerprint of your key out to the server's people.")
+    if not reply.questions.trusted:
+        print("Before that, have them read out theirs: it must be the one above.")
+
+
+def _show(words: list[str]) -> None:
+    if len(words) != 1:
+        raise ArgumentError("fedstill questions show", " ".join(words), "one file of questions")
+    from fedstill.federation import bundles
+
+    questions = bundles.read_questions(Path(words[0]))
+    _print_questions(questions)
+    _print_facts({"SHA-256": questions.sha256, "signed by": questions.signer})
+
+
+def _described(path: Path) -> str:
+    from fedstill.federation import signed
+
+    return f"{path} and {signed.signature_of(path).name}, {human_bytes(path.stat().st_size)}"
+
+
+def _recipe(questions: Path) -> Path:
+    """Where the run is kept whose questions these are."""
+    return questions.with_name(questions.name + ".toml")
+
+
+def _print_questions(questions: Questions) -> None:
+    form, public = questions.plan.form, questions.public
+    names = Counter(ask.question for ask in questions.asks)
+    facts = {
+        "method": str(questions.plan.method["name"]),
+        "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
+        "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
+        "form": f"{form.task.name}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
+    }
+    _print_facts(facts)
+
+
+def _print_facts(facts: Mapping[str, str]) -> None:
+    for name, value in facts.items():
+        print(f"{name:<11} {value}")

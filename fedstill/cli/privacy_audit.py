@@ -1,0 +1,117 @@
+"""``fedstill privacy audit``: every mechanism attacked, beside what it claims."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.main import _take
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+
+if TYPE_CHECKING:
+    from fedstill.attacks.audits import Finding
+
+HELP = """\
+Attacks on real nodes by somebody who knows all records but one: what they prove that a mechanism costs,
+beside what its ledger says. A lower bound above the claim is a fault, and the command ends with 2.
+
+usage:
+  fedstill privacy audit [--mechanism NAME]  one of counts, dp-sgd, critic, pate, noisy-outputs; else all of
+                                             them, a few minutes
+  --seed N       of data and noise (default: 0)
+  --out FILE     write what was found, as JSON
+"""
+
+END = """\
+claimed   epsilon by the node's own ledger, an upper bound
+shown     epsilon that the attack proves at least, whatever the noise is like
+as noise  the same if the noise is of the kind that is claimed; above the claim it refutes it, too
+All at delta {delta:g}, each lower bound at {confidence:.0%}. One below the claim proves nothing: the
+mechanism is sound, or the attack weak."""
+
+
+def audit(words: list[str]) -> None:
+    """Do what the words after ``fedstill privacy audit`` say.
+
+    Raises:
+        FedstillError: they say nothing that can be done, or a claim is refuted.
+    """
+    if any(word in ("-h", "--help") for word in words):
+        print(HELP, end="")
+        return
+    name, words = _take("--mechanism", words)
+    seed, words = _take("--seed", words)
+    out, words = _take("--out", words)
+    if words:
+        raise UnknownName("option", words[0].partition("=")[0], ["--mechanism", "--seed", "--out"])
+    if seed is not None and not seed.isdecimal():
+        raise ArgumentError("--seed", seed, "a whole number from 0 up")
+
+    from fedstill.attacks.audits import AUDITS
+
+    if name is not None and name not in AUDITS:
+        raise UnknownName("mechanism", name, list(AUDITS))
+    found = []
+    for one in [audit for key in AUDITS if name in (None, key) for audit in AUDITS[key]]:
+        found.append(one(int(seed or 0)))
+        _print(found[-1], first=len(found) == 1)
+    _say(found)
+    if out is not None:
+        _write(Path(out), found, int(seed or 0))
+    refuted = [f"{finding.mechanism} ({finding.on})" for finding in found if finding.refuted]
+    if refuted:
+        raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")
+
+
+def _print(finding: Finding, *, first: bool) -> None:
+    """A row as soon as it is known: the next may take a minute."""
+    if first:
+        head = ("mechanism", "what was attacked", "claimed", "shown", "as noise", "runs", "s")
+        print("{:<13} {:<33} {:>7} {:>6} {:>8} {:>4} {:>3}".format(*head))
+    as_claimed = "-" if finding.as_claimed is None else f"{finding.as_claimed:.2f}"
+    print(
+        f"{finding.mechanism:<13} {finding.on:<33} {finding.claimed:>7.2f} {finding.shown:>6.2f} "
+        f"{as_claimed:>8} {finding.runs:>4} {finding.seconds:>3.0f}"
+        + (" REFUTED" if finding.refuted else ""),
+        flush=True,
+    )
+
+
+def _say(found: list[Finding]) -> None:
+    from fedstill.attacks.audits import DELTA
+    from fedstill.privacy.audit import CONFIDENCE
+
+    print(f"\n{END.format(delta=DELTA, confidence=CONFIDENCE)}")
+    print(f"{sum(finding.seconds for finding in found):.0f} s in all.")
+
+
+def _write(path: Path, found: list[Finding], seed: int) -> None:
+    """What was found, and where.
+
+    Raises:
+        FedstillError: it cannot be written.
+    """
+    import os
+    import platform
+    from datetime import date
+
+    import torch
+
+    from fedstill.attacks.audits import DELTA
+    from fedstill.privacy.audit import CONFIDENCE
+
+    about = {
+        "seed": seed,
+        "delta": DELTA,
+        "confidence": CONFIDENCE,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "date": date.today().isoformat(),
+        "findings": [asdict(finding) for finding in found],
+    }
+    try:
+        path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FedstillError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,235 @@
+"""``fedstill privacy plan``: what a run will cost each node, as its guard will charge it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.main import _take
+from fedstill.cli.privacy import number, refuse_options
+from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.data.groups import limit_groups
+from fedstill.node.guard import PARTS, Guard
+from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
+from fedstill.node.protect import unit_notes, wanted
+from fedstill.privacy.bill import total
+from fedstill.privacy.events import Price, from_text
+
+if TYPE_CHECKING:
+    from fedstill.node.training import LocalConfig
+    from fedstill.privacy.config import PrivacyConfig
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the options say; None is not given."""
+
+    epsilon: float | None
+    noise: float | Mapping[str, float] | None
+    steps: int | None
+
+    @property
+    def finds_steps(self) -> bool:
+        return self.steps is None and self.epsilon is not None and self.noise is not None
+
+
+def plan(words: list[str]) -> None:
+    """Do what the words after ``fedstill privacy plan`` say.
+
+    Raises:
+        FedstillError: they say nothing that can be planned, no noise is enough, or a node would refuse the
+            run; then after the plan.
+    """
+    most, words = _take("--epsilon", words)
+    noise, words = _take("--noise", words)
+    steps, words = _take("--steps", words)
+    refuse_options(words, ["--epsilon", "--noise", "--steps"])
+    if not 1 <= len(words) <= 2:
+        raise ArgumentError("fedstill privacy plan", " ".join(words), "NODE RUN, or RUN alone")
+    wish = _Wish(
+        None if most is None else number("--epsilon", most),
+        None if noise is None else _noise(noise),
+        None if steps is None else number("--steps", steps, int),
+    )
+    if wish.finds_steps and wish.epsilon == math.inf:
+        raise ArgumentError("--epsilon", wish.epsilon, "finite, where it says how long the run can be")
+    if wish.steps is not None and wish.steps < 1:
+        raise ArgumentError("--steps", wish.steps, "1 or more")
+
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    run, places = _at_node(Path(words[0]), words[1]) if len(words) == 2 else _simulated(words[0])
+    known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
+    plans = []
+    for place in places:
+        if place.examples not in known:
+            known[place.examples] = _solve(run, place, wish)
+        plans.append(replace(known[place.examples], place=place))
+    show(console, run, plans, Path(words[0]) if len(words) == 2 else None)
+    for one in plans:
+        if (reason := refusal(one)) is not None:
+            raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
+
+
+def _noise(text: str) -> float | dict[str, float]:
+    """``4.0``, or ``training=4.0,critic=8``."""
+    if "=" not in text:
+        return float(number("--noise", text))
+    levels = {}
+    for item in text.split(","):
+        part, _, level = item.strip().partition("=")
+        if part not in PARTS:
+            raise UnknownName("part of --noise", part, PARTS)
+        levels[part] = float(number(f"--noise {part}", level))
+    return levels
+
+
+# --- who takes part -----------------------------------------------------------------------------------
+
+
+def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
+    """One node as its owner has it."""
+    from fedstill.cli.node import _asking
+    from fedstill.data import private
+    from fedstill.node import owner
+
+    folder = path.parent if path.name == owner.FILE else path
+    file, asking = owner.read(folder), _asking(target)
+    data, form = private.load(file.data, folder, asking.form, asking.config.task)
+    notes = unit_notes([data], [file.privacy])
+    data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
+    if data.groups is None and file.privacy.group_size > 1:
+        raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
+    run = Run(target, asking.config.method, form, asking.public, notes)
+    _require_public(run, asking.note)
+    spent = owner.spent(file, folder)
+    place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.events))
+    return run, [replace(place, bare=spent.bare, trouble=spent.trouble)]
+
+
+def _simulated(target: str) -> tuple[Run, list[Place]]:
+    """All nodes of a simulation, with the parts of the data that they will have."""
+    from fedstill.data.form import Form
+    from fedstill.data.loaders import load
+    from fedstill.runs import config
+    from fedstill.runs.run import divide
+
+    if (Path(target) / "node.toml").is_file() or Path(target).name == "node.toml":
+        raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
+    run = config.load(target)
+    data = load(run.data, run.task)
+    parts, public = divide(run, data)
+    notes = unit_notes(parts, [run.nodes.privacy] * len(parts))
+    made = Run(target, run.method, Form.of(run.task, data), public, notes)
+    _require_public(made, "")
+    own = (run.nodes.privacy, run.nodes.local)
+    if wanted(run.nodes.privacy):  # as the run itself does then
+        parts = [limit_groups(part, run.nodes.privacy.group_size) for part in parts]
+    return made, [Place(f"node-{k}", *own, len(part), Price()) for k, part in enumerate(parts)]
+
+
+def _require_public(run: Run, note: str) -> None:
+    from fedstill.methods import method_of
+
+    if run.public is None and method_of(run.method).needs(run.method).public:
+        told = f" ({note})" if note else ""
+        raise FedstillError(
+            f"the public data of {run.name} are not here{told}, and its price follows from them"
+        )
+
+
+# --- the third of three -------------------------------------------------------------------------------
+
+
+def _guard(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Guard:
+    """The guard that the node would have in the run."""
+    from fedstill.core.compute import Compute
+    from fedstill.methods import method_of
+    from fedstill.protocol.questions import NodeSetting
+
+    setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)
+    side = method_of(method).node_side(method, setting)
+    return Guard(place.name, privacy, side, local, place.examples, setting.task)
+
+
+def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
+    """Give the node the one of noise, steps and epsilon that is not given."""
+    privacy, method, local = place.privacy, run.method, place.local
+    if wish.epsilon is not None:
+        privacy = replace(privacy, epsilon=wish.epsilon)
+    # With some noise everywhere: what does the run cost at all, and for how long?
+    wants = [part for part in PARTS if getattr(privacy, part).noise is None]
+    noisy = _with_noise(privacy, dict.fromkeys(wants, 1.0))
+    first = _guard(run, place, noisy, method, local)
+    used = parts(first)
+    if wish.noise is not None:
+        privacy = _with_noise(privacy, _levels(wish.noise, used, [part for part in wants if part in used]))
+        noisy = _with_noise(noisy, {part: getattr(privacy, part).noise or 1.0 for part in used})
+    wants = [part for part in used if getattr(privacy, part).noise is None]
+
+    length = None
+    if total(first.schedule()) or wish.steps or wish.finds_steps:
+
+        def price(method: Any, local: LocalConfig) -> Price | None:
+            return total(_guard(run, place, noisy, method, local).schedule())
+
+        try:
+            length = find_knob(method, local, price)
+        except FedstillError:
+            if wish.steps is not None or wish.finds_steps:
+                raise
+    if length is not None and (wish.steps is not None or wish.finds_steps):
+        steps = wish.steps if wish.steps is not None else _most(run, place, privacy, length, wants)
+        method, local = length.turn(method, local, steps)
+        length = replace(length, value=steps)
+    guard = _guard(run, place, privacy, method, local)
+    if guard.protects and getattr(method, "labelled", False):  # as the run itself is refused
+        allowed = "none where public data join its own"
+        raise ArgumentError(f"privacy.mechanism of {place.name}", guard.name, allowed)
+    limited = math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+    cost = forecast(guard)
+    noisy_enough = wants and limited and cost.price is not None
+    found = "steps" if wish.finds_steps else "noise" if noisy_enough else "epsilon"
+    return Plan(place, guard, cost, length, found)
+
+
+def _with_noise(privacy: PrivacyConfig, levels: Mapping[str, float]) -> PrivacyConfig:
+    parts: dict[str, Any] = {
+        part: replace(getattr(privacy, part), noise=level) for part, level in levels.items()
+    }
+    return replace(privacy, **parts)
+
+
+def _levels(
+    given: float | Mapping[str, float], used: Sequence[str], wants: Sequence[str]
+) -> dict[str, float]:
+    """Noise by part, where one number is that of the one part that is in question."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    meant = wants or used
+    if len(meant) != 1:
+        allowed = f"PART=N for {', '.join(meant)}" if meant else "none: nothing of this run takes noise"
+        raise ArgumentError("--noise", given, allowed)
+    return {meant[0]: given}
+
+
+def _most(run: Run, place: Place, privacy: PrivacyConfig, length: Knob, wants: Sequence[str]) -> int:
+    """The longest run within epsilon."""
+    if wants:
+        raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
+
+    def guard_of(steps: int) -> Guard:
+        return _guard(run, place, privacy, *length.turn(run.method, place.local, steps))
+
+    if total(guard_of(1).schedule()) is None:
+        raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
+    steps = most_steps(guard_of, privacy.epsilon)
+    if not steps:
+        least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
+        raise ArgumentError("--epsilon", privacy.epsilon, least)
+    return steps

@@ -1,0 +1,276 @@
+"""What a plan of a run's privacy is printed as, in 80 columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.ledger_tables import events
+from fedstill.cli.privacy import up
+from fedstill.methods import method_of
+from fedstill.node.guard import PARTS, Guard
+from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
+from fedstill.privacy.accounting import epsilon, within
+from fedstill.privacy.events import Price, as_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.data.form import Form
+    from fedstill.data.public import Public
+    from fedstill.node.training import LocalConfig
+    from fedstill.privacy.config import PrivacyConfig
+
+
+DROWNED = (
+    "the votes are almost all noise: more records and teachers, fewer questions, a larger epsilon, or dp-sgd"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as far as its cost depends on it.
+
+    Args:
+        name: as it was given.
+        method: its config.
+        form: of inputs and classes.
+        public: public data, or None.
+        notes: what is to be said of its unit of privacy: that records belong together, and epsilon is of one.
+    """
+
+    name: str
+    method: Any
+    form: Form
+    public: Public | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that the run is planned for.
+
+    Args:
+        name: the node's.
+        privacy: what its owner says.
+        local: how it trains.
+        examples: its records, without those that a limit of groups leaves out.
+        spent: what its data have cost so far.
+        bare: releases without guarantee so far.
+        trouble: what is wrong with its ledger, or None.
+    """
+
+    name: str
+    privacy: PrivacyConfig
+    local: LocalConfig
+    examples: int
+    spent: Price
+    bare: int = 0
+    trouble: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found for a node.
+
+    Args:
+        place: the node.
+        guard: of the run as planned.
+        cost: what it will be charged.
+        length: by what the run can be made longer, and how long it is; None: it costs the same.
+        found: the third of noise, steps and epsilon.
+    """
+
+    place: Place
+    guard: Guard
+    cost: Forecast
+    length: Knob | None
+    found: str
+
+
+def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None) -> None:
+    """Print what was found for one node, or for those of a simulation.
+
+    Args:
+        console: where to.
+        run: the run.
+        plans: one for each node.
+        folder: the node's, or None in a simulation.
+    """
+    # All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them.
+    most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
+    if most.found == "steps":
+        most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
+    config, statement = most.guard.config, most.guard.statement()
+    console.print(f"{run.name} ({method_of(run.method).title}), before anything is trained")
+    if not most.guard.protects:
+        facts = {"mechanism": "none: releases leave as they are, without any guarantee"}
+    else:
+        facts = {
+            "mechanism": f"{config.mechanism}; noise from {config.randomness} randomness",
+            "unit": statement.unit,
+            **({"but": "; ".join(run.notes)} if run.notes else {}),
+            "delta": f"{config.delta:g}",
+        }
+        length = "" if most.length is None else most.length.name
+        if most.length is not None:
+            facts["length"] = f"{length} = {most.length.value:.10g}{_steps_note(plans)}"
+        facts["found"] = {
+            "noise": f"noise, so that epsilon is at most {min(config.epsilon, config.over_all[0]):g}",
+            "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
+            "epsilon": "epsilon, from noise and length",
+        }[most.found]
+        noise, teachers = max(plan.guard.levels.pate for plan in plans), config.pate.teachers
+        if config.mechanism == "pate" and noise:
+            told = f"noise {noise:.4g} on the votes of {teachers} teachers"
+            facts["votes"] = f"{told}: {DROWNED}" if noise >= teachers / 2 else told
+    _pairs(console, facts)
+    if len(plans) > 1:
+        _print_nodes(console, plans)
+    _print_lines(console, most)
+    _print_budgets(console, most)
+    _print_levels(console, plans, folder)
+
+
+def _steps_note(plans: Sequence[Plan]) -> str:
+    lengths = {plan.length.value for plan in plans if plan.length is not None}
+    if min(lengths) == MOST_STEPS:
+        return " or more"
+    return "" if len(lengths) == 1 else f", what every node can pay; one could pay {max(lengths):.10g}"
+
+
+def _pairs(console: Console, facts: Mapping[str, str]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for head, text in facts.items():
+        table.add_row(f"  {head}", text)
+    console.print(table)
+    console.print()
+
+
+def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
+    parts = [part for part in PARTS if any(getattr(plan.guard.levels, part) for plan in plans)]
+    rows = [
+        [
+            plan.place.name,
+            f"{plan.place.examples:,}",
+            *(f"{getattr(plan.guard.levels, part):.4g}" for part in parts),
+            *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
+            up(plan.cost.pld),
+            "" if plan.cost.rdp is None else up(plan.cost.rdp),
+        ]
+        for plan in plans
+    ]
+    steps = ["steps"] if plans[0].found == "steps" and plans[0].length is not None else []
+    _table(console, ["node", "records", *parts, *steps, "epsilon", "by RDP"], rows, left=1)
+
+
+def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(
+            f"  {head}" if place == 0 else head,
+            justify="left" if place < left else "right",
+            overflow="fold",
+            header_style="bold",
+        )
+    for first, *rest in rows:
+        table.add_row(f"  {first}", *rest)
+    console.print(table)
+    console.print()
+
+
+def _print_lines(console: Console, plan: Plan) -> None:
+    """What the node pays for, each as if it were all."""
+    config, rows = plan.guard.config, []
+    for line in plan.cost.lines:
+        each, alone = "no guarantee", None
+        if line.price is not None:
+            each = "\n".join(events(as_text(line.price)))
+            times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
+            alone = epsilon(times, config.delta, config.accountant)
+        told = up(alone) if line.times or alone is None else f"{up(alone)} each"
+        rows.append([line.what, line.pays, each, _often(line.times), told])
+    console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
+    free = [name for name in plan.guard.side.questions if name not in {line.what for line in plan.cost.lines}]
+    for name in free:
+        rows.append([name, "nothing", "free", _often(plan.guard.side.questions[name].times), "0"])
+    _table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
+
+
+def _often(times: int) -> str:
+    return f"{times:,}" if times else "any"  # as a method that does not say how often
+
+
+def refusal(plan: Plan) -> str | None:
+    """Why a node would refuse the run as planned, or None."""
+    config, cost, place = plan.guard.config, plan.cost, plan.place
+    if place.trouble is not None:
+        return f"nothing can be charged: {place.trouble}"
+    if cost.price is None:
+        return objection(plan.guard)
+    most, delta = config.over_all
+    if place.bare and math.isfinite(most):
+        return "nothing is left: releases without guarantee have left"
+    if not within(cost.price, config.epsilon, config.delta, config.accountant):
+        return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
+    if not within(place.spent + cost.price, most, delta, config.accountant):
+        return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
+    return None
+
+
+def _print_budgets(console: Console, plan: Plan) -> None:
+    config, cost, place = plan.guard.config, plan.cost, plan.place
+    refused = refusal(plan)
+    if cost.price is None:
+        told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
+        _pairs(console, {"whole run": told})
+        return
+    facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
+    if endless := [name for name, asked in plan.guard.side.questions.items() if not asked.times]:
+        facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
+    facts["of the run"] = _left(config.epsilon, config.delta, cost.by(config.accountant), "")
+    if place.trouble is not None or (place.bare and refused is not None):
+        facts["of the data"] = f"REFUSED: {refused}"
+    else:
+        most, delta = config.over_all
+        after = epsilon(place.spent + cost.price, delta, config.accountant)
+        before = epsilon(place.spent, delta, config.accountant)
+        told = f"{up(before)} spent before, " if place.spent else ""
+        facts["of the data"] = _left(most, delta, after, told)
+    _pairs(console, facts)
+
+
+def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
+    """What a budget has left after the run."""
+    if math.isinf(budget) or reached is None:
+        return f"no budget; {told}{up(reached)} after it" if told else "no budget"
+    kept = f"{told}{up(reached)} after it"
+    if reached > budget:
+        return f"budget {budget:g} at delta {delta:g}: {kept}, so it is REFUSED"
+    left = math.floor(1000 * (budget - reached)) / 1000
+    return f"budget {budget:g} at delta {delta:g}: {kept}, {left:g} left"
+
+
+def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
+    """The noise that was found, as the owner can write it down."""
+    found = {}
+    for part in PARTS:
+        levels = [getattr(plan.guard.levels, part) for plan in plans]
+        given = getattr(plans[0].guard.config, part).noise == getattr(plans[0].place.privacy, part).noise
+        if max(levels) > 0 and (getattr(plans[0].guard.config, part).noise is None or not given):
+            found[part] = rounded_up(max(levels))
+    if not found:
+        return
+    section = "privacy" if folder is not None else "nodes.privacy"
+    where = "node.toml" if folder is not None else "the run's file, enough for every node"
+    console.print(f"To fix this noise, write into {where}:")
+    for part, level in found.items():
+        console.print(f"  [{section}.{part}]")
+        console.print(f"  noise = {level:g}")

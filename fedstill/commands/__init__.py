@@ -1,1 +1,0 @@
-"""The commands of real federations, one file each; :mod:`fedstill.cli` calls them."""

@@ -1,0 +1,172 @@
+"""What a comparison is: methods, seeds and settings over one base, and each run that follows from them.
+
+:mod:`fedstill.compare.plan` reads one from names or a file, :mod:`fedstill.compare.running` runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomli_w
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import FedstillError
+from fedstill.methods import method_of
+from fedstill.node.gate import NOT_OUTPUTS, OF_MAPS
+from fedstill.protocol.questions import NodeSetting, Question, stand_in
+from fedstill.runs import presets
+from fedstill.runs.config import PaperFigure, RunConfig, from_dict
+from fedstill.runs.presets import Table
+from fedstill.tasks import any_task
+
+SINGLE = ""  # the name of the only setting, where a comparison names none
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of a comparison."""
+
+    setting: str
+    label: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Where it is in the comparison's folder."""
+        return f"{slug(self.setting)}/{self.label}-seed{self.seed}".lstrip("/")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, complete: no default that a later release changes can change it.
+
+    Args:
+        name: of the comparison.
+        about: one line on it.
+        seeds: each method runs once with each.
+        base: a run's table without method, seed and name.
+        methods: each method's table by its label. A label is the method's name, or another one where a
+            method stands in the comparison more than once, with other options.
+        settings: by name, each a run's table that is merged onto the base.
+        runs: by label, a run's table of one method only, merged onto the setting.
+        paper: published figures.
+        changed: options that the command line set.
+        leakage: the options of the attack on each run, complete; None attacks none.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    base: Table
+    methods: Mapping[str, Table]
+    about: str = ""
+    settings: Mapping[str, Table] = field(default_factory=lambda: {SINGLE: {}})
+    runs: Mapping[str, Table] = field(default_factory=dict)
+    paper: tuple[PaperFigure, ...] = ()
+    changed: tuple[str, ...] = ()
+    leakage: Table | None = None
+
+    @property
+    def sets_policy(self) -> bool:
+        """Whether the plan itself says whether nodes give outputs only."""
+        tables = (self.base, *self.settings.values(), *self.runs.values())
+        return any(says(table, "nodes", "policy", "outputs_only") for table in tables)
+
+    def places(self) -> list[Place]:
+        """All runs, in order: setting by setting, seed by seed, so that early figures compare methods."""
+        return [
+            Place(setting, label, seed)
+            for setting in self.settings
+            for seed in self.seeds
+            for label in self.methods
+        ]
+
+    def config(self, place: Place) -> RunConfig[Any]:
+        """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
+        except for methods that cannot work so: what had to be allowed is what the report shows.
+
+        Raises:
+            FedstillError: the plan does not describe a run.
+        """
+        table = merged(self.base, self.settings[place.setting], self.runs.get(place.label, {}))
+        own = {"name": place.label, "seed": place.seed, "method": self.methods[place.label]}
+        try:
+            config = from_dict({**table, **own})
+        except FedstillError as error:
+            where = f"{place.label}, {place.setting}" if place.setting else place.label
+            raise FedstillError(f"{where}: {error}") from error
+        if says(table, "nodes", "policy", "outputs_only"):
+            return config
+        leaves, policy = set(what_leaves(config)), config.nodes.policy
+        only, maps = not leaves & set(NOT_OUTPUTS), bool(leaves & set(OF_MAPS))
+        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps)
+        return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
+
+    def to_toml(self) -> str:
+        """The comparison as a file that :func:`read` reads back to an equal one."""
+        table: Table = {"name": self.name, "about": self.about, "seeds": list(self.seeds)}
+        table.update(methods=list(self.methods), changed=list(self.changed), base=self.base)
+        table.update(options=dict(self.methods), runs=dict(self.runs))
+        if list(self.settings) != [SINGLE]:
+            table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
+        figures = [dataclasses.asdict(figure) for figure in self.paper]
+        if self.leakage is not None:
+            table["leakage"] = self.leakage
+        table["paper"] = [
+            {**figure, "std": "none"} if figure["std"] is None else figure for figure in figures
+        ]
+        return tomli_w.dumps(table)
+
+    def published(self, setting: str, label: str, figure: str) -> PaperFigure | None:
+        """The published figure of a method: by its label or, where no label is so called, by its name."""
+        names = {label}
+        name = str(self.methods[label]["name"])
+        if name not in self.methods:
+            names.add(name)
+        for found in self.paper:
+            if found.method in names and found.figure == figure and found.setting in (SINGLE, setting):
+                return found
+        return None
+
+
+def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
+    """The questions that a run's method declares, by name."""
+    task = any_task(config.task)
+    setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
+    return method_of(config.method).node_side(config.method, setting).questions
+
+
+def what_leaves(config: RunConfig[Any]) -> tuple[str, ...]:
+    """The kinds of tensor that leave a node in a run, in alphabetical order."""
+    asked = questions(config).values()
+    return tuple(sorted({kind for question in asked for kind in question.kinds().values()}))
+
+
+def merged(*tables: Mapping[str, Any]) -> Table:
+    """Tables as one, later ones above earlier ones; a copy."""
+    merged: Table = {}
+    for table in tables:
+        merged = presets.merge(merged, table)
+    return copy.deepcopy(merged)
+
+
+def says(table: object, *keys: str) -> bool:
+    """Whether a table has a value at a path of keys."""
+    for key in keys:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True
+
+
+def slug(name: str) -> str:
+    """A name as that of a folder.
+
+    >>> slug("Fashion-MNIST, alpha = 0.1")
+    'Fashion-MNIST-alpha-0.1'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")

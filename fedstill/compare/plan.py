@@ -1,0 +1,320 @@
+"""Several methods side by side, on equal terms: the plan of a comparison.
+
+A comparison is one run without its method (the base), some methods, seeds and, if wanted, settings that
+each change the base. All methods share the base: one seed gives all of them the same split, the same
+first weights, the same local optimiser and budget. What a method may have of its own are its options
+(``options``), and other run options only where the plan says so (``runs``), which the report repeats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedstill.compare.comparison import SINGLE, Comparison, Place, merged, questions, says, slug, what_leaves
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.methods import METHODS
+from fedstill.runs import presets
+from fedstill.runs.config import PaperFigure, from_dict, options, read_table, run_type, to_dict
+from fedstill.runs.presets import Table
+
+__all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
+
+FILE = "compare.toml"
+SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
+PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
+OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
+
+
+def shared_options() -> list[str]:
+    """The run options that hold for all methods of a comparison, by dotted name."""
+    # Any method's run type has them.
+    return [name for name in options(run_type(next(iter(METHODS)))) if name.split(".")[0] not in OWN]
+
+
+# --- plans --------------------------------------------------------------------------------------------
+
+
+def plan(
+    methods: Sequence[str],
+    *,
+    seeds: int | Sequence[int] = 1,
+    base: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    name: str = "compare",
+    leakage: bool = False,
+) -> Comparison:
+    """A comparison from names.
+
+    Args:
+        methods: names of methods, which come with their default options, and of presets or ``.toml`` files,
+            of which only the method's options are taken.
+        seeds: how many (0, 1, 2...), or which.
+        base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
+        changes: options of a run that change the base, by dotted name.
+        name: of the comparison.
+        leakage: attack each run, with the attack's default options.
+
+    Raises:
+        FedstillError: a name that does not exist, or options that describe no run.
+
+    >>> comparison = plan(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
+    >>> [place.folder for place in comparison.places()]
+    ['fedavg-seed0', 'fediod-seed0', 'fedavg-seed1', 'fediod-seed1']
+    >>> comparison.config(comparison.places()[0]).split.nodes
+    10
+    """
+    table: Table = {"methods": list(methods), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+    if leakage:
+        table["leakage"] = {}
+    if base is not None:
+        table["base"] = {key: value for key, value in presets.read(base).items() if key not in PRESETS_OWN}
+    return _comparison(table, name, changes or {})
+
+
+def read(
+    file: Path,
+    *,
+    seeds: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    leakage: bool = False,
+) -> Comparison:
+    """The comparison in a file, with other seeds and run options, if given.
+
+    With ``leakage`` each run is attacked, as the file's table ``leakage`` says, or else with the attack's
+    default options.
+
+    Raises:
+        FedstillError: the file cannot be read, or it describes no comparison.
+    """
+    text = text_of(file)
+    table = presets.parse(text, source=str(file))
+    if seeds is not None:
+        table["seeds"] = seeds
+    if leakage:
+        table.setdefault("leakage", {})
+    first = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
+    return _comparison({"about": first, **table}, file.stem, changes or {})
+
+
+def is_plan(file: str) -> bool:
+    """Whether a name is that of a file with a comparison in it, rather than with a run.
+
+    Raises:
+        FedstillError: a file that cannot be read.
+    """
+    return file.endswith(".toml") and "methods" in presets.parse(text_of(Path(file)), source=file)
+
+
+def read_folder(out: Path) -> Comparison:
+    """The comparison in a folder.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    if not (out / FILE).exists():
+        raise RunFolderError(f"{out} holds no comparison to go on with: there is no {FILE} in it")
+    return read(out / FILE)
+
+
+KEYS = (
+    "name", "about", "seeds", "methods", "changed", "base", "options", "runs", "settings", "paper", "leakage",
+)  # fmt: skip
+
+
+def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Comparison:
+    """A comparison from its table, checked: every run that it plans is a run."""
+    for key in table:
+        if key not in KEYS:
+            raise UnknownName("key", key, KEYS)
+    raw, paper = _base(_table(table, "base"))
+    above = _nested(changes)
+    settings = {
+        setting: merged(given, above) if setting != SINGLE else {}
+        for setting, given in _settings(table.get("settings")).items()
+    }
+    methods = _methods(table)
+    runs = _tables(table, "runs", methods)
+    for where, part in (("base", _table(table, "base")), *settings.items(), *runs.items()):
+        for key in PRESETS_OWN if where == "base" else OWN:
+            if key in part:
+                raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
+    paper = (*read_table(_Papers, {"paper": table.get("paper", [])}).paper, *paper)
+    for figure in paper:
+        if figure.setting not in (SINGLE, *settings):
+            raise UnknownName("setting of a published figure", figure.setting, settings)
+    comparison = Comparison(
+        name=_word(table, "name", name),
+        about=_word(table, "about", ""),
+        seeds=_seeds(table.get("seeds", 1)),
+        base=_complete(merged(raw, above), next(iter(methods.values()))),
+        methods=methods,
+        settings=settings,
+        runs=runs,
+        paper=paper,
+        changed=(*changes, *(str(option) for option in table.get("changed", []) if option not in changes)),
+        leakage=_leakage(table),
+    )
+    for place in comparison.places():
+        comparison.config(place)
+    return comparison
+
+
+@dataclass(frozen=True)
+class _Papers:
+    paper: tuple[PaperFigure, ...] = ()
+
+
+def _base(table: Table) -> tuple[Table, tuple[PaperFigure, ...]]:
+    """A base with what it extends filled in, without what a preset says of its own method, and the
+    published figures of that preset.
+    """
+    if "extends" in table:
+        table = presets.parse(tomli_w.dumps(table), source="base")
+    figures = read_table(_Papers, {"paper": table.get("paper", [])}).paper
+    return {key: value for key, value in table.items() if key not in OWN}, figures
+
+
+def _complete(base: Table, method: Table) -> Table:
+    """A base with all defaults written out, but for those that a comparison chooses itself."""
+    whole = to_dict(from_dict({**base, "method": method}))
+    complete = {key: value for key, value in whole.items() if key not in OWN}
+    if not says(base, "nodes", "policy", "outputs_only"):
+        del complete["nodes"]["policy"]["outputs_only"]
+    if not says(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
+        complete["evaluation"]["centralised"] = False
+    return complete
+
+
+def _methods(table: Mapping[str, Any]) -> dict[str, Table]:
+    """Each method's complete table, by label."""
+    names = table.get("methods")
+    allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError("methods", names, allowed)
+    labels = [Path(name).stem if name.endswith(".toml") else name for name in names]
+    if len(set(labels)) < len(labels):
+        raise ArgumentError("methods", names, allowed)
+    given = _tables(table, "options", labels)
+    return {
+        label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
+    }
+
+
+def _method(label: str, name: str, given: Table) -> Table:
+    """The complete table of one method: named by its options, by its label, or by a preset."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
+        raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
+    below: Table = {}
+    if "name" not in given:
+        if name in METHODS:
+            below = {"name": name}
+        elif name.endswith(".toml") or name in presets.names():
+            below = _table(presets.read(name), "method")
+        else:
+            raise UnknownName(
+                "method or preset", name, [*METHODS, *presets.names()], see="see `fedstill list`"
+            )
+    try:
+        run = from_dict({"method": merged(below, given)})
+    except FedstillError as error:
+        raise FedstillError(f"{label}: {error}") from error
+    complete: Table = to_dict(run)["method"]
+    return complete
+
+
+def _settings(given: object) -> dict[str, Table]:
+    if given is None:
+        return {SINGLE: {}}
+    allowed = "a list of tables, each with a name of its own"
+    if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
+        raise ArgumentError("settings", given, allowed)
+    named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
+    good = all(isinstance(name, str) and slug(name) for name in named)
+    if not good or len({slug(str(name)) for name in named}) < len(given):
+        raise ArgumentError("settings", [part.get("name") for part in given], allowed)
+    return {str(name): part for name, part in named.items()}
+
+
+def _leakage(table: Mapping[str, Any]) -> Table | None:
+    """The complete options of the attack, or None where no run is attacked."""
+    if "leakage" not in table:
+        return None
+    from fedstill.attacks.config import LeakageConfig
+
+    complete: Table = LeakageConfig.from_table(_table(table, "leakage")).to_table()
+    return complete
+
+
+def _seeds(given: object) -> tuple[int, ...]:
+    if type(given) is int and given >= 1:
+        return tuple(range(given))
+    listed = isinstance(given, list) and given and all(type(seed) is int and seed >= 0 for seed in given)
+    if isinstance(given, list) and listed and len(set(given)) == len(given):
+        return tuple(given)
+    raise ArgumentError("seeds", given, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
+
+
+def _table(table: Mapping[str, Any], key: str) -> Table:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ArgumentError(key, value, "a table")
+    return value
+
+
+def _tables(
+    table: Mapping[str, Any], key: str, labels: Mapping[str, Any] | Sequence[str]
+) -> dict[str, Table]:
+    """A table of tables by label."""
+    found = _table(table, key)
+    for label in found:
+        if label not in labels:
+            allowed = f"options of what methods lists: {', '.join(labels)}"
+            raise ArgumentError(key, label, allowed)
+    return {label: _table(found, label) for label in found}
+
+
+def _word(table: Mapping[str, Any], key: str, default: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise ArgumentError(key, value, "a text")
+    return value
+
+
+def text_of(file: Path) -> str:
+    """What a file says.
+
+    Raises:
+        FedstillError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
+
+
+def _nested(values: Mapping[str, Any]) -> Table:
+    """Values by dotted name as a table in tables; of options that a run has and a comparison leaves free.
+
+    Raises:
+        UnknownName: another option.
+    """
+    table: Table = {}
+    known = shared_options()
+    for name, value in values.items():
+        if name not in known:
+            raise UnknownName(
+                "option of all methods", name, known, see="a method's own belong to a preset or file"
+            )
+        *above, last = name.split(".")
+        place = table
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return table

@@ -1,0 +1,73 @@
+"""A configuration as a TOML file that explains itself: every option with its value and its meaning.
+
+The meanings are the texts below the fields in the source, so that file and code cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+from typing import Any, Literal, get_origin, get_type_hints
+
+from fedstill.runs.config import describe
+
+WIDTH = 100  # columns of a comment
+
+
+def commented(config: Any, path: str = "") -> str:
+    """A dataclass, with dataclasses as its sections, as commented TOML.
+
+    Args:
+        config: the dataclass.
+        path: of the section that it is, up to its last dot.
+
+    >>> from fedstill.runs.config import StudentConfig
+    >>> print(commented(StudentConfig()), end="")
+    # The student's network, named as in nodes.models.
+    model = "small-cnn"
+    """
+    meanings, hints = _meanings(type(config)), get_type_hints(type(config))
+    values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
+    lines: list[str] = []
+    for name, value in values.items():
+        if not dataclasses.is_dataclass(value):
+            meaning = meanings.get(name, "")
+            if get_origin(hints[name]) is Literal:
+                meaning = f"{meaning} {describe(hints[name]).capitalize()}.".strip()
+            lines += [*_comment(meaning), f"{name} = {_toml(value)}"]
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            inner = f"{path}{name}"
+            lines += ["", "", *_comment(meanings.get(name, "")), f"[{inner}]"]
+            lines.append(commented(value, f"{inner}.").rstrip("\n"))
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    wrapped = textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+    return [f"# {line}" for line in wrapped]
+
+
+def _meanings(kind: type[Any]) -> dict[str, str]:
+    """The text below each field of a dataclass, as one line."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    if not isinstance(definition, ast.ClassDef):
+        return {}
+    told = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                told[field.target.id] = " ".join(text.value.split())
+    return told
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if value is None or isinstance(value, str):
+        return json.dumps("none" if value is None else value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

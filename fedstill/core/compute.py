@@ -1,0 +1,129 @@
+"""Where and how precisely tensors are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedstill.core import deadline
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import seeded
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the federation is computed. Precision apart, it changes speed and only the last digits."""
+
+    name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
+    """Equal architectures in one stacked call, one by one, or whichever measures faster here; or nodes as
+    processes of their own on NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
+    device: str = "cpu"
+    """A torch device, for example cpu or cuda."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto takes it
+    where the processor computes in it, and float32 elsewhere: faster, but figures differ by machine."""
+    channels_last: bool = True
+    """Keep images with channels last in memory: convolutions and pooling are faster so."""
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+    startup_kit: str = ""
+    """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
+    their own data, models and policies."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "engine")
+        if self.threads < 0:
+            raise ArgumentError("engine.threads", self.threads, "0 (torch's own choice) or more")
+        if self.startup_kit and self.name != "flare":
+            raise ArgumentError("engine.startup_kit", self.startup_kit, "none, unless engine.name is flare")
+
+
+class Compute:
+    """Device and precision of one run.
+
+    Args:
+        config: as set by the user.
+
+    Raises:
+        ArgumentError: no such device on this machine.
+    """
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        try:
+            self.device = torch.device(self.config.device)
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # torch raises either for a device it lacks
+            raise ArgumentError("engine.device", self.config.device, "a device of this machine") from error
+        wanted = self.config.precision
+        if wanted == "auto":
+            wanted = "bfloat16" if computes_bfloat16(self.device) else "float32"
+        self.precision = wanted
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+
+    def place(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A network on the device, in the memory format of the run."""
+        if self.config.channels_last and not _unsafe(module):
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return module.to(self.device)
+
+    def here(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors that came over a wire, on the device."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Lower precision for convolutions and products, if the run asks for it."""
+        # Without torch's cache of cast weights, which lives as long as the outermost autocast: inside one,
+        # as in an answer, a model would be trained on the weights of its first step.
+        enabled = self.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+    @contextmanager
+    def step(self, seed: int, *names: str | int) -> Iterator[None]:
+        """One training step: its precision, and its seed for modules that draw by themselves (dropout).
+
+        None begins once the time is over that whoever computes has set (:mod:`fedstill.core.deadline`).
+        """
+        deadline.check()
+        with seeded(seed, *names), self.autocast():
+            yield
+
+
+def _unsafe(module: torch.nn.Module) -> bool:
+    """Whether group norms may meet an input without gradient, as behind a frozen layer.
+
+    With channels last, torch's way back through them (2.13, CPU) then ends the whole process.
+    """
+    frozen = any(not parameter.requires_grad for parameter in module.parameters())
+    return frozen and any(isinstance(layer, torch.nn.GroupNorm) for layer in module.modules())
+
+
+def lay_out(optimiser: torch.optim.Optimizer) -> None:
+    """Lay an optimiser's memory out as its parameters are, say channels last.
+
+    torch's fused optimisers pair numbers by their place in memory, whatever their place in the tensor.
+    """
+    for parameter, state in optimiser.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = as_laid_out(value, parameter)
+
+
+def as_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor, in the memory layout of another one of its shape."""
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether this processor multiplies in bfloat16 itself, which is faster, or only imitates it."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # torch tells this of processors under private names only; without them, float32 is always right.
+    told = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in told)

@@ -1,0 +1,208 @@
+"""A data set as the rest of fedstill sees it: decoded once, normalised once, kept as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.core.errors import DataError
+
+Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its hospital, an age, ...
+
+
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """Of which cases examples are parts: slices of a patient, patches of a slide.
+
+    Case numbers are into ``names``, which holds all cases of the data set; a part of the data set keeps them.
+
+    Args:
+        of: each example's case, ``(N,)`` int64 on the CPU.
+        names: of each case.
+        sites: where each case comes from: a hospital, an organ; empty texts where that is not known.
+        places: where in its case each example's upper left corner is, ``(N, 2)`` int64 rows and columns;
+            None: examples are not put together to pictures.
+        sizes: height and width of each case, with places.
+        instances: the true objects of each case, ``(height, width)`` int32 each, 0 where there is none; for
+            tasks that tell objects apart.
+    """
+
+    of: torch.Tensor
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+    places: torch.Tensor | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    instances: tuple[npt.NDArray[np.int32], ...] = ()
+
+    def subset(self, indices: torch.Tensor) -> Cases:
+        """Of the examples at ``indices``, in that order."""
+        indices = indices.cpu()
+        places = None if self.places is None else self.places[indices]
+        return replace(self, of=self.of[indices], places=places)
+
+    def present(self) -> list[int]:
+        """The numbers of the cases that examples are parts of, ascending."""
+        return sorted(set(self.of.tolist()))
+
+    def of_site(self, site: str) -> torch.Tensor:
+        """Which examples come from a site: indices, ascending."""
+        here = torch.tensor([name == site for name in self.sites])
+        return torch.nonzero(here[self.of]).flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class TensorData:
+    """One part of a data set.
+
+    >>> data = TensorData(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]))
+    >>> len(data), data.subset(torch.tensor([2, 0])).targets.tolist()
+    (3, [1, 0])
+    """
+
+    inputs: torch.Tensor  # (N, C, H, W) float32, (pixel / 255 - mean) / std; texts: (N, L) int64 token ids
+    # (N,) int64 class indices; (N, labels) int64, -1 unknown; (N, H, W) int64 class of each pixel;
+    # (N, C, H, W) float32 images
+    targets: torch.Tensor
+    groups: torch.Tensor | None = None  # (N,) int64, whose each example is (a patient), by a number
+    cases: Cases | None = None  # of which cases examples are parts, for evaluation
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def subset(self, indices: torch.Tensor) -> TensorData:
+        """The examples at ``indices`` (int64, in that order), copied."""
+        groups = None if self.groups is None else self.groups[indices]
+        cases = None if self.cases is None else self.cases.subset(indices)
+        return TensorData(self.inputs[indices], self.targets[indices], groups, cases)
+
+    def to(self, device: torch.device | str) -> TensorData:
+        """The same examples on ``device``; no copy where they are there already."""
+        groups = None if self.groups is None else self.groups.to(device)
+        return TensorData(self.inputs.to(device), self.targets.to(device), groups, self.cases)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Training examples to be divided over the nodes, and test examples that no node meets.
+
+    ``mean`` and ``std`` are declared constants. They are never measured on the data: each
+    figure measured on private examples and then shared would be a release of its own.
+    """
+
+    name: str
+    train: TensorData
+    test: TensorData
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]  # one per channel
+    std: tuple[float, ...]  # one per channel
+    note: str = ""  # what a reader of a figure must know: a lossy copy, a split that is not the official one
+    columns: Mapping[str, Column] = field(default_factory=dict)  # by name, in the order of train
+    # The column that says whose each example is (a patient): those of one value are never parted between
+    # training, testing, public data and nodes. Empty: each example is by itself.
+    unit: str = ""
+    vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are images
+
+
+def check_labels(targets: torch.Tensor, classes: int, what: str) -> None:
+    """Refuse anything but class indices 0..classes-1, (N,) int64.
+
+    Raises:
+        DataError: another type or shape, or a label outside the classes; the line names the
+            first such label, its example and how many there are.
+
+    >>> check_labels(torch.tensor([0, 7, 1, 9]), 3, "train")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: train: label 7 of example 1 is outside 0..2 (2 such labels in all)
+    """
+    if targets.dtype != torch.int64 or targets.ndim != 1:
+        raise DataError(f"{what}: targets are {_form(targets)}: allowed is one int64 class index per example")
+    outside = torch.nonzero((targets < 0) | (targets >= classes)).flatten()
+    if len(outside):
+        first = int(outside[0])
+        raise DataError(
+            f"{what}: label {int(targets[first])} of example {first} is outside 0..{classes - 1} "
+            f"({len(outside)} such labels in all)"
+        )
+
+
+def check_images(data: TensorData, what: str) -> None:
+    """Refuse inputs that networks for images cannot take, whatever the targets mean.
+
+    Args:
+        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; one target each.
+        what: what the data is, the first words of an error.
+
+    Raises:
+        DataError: naming the first of these that does not hold.
+    """
+    inputs, targets = data.inputs, data.targets
+    if inputs.dtype != torch.float32 or inputs.ndim != 4:
+        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is float32 of shape (N, C, H, W)")
+    if len(inputs) != len(targets):
+        raise DataError(f"{what}: {len(inputs)} inputs but {len(targets)} targets: allowed is one each")
+    if len(inputs) == 0:
+        raise DataError(f"{what}: there are no examples: allowed is one or more")
+    channels, height, width = inputs.shape[1:]
+    if channels == 0:
+        raise DataError(f"{what}: images have no channels: allowed is one or more")
+    # Generators start at a quarter of the image's size and critics end there.
+    if height % 4 or width % 4 or height == 0 or width == 0:
+        raise DataError(
+            f"{what}: images are {height} x {width}: allowed are heights and widths that 4 divides"
+        )
+    broken = torch.nonzero(~torch.isfinite(inputs).flatten(1).all(dim=1)).flatten()
+    if len(broken):
+        raise DataError(
+            f"{what}: {len(broken)} examples hold NaN or infinity, the first is example {int(broken[0])}"
+        )
+
+
+def check_classification(data: TensorData, classes: int, what: str) -> None:
+    """Refuse data that a classifier of this project cannot take.
+
+    Args:
+        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4;
+            targets (N,) int64 in 0..classes-1. Not every class need occur.
+        classes: number of classes.
+        what: what the data is, the first words of an error: ``"train of digits"``.
+
+    Raises:
+        DataError: naming the first of these that does not hold.
+
+    >>> check_classification(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), 2, "train")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: train: images are 6 x 8: allowed are heights and widths that 4 divides
+    """
+    check_images(data, what)
+    check_labels(data.targets, classes, what)
+
+
+def normalised(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """Pixels as the networks take them: ``(pixel - mean) / std``, with pixel scaled to [0, 1].
+
+    Args:
+        pixels: (N, C, H, W), uint8 in 0..255 or floats in [0, 1].
+        mean, std: one per channel.
+
+    Returns:
+        (N, C, H, W) float32 in memory of its own.
+
+    >>> import numpy
+    >>> normalised(numpy.array([[[[0, 255]]]], dtype=numpy.uint8), (0.5,), (0.5,)).flatten().tolist()
+    [-1.0, 1.0]
+    """
+    scale = 255.0 if pixels.dtype == np.uint8 else 1.0
+    x = torch.from_numpy(pixels.astype(np.float32, order="C"))  # (N, C, H, W), a copy
+    x.div_(scale)
+    return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,171 @@
+"""Errors that a user of fedstill can cause, each one clear line.
+
+Every error names the argument, the value that was given and what is allowed. The command
+line prints the line and exits with 2; from Python they are ordinary exceptions.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class FedstillError(Exception):
+    """Base of every error that a user's input, data or policy can cause."""
+
+
+class ArgumentError(FedstillError, ValueError):
+    """An argument has a value that is not allowed.
+
+    >>> raise ArgumentError("split.nodes", 0, "a whole number from 1 up")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.ArgumentError: split.nodes is 0: allowed is a whole number from 1 up
+    """
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        self.name, self.value, self.allowed = name, value, allowed
+        super().__init__(f"{name} is {value!r}: allowed is {allowed}")
+
+
+class UnknownName(ArgumentError):
+    """Something was named that does not exist: a key, an option, a preset, a method, a command.
+
+    Args:
+        what: the kind of thing.
+        value: what was given.
+        known: what there is.
+        see: said in place of all that there is, where that would be too long for one line.
+
+    >>> raise UnknownName("preset", "digit-fediod", ["demo", "digits-fediod"])
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.UnknownName: unknown preset 'digit-fediod': did you mean 'digits-fediod'?
+    >>> raise UnknownName("preset", "x", ["demo", "digits-fediod"])
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.UnknownName: unknown preset 'x': allowed are demo, digits-fediod
+    """
+
+    def __init__(self, what: str, value: str, known: Iterable[str], see: str = "") -> None:
+        choices = list(known)
+        self.name, self.value, self.allowed = what, value, ", ".join(choices)
+        close = nearest(value, choices)
+        hint = f"did you mean {close!r}?" if close else see or f"allowed are {self.allowed}"
+        Exception.__init__(self, f"unknown {what} {value!r}: {hint}")
+
+
+def nearest(value: str, known: Iterable[str]) -> str | None:
+    """The name that somebody most likely meant, or None where none is close."""
+    return next(iter(difflib.get_close_matches(value, list(known), n=1, cutoff=0.7)), None)
+
+
+class DataError(FedstillError, ValueError):
+    """Data cannot be used as it is: wrong shape, labels outside the classes, NaN, missing file."""
+
+
+class OwnDataError(DataError):
+    """A node's own data cannot be used. The text may quote them, so that it is for their owner alone."""
+
+
+class TooLarge(FedstillError, ValueError):
+    """What was asked for would take more memory than is allowed; said before it has any.
+
+    Args:
+        what: that it is, which may be told to whoever asked for it.
+        need: bytes that it would take, which may tell how much data there are: for their owner alone.
+        most: bytes allowed.
+    """
+
+    def __init__(self, what: str, need: float, most: int) -> None:
+        self.what = what
+        super().__init__(f"{what} would take {need:.3g} bytes of memory: allowed are {most:.3g}")
+
+
+class RunNeeded(DataError):
+    """Data that may be sound, but are read only in the form of a run, and none is named."""
+
+
+class ModelError(FedstillError, ValueError):
+    """A model does not fit its task: wrong output shape, an input size that it cannot take."""
+
+
+class RunFolderError(FedstillError):
+    """A run's folder cannot be used: it holds another run, or nothing to resume."""
+
+
+class QuestionRefused(FedstillError):
+    """A node's gate does not answer this question.
+
+    Args:
+        node: its name.
+        question: that it was asked.
+        rule: by which it refuses.
+        others: refusals of other nodes and questions, told beside this one.
+
+    >>> raise QuestionRefused("clinic", "examine", "questions: count_labels")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.QuestionRefused: node 'clinic' refuses question 'examine' by rule ...
+    """
+
+    def __init__(self, node: str, question: str, rule: str, others: Sequence[QuestionRefused] = ()) -> None:
+        self.node, self.question, self.rule = node, question, rule
+        alike: dict[tuple[str, str], list[str]] = {}
+        for refusal in (self, *others):
+            alike.setdefault((refusal.question, refusal.rule), []).append(repr(refusal.node))
+        super().__init__("; ".join(_refusal(nodes, *what) for what, nodes in alike.items()))
+
+
+def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
+    """That some nodes refuse one question, in words."""
+    way_out = "; its owner may allow it: policy outputs_only = false" if "outputs_only" in rule else ""
+    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
+    return f"{who} question {question!r} by rule {rule}{way_out}"
+
+
+def refused_by(refusals: Sequence[QuestionRefused]) -> QuestionRefused:
+    """All refusals as one, so that whoever reads it can see to all of them at once."""
+    first, *others = refusals
+    return QuestionRefused(first.node, first.question, first.rule, others)
+
+
+class QuestionMismatch(FedstillError):
+    """A question came again under a number already used, with other content."""
+
+    def __init__(self, node: str, question: str, number: int) -> None:
+        self.node, self.question, self.number = node, question, number
+        super().__init__(
+            f"node {node!r} was asked question {question!r} again as number {number} with other "
+            "content: allowed is the same content, or a new number"
+        )
+
+
+class MethodRefused(FedstillError):
+    """A federation in which a method cannot run; said before anything is trained."""
+
+    def __init__(self, method: str, node: str, reason: str) -> None:
+        super().__init__(f"{method} cannot run here: {node}: {reason}")
+        self.method, self.node, self.reason = method, node, reason
+
+
+class NodeFault(FedstillError):
+    """A node failed, stays away, or answers what no sound node answers.
+
+    >>> raise NodeFault("clinic", "examine", "logits hold NaN")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.NodeFault: node 'clinic', question 'examine': logits hold NaN
+    """
+
+    def __init__(self, node: str, question: str, reason: str) -> None:
+        self.node, self.question, self.reason = node, question, reason
+        super().__init__(f"node {node!r}, question {question!r}: {reason}")
+
+
+class BundleError(FedstillError, ValueError):
+    """A file of questions or answers is not what it says, or not what is wanted here."""
+
+
+class DeployError(FedstillError):
+    """A server or node process cannot be started, reached or stopped."""

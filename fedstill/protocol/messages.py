@@ -1,0 +1,167 @@
+"""Messages between a server and a node as bytes, and tensors in a form that takes fewer of them.
+
+A message is one blob of safetensors with a JSON header in its metadata: no pickle, nothing that could run.
+Compact forms are chosen by config and are the same on every engine, in-process too, so that a run's figures
+do not depend on where its nodes are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import DataError
+
+Tensors = Mapping[str, torch.Tensor]
+Form = Literal["float32", "float16", "int8"]
+SCALE = ":scale"  # "x:scale" goes with an "x" of int8 or float16: what each row is multiplied by
+HEADER, STRIDES = "fedstill", "strides"  # in the metadata of a message
+MOST_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they take fifty times as much memory
+INPUTS, GRADIENTS = "inputs", "gradients"
+
+
+@dataclass(frozen=True)
+class WireConfig:
+    """In which form tensors travel. Shorter forms round what they carry, on every engine alike."""
+
+    inputs: Form = "float32"
+    """The inputs that the server asks about; the shorter forms have a scale for each input."""
+    gradients: Form = "float32"
+    """Gradients, down to the nodes and back up."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "wire")
+
+    def form(self, kind: str) -> Form:
+        """The form in which a kind of tensor travels."""
+        return {INPUTS: self.inputs, GRADIENTS: self.gradients}.get(kind, "float32")
+
+    def coarsen(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Tensors as they travel, by name; :func:`refine` takes them back to float32.
+
+        Args:
+            tensors: by name.
+            kinds: the kind of each.
+
+        >>> wire = WireConfig(inputs="int8")
+        >>> sent = wire.coarsen({"x": torch.tensor([[0.5, -1.27], [2.54, 0.0]])}, {"x": "inputs"})
+        >>> sent["x"].tolist(), [round(scale, 4) for scale in sent["x:scale"].tolist()]
+        ([[50, -127], [127, 0]], [0.01, 0.02])
+        """
+        sent: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            form = self.form(kinds.get(name, ""))
+            if form == "float32" or not tensor.is_floating_point() or not tensor.numel():
+                sent[name] = tensor
+            else:
+                rows = tensor.reshape(len(tensor), -1) if tensor.ndim else tensor.reshape(1, 1)
+                dtype, top = (torch.int8, 127) if form == "int8" else (torch.float16, 1)
+                # Each row is scaled: gradients are too small for float16, and inputs not worth its range.
+                scale = rows.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / top  # (B,)
+                scaled = rows / scale.unsqueeze(1)
+                sent[name] = (scaled.round() if form == "int8" else scaled).to(dtype).view(tensor.shape)
+                sent[name + SCALE] = scale
+        return sent
+
+
+def refine(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Tensors that have travelled, in float32 again; others as they are.
+
+    Raises:
+        DataError: a scale without its tensor, or not one for each row.
+
+    >>> refine({"x": torch.tensor([[50, -127]], dtype=torch.int8), "x:scale": torch.tensor([0.01])})["x"]
+    tensor([[ 0.5000, -1.2700]])
+    """
+    whole: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(SCALE):
+            if name.removesuffix(SCALE) not in tensors:
+                raise DataError(f"tensor {name} came without {name.removesuffix(SCALE)}")
+            continue
+        scale = tensors.get(name + SCALE)
+        if scale is not None:
+            if scale.shape != (tensor.shape[:1] or (1,)) or not tensor.numel():
+                raise DataError(
+                    f"tensor {name} of shape {tuple(tensor.shape)} came with {tuple(scale.shape)} scales"
+                )
+            whole[name] = (tensor.reshape(len(scale), -1) * scale.unsqueeze(1)).view(tensor.shape)
+        else:
+            whole[name] = tensor
+    return whole
+
+
+def kind_of(name: str, kinds: Mapping[str, str]) -> str:
+    """The kind of a tensor as it travels: a scale is of the kind of what it scales."""
+    return kinds[name.removesuffix(SCALE)]  # KeyError: undeclared
+
+
+def size(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's numbers."""
+    return tensor.numel() * tensor.element_size()
+
+
+def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
+    """One message: JSON values and named tensors.
+
+    >>> unpack(pack({"op": "hello"}, {"x": torch.tensor([1, 2])}))
+    ({'op': 'hello'}, {'x': tensor([1, 2])})
+    """
+    plain = {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()}
+    # How a tensor lies in memory decides which kernel computes it, and so its last digits.
+    strides = {name: tensor.stride() for name, tensor in sorted(plain.items()) if tensor.ndim == 4}
+    # Under one key: safetensors writes several in any order, and equal messages are to be equal bytes.
+    metadata = {HEADER: json.dumps({HEADER: header, STRIDES: strides})}
+    return save({name: tensor.contiguous() for name, tensor in plain.items()}, metadata=metadata)
+
+
+def header_size(message: bytes) -> int:
+    """Bytes of a message before its tensors, as it says itself; 0 where it has not as many."""
+    length = int.from_bytes(message[:8], "little")
+    return length if length <= len(message) - 8 else 0
+
+
+def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What :func:`pack` made a message of, tensors on the CPU.
+
+    Args:
+        message: the bytes.
+        most_header: bytes before the tensors; 0 is no limit.
+
+    Raises:
+        DataError: the bytes are no message, or its header is larger.
+    """
+    length = header_size(message)
+    if 0 < most_header < length:
+        raise DataError(f"its header has {length} bytes: allowed are {most_header} (most_header)")
+    try:
+        if not length:
+            raise ValueError("cut short")
+        told = json.loads(json.loads(message[8 : 8 + length])["__metadata__"][HEADER])
+        header, strides = told[HEADER], told[STRIDES]
+        loaded = load(message)
+        # One after the other leaves the first copy: all together would be a third of a large message.
+        tensors = {name: _laid_out(loaded.pop(name), strides.get(name)) for name in list(loaded)}
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
+    if not isinstance(header, dict):
+        raise DataError("a message's header is no table")
+    return header, tensors
+
+
+def _laid_out(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
+    """A copy of a tensor that lies in memory as before it travelled, if that is dense: channels last, say.
+
+    It begins where torch lets tensors begin; within a message it would at any byte, which too decides.
+    """
+    if strides is None or tensor.ndim != 4 or tuple(strides) == tensor.stride():
+        return tensor.clone()
+    last = torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=torch.channels_last)
+    return last.copy_(tensor) if tuple(strides) == last.stride() else tensor.clone()

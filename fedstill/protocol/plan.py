@@ -1,0 +1,140 @@
+"""What a server declares to its nodes before it asks anything: the run, the method, the form of inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data.form import Form
+from fedstill.data.public import Public
+from fedstill.methods import METHODS
+from fedstill.protocol.digests import digest
+from fedstill.protocol.messages import WireConfig
+from fedstill.runs.config import read_table
+
+PROTOCOL = 3  # of the messages between a server and a node
+PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as its nodes get to know it. It names no data, no model and no policy: those are the nodes'.
+
+    Args:
+        run: names the run; the same again is the same run, which goes on.
+        method: its ``name`` and options.
+        form: of inputs and classes.
+        wire: in which form tensors travel.
+        public: fingerprint of the public data, ``""`` without any.
+        public_note: the public data's name and what else is known of them.
+
+    Raises:
+        ArgumentError: the run's name is no name, the method is not known or has other options.
+    """
+
+    run: str
+    method: Mapping[str, Any]
+    form: Form
+    wire: WireConfig = field(default_factory=WireConfig)
+    public: str = ""
+    public_note: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        # It names a folder at every node.
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
+            raise ArgumentError("run", self.run, "up to 100 letters, digits, '.', '_' and '-'")
+        if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
+            raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
+        self.config()
+
+    def config(self) -> Any:
+        """The method's config, read and checked."""
+        name = self.method.get("name")
+        if not isinstance(name, str) or name not in METHODS:
+            raise ArgumentError("method.name", name, f"one of {', '.join(METHODS)}")
+        options = {key: value for key, value in self.method.items() if key != "name"}
+        for key, value in options.items():
+            if isinstance(value, int) and abs(value) > 2**53:  # which no size, and no count, is
+                raise ArgumentError(f"method.{key}", value, "a number up to 2**53")
+        return read_table(METHODS[name].config, options, "method.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives the same plan back."""
+        return {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "method": dict(self.method),
+            "form": self.form.to_dict(),
+            "wire": {"inputs": self.wire.inputs, "gradients": self.wire.gradients},
+            "public": self.public,
+            "public_note": list(self.public_note),
+        }
+
+    @classmethod
+    def from_dict(cls, table: Any) -> Plan:
+        """The plan that JSON values describe.
+
+        Raises:
+            ArgumentError: they do not describe one, or are of another version of the protocol.
+        """
+        if not isinstance(table, Mapping):
+            raise ArgumentError("plan", type(table).__name__, "a table")
+        if table.get("protocol") != PROTOCOL:
+            raise ArgumentError(
+                "protocol", table.get("protocol"), f"{PROTOCOL}: a server of the same version"
+            )
+        known = {"protocol", *(part.name for part in fields(cls))}
+        if set(table) != known or not isinstance(table["method"], Mapping):
+            raise ArgumentError("plan", sorted(table), f"exactly {sorted(known)}")
+        for name in ("run", "public"):
+            if not isinstance(table[name], str):
+                raise ArgumentError(name, table[name], "a text")
+        note = table["public_note"]
+        if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
+            raise ArgumentError("public_note", note, "two texts")
+        if not isinstance(table["wire"], Mapping):
+            raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
+        wire = read_table(WireConfig, table["wire"], "wire.")
+        form = Form.from_dict(table["form"])
+        return cls(table["run"], table["method"], form, wire, table["public"], (note[0], note[1]))
+
+
+def fingerprint(public: Public | None) -> str:
+    """What public data are told apart by; ``""`` is none."""
+    if public is None:
+        return ""
+    return digest("public", public_tensors(public))
+
+
+def check_public(public: Public, form: Form, most: int) -> None:
+    """Refuse public data that no sound server sends.
+
+    Args:
+        public: the data.
+        form: what the server declared.
+        most: how many inputs a node takes at most; 0 is no limit.
+
+    Raises:
+        DataError: other inputs than the form's, too many, NaN, or labels that the task has none of.
+    """
+    found = public.inputs
+    if tuple(found.shape[1:]) != form.shape or not len(found):
+        shape = f"(N, {', '.join(map(str, form.shape))})"
+        raise DataError(f"public inputs are of shape {tuple(found.shape)}: allowed are {shape}")
+    if most and len(found) > most:
+        raise DataError(f"public data have {len(found)} inputs: allowed are {most}, by policy most_rows")
+    task = form.make_task()
+    labels = task.blank(len(found), form.shape) if public.labels is None else public.labels
+    task.check(TensorData(found, labels), "public data")
+    if form.vocabulary and int(found.max()) >= form.vocabulary:
+        raise DataError(f"public data hold token {int(found.max())}: allowed is below {form.vocabulary}")
+
+
+def public_tensors(public: Public) -> dict[str, Any]:
+    """Public data as named tensors: ``inputs``, and ``labels`` where there are some."""
+    labels = {} if public.labels is None else {"labels": public.labels}
+    return {"inputs": public.inputs, **labels}

@@ -1,0 +1,442 @@
+"""One run as one typed, frozen configuration, and its TOML form.
+
+The parts stand beside the code that they configure; here they come together, and here a table
+(from TOML, or from Python) becomes a configuration or one clear error. What is read is strict:
+no unknown keys, no silent conversions, except that a whole number is also a number.
+
+TOML has no null. Where a value may be none, it is written as the text ``"none"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from fedstill.runs import presets
+from fedstill.data.loaders import DataConfig
+from fedstill.data.public import PublicConfig
+from fedstill.data.splits import SplitConfig
+from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.federation import EngineConfig, LinkConfig
+from fedstill.methods import METHODS, method_of
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.tasks import TASKS, TaskConfig, task_type
+
+__all__ = [
+    "EvaluationConfig",
+    "NodesConfig",
+    "PaperFigure",
+    "RunConfig",
+    "StudentConfig",
+    "describe",
+    "from_dict",
+    "full_path",
+    "load",
+    "load_toml",
+    "method_name",
+    "options",
+    "read_table",
+    "read_toml",
+    "run_type",
+    "to_dict",
+    "to_toml",
+]
+
+M = TypeVar("M")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class NodesConfig:
+    """What the nodes are: their models, how they train them, what they answer."""
+
+    models: tuple[str, ...] = ("small-cnn",)
+    """The nodes' networks, taken in turn: with two names the first node has the first, the second
+    the second, the third the first again. "resnet8:16" is a ResNet-8 of width 16;
+    "package.module:factory" is your own."""
+
+    local: LocalConfig = field(default_factory=LocalConfig)
+    """How a node trains its own model on its own data."""
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """What a node's gate lets out."""
+
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    """How a node protects its records, and how much of their privacy a run may cost."""
+
+    perceptual: str = ""
+    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, that every node has:
+    for losses that compare images by its features. Without one these losses are off."""
+
+    def __post_init__(self) -> None:
+        if not self.models or not all(self.models):
+            raise ArgumentError("nodes.models", list(self.models), "a list of one model or more")
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """The central model, which learns from the nodes' answers."""
+
+    model: str = "small-cnn"
+    """The student's network, named as in nodes.models."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ArgumentError("student.model", self.model, "the name of a model")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What is measured on the test set, and how often."""
+
+    every: int | None = None
+    """The server's steps or rounds between two evaluations; 0: only at the end, none: ten times a run."""
+
+    centralised: bool = True
+    """Also train one model on the data of all nodes together, as the mark to reach."""
+
+    samples: int = 12
+    """Generated inputs that are kept at each evaluation, for the report."""
+
+    def __post_init__(self) -> None:
+        _at_least_zero("evaluation.every", self.every or 0)
+        _at_least_zero("evaluation.samples", self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFigure:
+    """A published figure, to print beside ours."""
+
+    method: str
+    """The method that it belongs to, or the name that a comparison gives it."""
+
+    figure: str = "accuracy"
+    """The key of one of the task's figures, as "dice" or "hd95": of the central model on all test data. With
+    "local" before it: of the nodes' own models (what models are judged by: on their shares of it)."""
+
+    value: float
+    """In the figure's unit: percent unless it has another."""
+
+    std: float | None = None
+    """Its published standard deviation, if there is one."""
+
+    source: str
+    """Where it stands: paper, table, page."""
+
+    setting: str = ""
+    """The setting of a comparison that it belongs to; none is every setting."""
+
+    def __post_init__(self) -> None:
+        known = {figure.key: figure for name in TASKS for figure in task_type(name).figures}
+        key = self.figure.removeprefix("local ")
+        if key not in known:
+            raise UnknownName("published figure", self.figure, known)
+        most = 100 if known[key].unit == "%" else math.inf
+        allowed = "from 0 to 100, in percent" if most == 100 else "a number from 0 up"
+        if not 0 <= self.value <= most or math.isinf(self.value):
+            raise ArgumentError("paper.value", self.value, allowed)
+        if self.std is not None and (not 0 <= self.std <= most or math.isinf(self.std)):
+            raise ArgumentError("paper.std", self.std, f"{allowed}, or none")
+        if not self.source:
+            raise ArgumentError("paper.source", self.source, "the paper with its table or page")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Generic[M]):
+    """One run: the data, the nodes that hold it, the method, and the student that learns."""
+
+    name: str = "custom"
+    """What this run is called; part of the name of its folder."""
+
+    seed: int = 0
+    """Every random draw of the run follows from this number."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    """What is learned."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    """The data set."""
+
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """How the training data are divided over the nodes."""
+
+    public: PublicConfig = field(default_factory=PublicConfig)
+    """Public data, for methods that need some."""
+
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    """What the nodes are."""
+
+    method: M
+    """How the student learns from the nodes; in TOML its key `name` says which method."""
+
+    student: StudentConfig = field(default_factory=StudentConfig)
+    """The central model."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Where and how the nodes' models are computed."""
+
+    link: LinkConfig = field(default_factory=LinkConfig)
+    """How the server deals with its nodes: forms, patience, quorum."""
+
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What is measured."""
+
+    paper: tuple[PaperFigure, ...] = ()
+    """Published figures of this setting, which `fedstill compare` prints beside ours."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
+        _at_least_zero("seed", self.seed)
+
+
+def _at_least_zero(name: str, value: int) -> None:
+    if value < 0:
+        raise ArgumentError(name, value, "a whole number from 0 up")
+
+
+def run_type(method: str) -> type[RunConfig[Any]]:
+    """The type of the runs of one method, with that method's own options.
+
+    Raises:
+        UnknownName: there is no such method.
+    """
+    if method not in METHODS:
+        raise UnknownName("method", method, METHODS)
+    generic: Any = RunConfig  # a type checker wants to know a generic's argument before the program runs
+    kind: type[RunConfig[Any]] = generic[METHODS[method].config]
+    return kind
+
+
+def method_name(config: RunConfig[Any]) -> str:
+    """The name under which the method of a run is known.
+
+    Raises:
+        ArgumentError: its configuration belongs to no known method.
+    """
+    return method_of(config.method).name
+
+
+def load(target: str) -> RunConfig[Any]:
+    """The run that a preset or a ``.toml`` file describes.
+
+    Raises:
+        FedstillError: there is no such preset or file, or it does not describe a run.
+    """
+    return from_dict(presets.read(target))
+
+
+def load_toml(path: str | Path) -> RunConfig[Any]:
+    """The run that a TOML file describes.
+
+    Raises:
+        FedstillError: there is no such file, it is not TOML or does not describe a run.
+    """
+    return from_dict(presets.read_file(Path(path)))
+
+
+def read_toml(text: str) -> RunConfig[Any]:
+    """The run that TOML describes.
+
+    Raises:
+        FedstillError: the text is not TOML or does not describe a run.
+    """
+    return from_dict(presets.parse(text))
+
+
+def to_toml(config: RunConfig[Any]) -> str:
+    """A run, complete, as TOML; :func:`read_toml` gives the same run back."""
+    return tomli_w.dumps(to_dict(config))
+
+
+def from_dict(table: Mapping[str, Any]) -> RunConfig[Any]:
+    """The run that a table describes; what it does not name has its default.
+
+    The table ``method`` has a key ``name`` that chooses the method.
+
+    Raises:
+        UnknownName: a key or a method that does not exist.
+        ArgumentError: a value of the wrong type or outside what is allowed.
+    """
+    method = table.get("method", {})
+    if not isinstance(method, Mapping):
+        raise ArgumentError("method", method, "a table")
+    if "name" not in method:
+        raise ArgumentError("method.name", "", f"one of {', '.join(METHODS)}")
+    chosen = _read(str, method["name"], "method.name")
+    rest = {key: value for key, value in method.items() if key != "name"}
+    return read_table(run_type(chosen), {**table, "method": rest})
+
+
+def to_dict(config: RunConfig[Any]) -> dict[str, Any]:
+    """A run as a table of what TOML can hold; :func:`from_dict` gives the same run back."""
+    table: dict[str, Any] = as_table(config)
+    return {**table, "method": {"name": method_name(config), **table["method"]}}
+
+
+def options(kind: type[Any], prefix: str = "") -> dict[str, Any]:
+    """Every single value of a configuration by its dotted name, with its type.
+
+    Lists of tables (published figures) are left to files.
+
+    >>> options(StudentConfig, "student.")
+    {'student.model': <class 'str'>}
+    """
+    found: dict[str, Any] = {}
+    for name, inner in _fields(kind).items():
+        if _is_table(inner):
+            found |= options(inner, f"{prefix}{name}.")
+        elif not any(map(_is_table, get_args(inner))):
+            found[prefix + name] = inner
+    return found
+
+
+def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
+    """A configuration of one type from a table.
+
+    Args:
+        kind: a dataclass, or a generic one with its argument, as ``RunConfig[FedIODConfig]``.
+        table: values by field; fields that are not named have their defaults.
+        prefix: the dotted path of the table, for errors.
+
+    Raises:
+        UnknownName: a key that is no field.
+        ArgumentError: a value of the wrong type, or one that the configuration refuses.
+
+    >>> read_table(EvaluationConfig, {"every": 10, "samples": 0})
+    EvaluationConfig(every=10, centralised=True, samples=0)
+    """
+    fields = _fields(kind)
+    for key in table:
+        if key not in fields:
+            raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
+    plain: Any = get_origin(kind) or kind
+    for part in dataclasses.fields(plain):
+        if part.name not in table and part.default is part.default_factory is dataclasses.MISSING:
+            raise ArgumentError(prefix + part.name, "", describe(fields[part.name]))
+    values = {key: _read(fields[key], value, prefix + key) for key, value in table.items()}
+    try:
+        return kind(**values)
+    except ArgumentError as error:
+        raise full_path(error, [prefix + name for name in fields]) from error
+
+
+def full_path(error: ArgumentError, names: Iterable[str]) -> ArgumentError:
+    """The same error with the whole dotted name: a part of a configuration does not know where it stands.
+
+    Args:
+        error: names an argument by the end of its dotted name, or something else altogether.
+        names: the whole names that it may mean.
+
+    >>> full_path(ArgumentError("local.lr", -1.0, "0 or more"), ["nodes.local.lr"])
+    ArgumentError('nodes.local.lr is -1.0: allowed is 0 or more')
+    """
+    known = list(names)
+    whole = [name for name in known if name.endswith(f".{error.name}")]
+    if error.name in known or len(whole) != 1:
+        return error
+    return ArgumentError(whole[0], error.value, error.allowed)
+
+
+def describe(kind: Any) -> str:
+    """What a value of a type may be, in words.
+
+    >>> describe(Literal["iid", "shards"] | None)
+    "one of 'iid', 'shards' or 'none'"
+    >>> describe(tuple[int, ...])
+    'a list, each a whole number'
+    """
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(describe(part) for part in get_args(kind))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        inner, *more = get_args(kind)
+        if more == [...]:
+            return f"a list, each {describe(inner)}"
+        return f"a list of {', '.join(describe(part) for part in (inner, *more))}"
+    if _is_table(kind):
+        return "a table"
+    words: Mapping[Any, str] = {
+        bool: "true or false",
+        float: "a number",
+        int: "a whole number",
+        str: "a text",
+        NoneType: "'none'",
+    }
+    return words[kind]
+
+
+def _read(kind: Any, value: Any, path: str) -> Any:
+    """The value at a path as a value of the type that belongs there."""
+
+    def wrong() -> ArgumentError:
+        return ArgumentError(path, value, describe(kind))
+
+    if _is_table(kind):
+        if not isinstance(value, Mapping):
+            raise wrong()
+        return read_table(kind, value, f"{path}.")
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        # None first: in `str | None` the text "none" means None.
+        for part in sorted(parts, key=lambda part: part is not NoneType):
+            try:
+                return _read(part, value, path)
+            except ArgumentError:
+                continue
+        raise wrong()
+    if origin is Literal:
+        for choice in parts:
+            if type(choice) is type(value) and choice == value:
+                return choice
+        raise wrong()
+    if origin is tuple:
+        endless = len(parts) == 2 and parts[1] is ...
+        if not isinstance(value, (list, tuple)) or not (endless or len(value) == len(parts)):
+            raise wrong()
+        kinds = [parts[0]] * len(value) if endless else parts
+        return tuple(
+            _read(part, item, f"{path}[{index}]")
+            for index, (part, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    if kind is NoneType and value in (None, "none"):
+        return None
+    if kind is float and type(value) is int and abs(value) <= 2**53:  # beyond, digits would be lost
+        return float(value)
+    if kind is float and (type(value) is not float or math.isnan(value)):
+        raise wrong()
+    if type(value) is not kind:
+        raise wrong()
+    return value
+
+
+def as_table(value: Any) -> Any:
+    """A configuration, or a value of one, as TOML can hold it."""
+    if dataclasses.is_dataclass(value):
+        return {part.name: as_table(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [as_table(item) for item in value]
+    return "none" if value is None else value
+
+
+def _is_table(kind: Any) -> bool:
+    return dataclasses.is_dataclass(get_origin(kind) or kind)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass and their types, type variables filled in."""
+    plain = get_origin(kind) or kind
+    filled = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
+    hints = get_type_hints(plain)
+    return {part.name: filled.get(hints[part.name], hints[part.name]) for part in dataclasses.fields(plain)}

@@ -1,0 +1,201 @@
+"""What models are worth on data that no node saw: all of a task's figures, in all and site by site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.node import training
+from fedstill.runs.pictures import portray
+from fedstill.core.records import Records
+from fedstill.core.seeds import torch_generator
+from fedstill.tasks import Task
+
+Metrics = Mapping[str, float]
+
+
+class Evaluation:
+    """The test part of a run's data, and how outputs on it are measured.
+
+    Args:
+        task: gives the figures.
+        test: data that no node sees, on the device.
+        compute: where and in which precision models are asked.
+        seed: of the nodes' shares of the test part.
+        learned: what nodes' own models learn from, by the nodes' names. These models are measured on nothing
+            that their data never ask (:meth:`Task.measurable`), all others on the whole of the test part.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        test: TensorData,
+        compute: Compute,
+        seed: int,
+        learned: Mapping[str, TensorData] | None = None,
+    ) -> None:
+        self.task, self.test, self.compute, self._seed = task, test, compute, seed
+        self._asked = {
+            name: replace(test, targets=task.measurable(test.targets, data))
+            for name, data in (learned or {}).items()
+        }
+        cases = test.cases
+        here = [] if cases is None else [cases.sites[number] for number in cases.present()]
+        self.sites = sorted({site for site in here if site})
+
+    def outputs(self, model: nn.Module, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """A model's outputs on the test part, or on some rows of it: ``(N, C, ...)``."""
+        inputs = self.test.inputs if rows is None else self.test.inputs[rows]
+        return training.predict(model, inputs, self.compute)
+
+    def metrics(
+        self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
+    ) -> Metrics:
+        """All figures of outputs on the test part, or on some rows of it, by key; NaN where there is none.
+
+        Args:
+            node: whose own model gave them; None: a model of all.
+        """
+        test = self._asked_of(node)
+        data = test if rows is None else test.subset(rows)
+        return self.task.metrics(outputs, data.targets, data.cases)
+
+    def by_site(
+        self, outputs: torch.Tensor, *, node: str | None = None
+    ) -> Mapping[str, dict[str, float | None]]:
+        """The same, for each site by itself."""
+        found = {}
+        for site in self.sites:
+            rows = self._of_site(site)
+            found[site] = plain(self.metrics(outputs[rows], rows, node=node))
+        return found
+
+    def share(self, index: int, of: int) -> torch.Tensor:
+        """The rows of one of ``of`` even and random shares (FedMD-CG, section 3.1); cases are not parted."""
+        draw, cases = torch_generator(self._seed, "test shares"), self.test.cases
+        present = list(range(len(self.test))) if cases is None else cases.present()
+        order = torch.tensor(present)[torch.randperm(len(present), generator=draw)]
+        # Of fewer examples than nodes, some nodes have none of their own and take another's.
+        shares = [share for share in order.tensor_split(of) if len(share)]
+        mine = shares[index % len(shares)]
+        if cases is not None:
+            mine = torch.nonzero(torch.isin(cases.of, mine)).flatten()
+        return mine.to(self.test.inputs.device)
+
+    def details(
+        self,
+        central: torch.Tensor | None,
+        own: Mapping[str, torch.Tensor],
+        marked: torch.Tensor | None,
+        classes: Sequence[str],
+    ) -> dict[str, Any]:
+        """What a result says of sites and labels; None where the task or its test data have none.
+
+        Args:
+            central: outputs of the central model on the test part, or None where there is none.
+            own: of the nodes' own models, by name.
+            marked: of the centralised mark, or None.
+            classes: names of the labels.
+        """
+        return {
+            "sites": self._sites(central, own, marked),
+            "labels": self._labels(central, own, marked, classes),
+        }
+
+    def portray(
+        self,
+        central: torch.Tensor | None,
+        own: Mapping[str, torch.Tensor],
+        mean: Sequence[float],
+        std: Sequence[float],
+        records: Records,
+    ) -> list[dict[str, Any]] | None:
+        """Keep pictures of predictions beside the truth; what a result says of them, None without any."""
+        told = {**({} if central is None else {"student": central}), **own}
+        if self.task.kind not in ("map", "image") or not told:
+            return None
+        on_cpu = {name: outputs.cpu() for name, outputs in told.items()}
+        found = portray(self.task, self.test.to("cpu"), on_cpu, next(iter(told)), mean, std)
+        if found is None:
+            return None
+        records.pictures(found.tensors)
+        return found.about
+
+    def _sites(
+        self, central: torch.Tensor | None, own: Mapping[str, torch.Tensor], marked: torch.Tensor | None
+    ) -> dict[str, Any] | None:
+        if not self.sites:
+            return None
+        return {
+            "names": self.sites,
+            "central": None if central is None else self.by_site(central),
+            "nodes": {name: self.by_site(told, node=name) for name, told in own.items()},
+            "centralised": None if marked is None else self.by_site(marked),
+        }
+
+    def _labels(
+        self,
+        central: torch.Tensor | None,
+        own: Mapping[str, torch.Tensor],
+        marked: torch.Tensor | None,
+        classes: Sequence[str],
+    ) -> dict[str, Any] | None:
+        def each(told: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
+            values = None if told is None else self.task.per_class(told, self._asked_of(node).targets)
+            return None if values is None else [number(value) for value in values]
+
+        told = {"central": each(central), "centralised": each(marked)}
+        nodes = {name: each(outputs, name) for name, outputs in own.items()}
+        if not any(value is not None for value in (*told.values(), *nodes.values())):
+            return None
+        return {**told, "nodes": nodes, "names": list(classes)}
+
+    def _asked_of(self, node: str | None) -> TensorData:
+        """The test part, as far as a model was taught what it asks."""
+        return self.test if node is None else self._asked.get(node, self.test)
+
+    def _of_site(self, site: str) -> torch.Tensor:
+        cases = self.test.cases
+        rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.of_site(site)
+        return rows.to(self.test.inputs.device)
+
+
+def mean(metrics: Sequence[Metrics]) -> Metrics:
+    """The mean of each figure over models, as far as it can be said.
+
+    >>> mean([{"dice": 50.0, "hd95": math.nan}, {"dice": 70.0, "hd95": 8.0}])
+    {'dice': 60.0, 'hd95': 8.0}
+    """
+    return {key: _over([each[key] for each in metrics], np.mean) for key in metrics[0]}
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of the values that can be said."""
+    return _over(values, np.std)
+
+
+def plain(metrics: Metrics) -> dict[str, float | None]:
+    """Figures as JSON has them: None where one cannot be said.
+
+    >>> plain({"dice": 50.0, "hd95": math.nan})
+    {'dice': 50.0, 'hd95': None}
+    """
+    return {key: number(value) for key, value in metrics.items()}
+
+
+def number(value: float) -> float | None:
+    """A figure, or None where it is none."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _over(values: Sequence[float], how: Any) -> float:
+    said = [value for value in values if math.isfinite(value)]
+    return float(how(said)) if said else math.nan

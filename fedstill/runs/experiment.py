@@ -1,0 +1,422 @@
+"""One experiment, phase by phase: local training, the centralised mark, distillation, evaluation.
+
+Everything is checked before anything is written. What is done is remembered every few seconds, so a
+run that was stopped at any moment goes on to the figures it would have reached.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.runs.evaluation import Evaluation
+from fedstill.federation import InProcess, choose
+from fedstill.runs.measured import Measured
+from fedstill.methods import Server, ServerSetting, method_of
+from fedstill.node import training
+from fedstill.node.account import Account
+from fedstill.node.fit import fitted
+from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.group import Group, signature
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.protect import check_priced, protect, unit_notes, wanted
+from fedstill.protocol.questions import NodeSetting
+from fedstill.node.training import WHOLE, Span
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.core.progress import Bars
+from fedstill.core.records import Records
+from fedstill.core.seeds import derive, seeded
+from fedstill.runs.setting import Setting, check, check_architectures, normalisation, shape_of
+from fedstill.runs.turns import drive
+
+CHUNK = 50  # local steps between two looks at the clock
+LEDGER = "ledger.sqlite"  # in a run's folder: what its nodes' privacy has cost
+RUN = "run"  # what a simulation is called in it
+
+
+class Experiment:
+    """A setting made ready to run: every check that can be made beforehand has been made.
+
+    Raises:
+        FedstillError: data, models, policies and method do not fit together.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.task = setting, setting.task
+        self.method = method_of(setting.method)
+        self.compute = Compute(setting.engine)
+        self.ledger = Ledger()
+        self.needs = self.method.needs(setting.method)
+        names, policies = check(setting)
+        privacies = list(setting.privacies) or [PrivacyConfig()] * len(names)
+        parts = [part.to(self.compute.device) for part in setting.parts]
+        self.nodes = [
+            Node(
+                name,
+                part,
+                self._network(model, f"model of {name}"),
+                Gate(name, policy, self.ledger),
+                setting.seed,
+            )
+            for name, part, model, policy in zip(names, parts, setting.models, policies, strict=True)
+        ]
+        self.student = self._network(setting.student, "student")
+        self.test = setting.test.to(self.compute.device)
+        learned = {node.name: node.data for node in self.nodes}
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
+        self.public = None if setting.public is None else setting.public.to(self.compute.device)
+        check_architectures(setting, self.method.title, self.needs, self.nodes, self.student)
+        self.kinds = self._kinds()
+        features = None
+        if setting.perceptual:
+            from fedstill.models.vgg import load_vgg
+
+            scale = [part.flatten().tolist() for part in normalisation(setting)]
+            features = self.compute.place(load_vgg(Path(setting.perceptual), *scale))
+        self.at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public, features)
+        self.side = self.method.node_side(setting.method, self.at_nodes)
+        self.account = Account(None, self._ledger_key, durable=False)
+        self.notes = [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
+        for node, privacy in zip(self.nodes, privacies, strict=True):
+            if wanted(privacy):
+                self._protect(node, privacy)
+        self.learners = [learner for node in self.nodes for learner in node.learners]
+        self.side.prepare(self.nodes)
+        for node in self.nodes:
+            check_priced(node)
+            for module in node.modules.values():
+                self.compute.place(module)
+        if self.side.first is not None:
+            training.prepare(self.learners, setting.local)
+        # Before anything is trained or written: would every node answer what the method asks, and do the
+        # options go with task, student and public data? The server itself knows, so one is made and let go.
+        with seeded(setting.seed, "trial server"):
+            self._make_server([[node] for node in self.nodes], copy.deepcopy(self.student))
+
+        self.records = Records(None)
+        self.bars = Bars(False)
+        self.seconds = {"local_training": 0.0, "centralised": 0.0, "distillation": 0.0}
+        self._earlier = 0.0  # seconds of the run before it was stopped
+        self._start = time.monotonic()
+        self._phase: tuple[str, float] | None = None  # the phase at work, and when it began
+        self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
+        self.groups: dict[str, list[list[str]]] = {}  # chosen once, and kept over stops
+        self.ratios: dict[str, dict[str, float]] = {}
+        self.mark: Node | None = None
+        self.server: Any = None
+        self.known = self.nodes  # whose models can be measured: all, but for what was left out of a rehearsal
+
+    def secret(self, name: str) -> int:
+        """What keys the noise at a node: no secret in a simulation, whose seed is known."""
+        return derive(self.setting.seed, name, "gate")
+
+    @property
+    def _ledger_key(self) -> int:
+        return derive(self.setting.seed, LEDGER)
+
+    def _protect(self, node: Node, privacy: PrivacyConfig) -> None:
+        protect(
+            node,
+            privacy,
+            self.side,
+            self.setting.method,
+            self.at_nodes,
+            account=self.account,
+            run=RUN,
+            secret=self.secret(node.name),
+        )
+
+    def _open_account(self, path: Path) -> None:
+        """Charge to a file from now on, so that a run that goes on finds what it has spent."""
+        purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
+        if purses:
+            self.account.close()
+            self.account = Account(path, self._ledger_key, durable=False)
+        for purse in purses:
+            purse.account = self.account
+
+    def run(self, out: Path | None = None, *, progress: bool = False) -> dict[str, Any]:
+        """All phases, from the start or from where an earlier run in ``out`` stopped.
+
+        Args:
+            out: the run's folder, which must exist, or None to keep nothing.
+            progress: show bars on a terminal.
+
+        Returns:
+            The figures: accuracies in percent, bytes, questions, seconds.
+        """
+        self._start = time.monotonic()
+        self.records = Records(out)
+        try:
+            if out is not None:
+                self.ledger.open(out / "ledger.jsonl")
+                self._open_account(out / LEDGER)
+            return self._run(self.records.load(), progress)
+        finally:
+            self.ledger.close()
+            self.account.close()
+
+    def adopt(
+        self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Take up what processes elsewhere have trained for this setting, and measure it.
+
+        Args:
+            out: the run's folder, with the ledger and the metrics that the server wrote.
+            server: the state that the server saved last.
+            nodes: each node's own state, at that moment or when it was left out. Who never took part has
+                none, and no figures.
+
+        Returns:
+            The figures, as :meth:`run` gives them.
+        """
+        self._start = time.monotonic()
+        self.records = Records(out)
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        (out / "metrics.jsonl").unlink()
+        self.records.metrics = [json.loads(line) for line in lines]
+        self.records.samples = server["samples"]
+        self.known = [node for node in self.nodes if node.name in nodes]
+        for node in self.known:
+            for learner in node.learners:
+                learner.optimisers.pop("model", None)
+            node.load(nodes[node.name])
+        self.server = self._make_server([[node] for node in self.nodes])
+        self.server.load(server["server"])
+        self.ledger.open(out / "ledger.jsonl")
+        self.ledger.close()
+        self._train_centrally(None)
+        return Measured(self).figures()
+
+    def _run(self, saved: dict[str, Any], progress: bool) -> dict[str, Any]:
+        if saved:
+            if saved["precision"] != self.compute.precision:
+                begun = f"{saved['precision']}, as the run began"
+                raise ArgumentError("engine.precision", self.compute.precision, begun)
+            self.seconds, self.groups, self.ratios = saved["seconds"], saved["groups"], saved["ratios"]
+            self._earlier = saved["total"]
+            self.local_steps = saved["local_steps"]
+            for node in self.nodes:
+                node.load(saved["nodes"][node.name])
+        with Bars(progress) as self.bars:
+            self._train_locally()
+            self._train_centrally(saved.get("mark"))
+            self._distil(saved.get("server"))
+        figures = Measured(self).figures()
+        self.student.eval()  # as it will be used
+        for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
+            for name, parameter in node.model.named_parameters():
+                parameter.requires_grad_(name not in node.frozen["model"])
+        return figures
+
+    # --- phases -------------------------------------------------------------------------------------
+
+    def _train_locally(self) -> None:
+        """What a method wants trained before its first question."""
+        span = self.side.first
+        if span is None:
+            return
+
+        def trial(group: Group) -> None:
+            training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
+
+        # A node that brings a finished model, all frozen, has nothing to train and only answers.
+        learning = [node for node in self.learners if "model" in node.optimisers]
+        with self._timed("local_training"):
+            for group in self._parted("local_training", learning, trial):
+                self._train(group, "local", span)
+        for node in self.learners:
+            node.optimisers.pop("model", None)
+
+    def _train_centrally(self, saved: dict[str, Any] | None) -> None:
+        """The mark to reach: one model on what no server ever has, all nodes' data together, and public data
+        whose labels the method uses."""
+        if self.setting.mark is None:
+            return
+        parts = [part.to(self.compute.device) for part in self.setting.parts]
+        if self.needs.public_labels and self.public is not None and self.public.labels is not None:
+            parts.append(TensorData(self.public.inputs, self.public.labels))
+        together = TensorData(
+            torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
+        )
+        gate = Gate("centralised", PolicyConfig(), Ledger())
+        model = self.compute.place(self.setting.mark)
+        self.mark = Node("centralised", together, model, gate, self.setting.seed)
+        training.prepare([self.mark], self.setting.local)
+        if saved:
+            self.mark.load(saved)
+        with self._timed("centralised"):
+            self._train([self.mark], "centralised", WHOLE)
+        self.mark.optimisers.clear()
+
+    def _distil(self, saved: dict[str, Any] | None) -> None:
+        """The server's turns."""
+        setting = self.setting
+        with self._timed("distillation"):
+            groups = self._parted("distillation", self.nodes, self.side.rehearse)
+            self.server = self._make_server(groups)
+            if saved:
+                self.server.load(saved)
+            drive(
+                self.server,
+                self.records,
+                self.bars,
+                metric=self.task.metric,
+                every=setting.every,
+                samples=setting.samples,
+                pixels=self._pixels,
+                before=self.seconds["distillation"],
+                look=Measured(self).look,
+                save=self._save,
+            )
+
+    def _make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
+        """The method's program at the server, at its beginning; with another student, if one is given."""
+        mean, std = normalisation(self.setting)
+        at_server = ServerSetting(
+            federation=self._federation(groups),
+            student=self.student if student is None else student,
+            task=self.task,
+            shape=shape_of(self.setting),
+            mean=tuple(mean.flatten().tolist()),
+            std=tuple(std.flatten().tolist()),
+            compute=self.compute,
+            seed=self.setting.seed,
+            local=self.setting.local,
+            public=self.public,
+            kinds=self.kinds,
+        )
+        return self.method.server(self.setting.method, at_server)
+
+    def _train(self, nodes: Sequence[Node], phase: str, span: Span) -> None:
+        """Train one group to the end of a span, from the step that it has reached."""
+        local, first = self.setting.local, nodes[0].name
+        longest = max(len(span.steps(local.steps(len(node.data)))) for node in nodes)
+        meter = _Meter(self.records, phase)
+        done = self.local_steps.get(first, 0)
+        while True:
+            done = training.train(
+                nodes, self.task, local, self.compute, span=span, start=done, steps=CHUNK, report=meter
+            )
+            self.local_steps[first] = done
+            self.bars.show(*self._local_progress(phase))
+            if self.records.due():
+                self._save()
+            if done >= longest:
+                return
+
+    def _local_progress(self, phase: str) -> tuple[str, int, int]:
+        local = self.setting.local
+        if phase == "centralised" and self.mark is not None:
+            return "centralised", self.local_steps["centralised"], local.steps(len(self.mark.data))
+        span = self.side.first or WHOLE
+        totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.learners}
+        groups = self.groups["local_training"]
+        done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
+        return "local training", done, sum(totals[name] for group in groups for name in group)
+
+    @property
+    def has_student(self) -> bool:
+        """Whether the server ends with a whole model; an average made to evaluate never leaves this file."""
+        return self.method.central == "student"
+
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised inputs ``(n, C, H, W)`` as bytes."""
+        mean, std = normalisation(self.setting)
+        # Contiguous, as a file of safetensors needs it.
+        return (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
+
+    # --- the rest -----------------------------------------------------------------------------------
+
+    def _network(self, model: nn.Module, whose: str) -> nn.Module:
+        """A network on the device, in two parts if the method needs them."""
+        parted = self.needs.split
+        return fitted(
+            model,
+            self.compute,
+            shape_of(self.setting),
+            self.setting.seed,
+            whose,
+            parted=parted,
+            vocabulary=self.setting.vocabulary,
+        )
+
+    def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
+        """The nodes' names by architecture, with a network of each in its first state."""
+        kinds: dict[tuple[Any, ...], list[Node]] = {}
+        for node in self.nodes:
+            kinds.setdefault(signature(node.model), []).append(node)
+        return tuple(
+            (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
+        )
+
+    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
+        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
+
+    def _parted(self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None]) -> list[list[Node]]:
+        """Nodes in the groups chosen for a phase; chosen once, so that a run goes on as it began."""
+        if phase not in self.groups:
+            groups, self.ratios[phase] = choose(nodes, self.compute, trial)
+            self.groups[phase] = [[node.name for node in group] for group in groups]
+        by_name = {node.name: node for node in (*self.nodes, *self.learners)}
+        return [[by_name[name] for name in group] for group in self.groups[phase]]
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.monotonic()
+        self._phase = (phase, start)
+        yield
+        self.seconds[phase] += time.monotonic() - start
+        self._phase = None
+
+    def elapsed(self) -> float:
+        """Seconds of the run so far, those before a stop included."""
+        return self._earlier + time.monotonic() - self._start
+
+    def _save(self) -> None:
+        """Remember where the run stands."""
+        seconds = dict(self.seconds)
+        if self._phase is not None:
+            phase, since = self._phase
+            seconds[phase] += time.monotonic() - since
+        self.records.save(
+            {
+                "seconds": seconds,
+                "total": self.elapsed(),
+                "precision": self.compute.precision,
+                "groups": self.groups,
+                "ratios": self.ratios,
+                "local_steps": self.local_steps,
+                "nodes": {node.name: node.state() for node in self.nodes},
+                "mark": None if self.mark is None else self.mark.state(),
+                "server": None if self.server is None else self.server.state(),
+            }
+        )
+
+
+class _Meter:
+    """Writes a node's mean training loss every so many steps."""
+
+    EVERY = 50
+
+    def __init__(self, records: Records, phase: str) -> None:
+        self.records, self.phase = records, phase
+
+    def __call__(self, nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
+        if step % self.EVERY == 0:
+            for node, loss in zip(nodes, losses.tolist(), strict=True):
+                self.records.metric(
+                    {"phase": self.phase, "node": node.name, "step": step, "loss": round(loss, 5)}
+                )

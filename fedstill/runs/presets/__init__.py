@@ -1,0 +1,131 @@
+"""Presets: complete experiments as TOML files beside this module, and how such files are read.
+
+A file may start from a preset with ``extends = "name"`` on top and then say only what differs.
+The first comment line of a file describes it; ``fedstill list`` shows that line. Nothing here
+imports torch, so that listing and asking for help stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the standard library reads TOML from 3.11 on
+    import tomli as tomllib
+
+__all__ = ["Table", "describe", "merge", "method_of", "names", "parse", "path", "read", "read_file"]
+
+Table = dict[str, Any]
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """The presets, in alphabetical order."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def path(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        UnknownName: there is no such preset.
+    """
+    if name not in names():
+        raise UnknownName("preset", name, names())
+    return FOLDER / f"{name}.toml"
+
+
+def describe(name: str) -> str:
+    """The first comment line of a preset, which says what it is; empty if there is none.
+
+    Raises:
+        UnknownName: there is no such preset.
+    """
+    lines = path(name).read_text(encoding="utf-8").splitlines()
+    return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
+
+
+def read(target: str) -> Table:
+    """The table of a preset or of a TOML file, with what it extends filled in.
+
+    Args:
+        target: the name of a preset, or a path that ends with ``.toml``.
+
+    Raises:
+        UnknownName: there is no such preset.
+        FedstillError: there is no such file, or it is not TOML.
+    """
+    return read_file(Path(target) if target.endswith(".toml") else path(target))
+
+
+def read_file(file: Path) -> Table:
+    """The table of a TOML file, with what it extends filled in; called after the file unless it says a name.
+
+    Raises:
+        FedstillError: there is no such file, or it is not TOML.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
+    return {"name": file.stem, **parse(text, source=str(file))}
+
+
+def parse(text: str, source: str = "the text") -> Table:
+    """TOML as a table, with what it extends filled in.
+
+    Args:
+        text: TOML; may name a preset with ``extends`` on top.
+        source: what an error calls this text.
+
+    Raises:
+        FedstillError: the text is not TOML, extends what is no preset, or extends itself.
+
+    >>> parse("seed = 1\\n[split]\\nnodes = 8")
+    {'seed': 1, 'split': {'nodes': 8}}
+    """
+    return _parse(text, source, ())
+
+
+def _parse(text: str, source: str, seen: tuple[str, ...]) -> Table:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedstillError(f"{source} is not TOML: {error}") from error
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise ArgumentError("extends", base, "the name of a preset")
+    if base in seen:
+        raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, base))}")
+    file = path(base)
+    below = _parse(file.read_text(encoding="utf-8"), str(file), (*seen, base))
+    below.pop("name", None)  # what differs from a preset is not that preset any more
+    if method_of(table) not in (None, method_of(below)):
+        below.pop("method", None)  # the options of one method mean nothing to another
+    return merge(below, table)
+
+
+def method_of(table: Mapping[str, Any]) -> object:
+    """The name of the method that a table names; None if it names none."""
+    method = table.get("method")
+    return method.get("name") if isinstance(method, dict) else None
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Both tables as one; where both have a value the one above holds, where both have a table they merge."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = merge(old, value) if both and old is not None else value
+    return merged

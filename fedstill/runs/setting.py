@@ -1,0 +1,201 @@
+"""What an experiment is made of, and whether it fits together: said before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill import models
+from fedstill.core.compute import EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.federation import LinkConfig
+from fedstill.methods import Needs, refusal
+from fedstill.node.gate import PolicyConfig
+from fedstill.node.group import signature
+from fedstill.node.node import Node
+from fedstill.node.training import LocalConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.tasks import Task
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that an experiment is made of, as objects; :mod:`fedstill.runs.run` makes one from a config.
+
+    Args:
+        task: what is learned.
+        parts: each node's private data.
+        models: each node's network.
+        student: the central network.
+        test: data that no node sees.
+        method: the method's config, for example ``FedIODConfig()``.
+        mark: a network to train on all nodes' data together, or None.
+        names: of the nodes.
+        policies: of the nodes' gates.
+        local: how nodes train.
+        engine: how nodes are computed.
+        mean, std: the data's declared normalisation, per channel; none is 0.5 and 0.5.
+        seed: of every draw.
+        every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
+        samples: generated inputs kept at each evaluation.
+        public: public data, for methods that need some.
+        link: in which form tensors travel, and what is done about nodes that fail.
+        privacies: how the nodes protect their records; none is not at all.
+        classes: names of the task's classes or labels, for reports; none: their numbers.
+        vocabulary: how many token ids there are, where inputs are texts.
+        perceptual: a file of VGG weights at every node, for losses that compare images by features; none: "".
+    """
+
+    task: Task
+    parts: Sequence[TensorData]
+    models: Sequence[nn.Module]
+    student: nn.Module
+    test: TensorData
+    method: Any
+    mark: nn.Module | None = None
+    names: Sequence[str] = ()
+    policies: Sequence[PolicyConfig] = ()
+    local: LocalConfig = field(default_factory=LocalConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    seed: int = 0
+    every: int | None = None
+    samples: int = 12
+    public: Public | None = None
+    link: LinkConfig = field(default_factory=LinkConfig)
+    privacies: Sequence[PrivacyConfig] = ()
+    classes: Sequence[str] = ()
+    vocabulary: int = 0
+    perceptual: str = ""
+
+
+def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
+    """Names and policies of the nodes, once everything fits together.
+
+    Raises:
+        FedstillError: it does not; naming the first misfit.
+    """
+    count = len(setting.parts)
+    names = list(setting.names) or [f"node-{index}" for index in range(count)]
+    policies = list(setting.policies) or [PolicyConfig()] * count
+    if isinstance(setting.privacies, PrivacyConfig):
+        raise ArgumentError("privacies", "a PrivacyConfig", "a list of them, one for each node")
+    privacies = list(setting.privacies) or [PrivacyConfig()] * count
+    by_node: dict[str, Sequence[Any]] = {"names": names, "policies": policies, "privacies": privacies}
+    for what, given in {"models": setting.models, **by_node}.items():
+        if not given or len(given) != count:
+            raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
+    if len(set(names)) < count:
+        raise ArgumentError("names", names, "each name once")
+    setting.task.check(setting.test, "test data")
+    shape = shape_of(setting)
+    outputs = setting.task.outputs(shape)
+    for name, part, model in zip(names, setting.parts, setting.models, strict=True):
+        setting.task.check(part, f"data of {name}")
+        if tuple(part.inputs.shape[1:]) != shape:
+            found = tuple(part.inputs.shape[1:])
+            raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
+        check_range(setting, part, f"data of {name}")
+        models.check(model, shape, outputs, f"model of {name}")
+    models.check(setting.student, shape, outputs, "student")
+    owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
+    seen: dict[int, str] = {}
+    for owner, model in owners:
+        for parameter in model.parameters():
+            other = seen.setdefault(id(parameter), owner)
+            if other != owner:
+                raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
+    if not any(parameter.requires_grad for parameter in setting.student.parameters()):
+        raise ArgumentError("student", "all frozen", "a network with something to train")
+    return names, policies
+
+
+def check_architectures(
+    setting: Setting, title: str, needs: Needs, nodes: Sequence[Node], student: nn.Module
+) -> None:
+    """Refuse nodes and data with which a method cannot work.
+
+    Raises:
+        FedstillError: naming the first one.
+    """
+    reason = refusal(needs, setting.task)
+    if reason is not None:
+        raise MethodRefused(title, "every node", reason)
+    for node in nodes if needs.trainable else ():
+        if len(node.frozen["model"]) == sum(1 for _ in node.model.parameters()):
+            raise MethodRefused(title, node.name, "its model is frozen, and every round trains it")
+    if needs.same_architecture:
+        kind = signature(student)
+        for node in nodes:
+            if signature(node.model) != kind:
+                raise MethodRefused(title, node.name, "its model is not of the student's architecture")
+    if needs.student_kind and signature(student) not in map(signature, (n.model for n in nodes)):
+        raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
+    public = setting.public
+    if (needs.public or needs.public_labels) and public is None:
+        raise MethodRefused(
+            title, "every node", "there is no public data: set public.name (from Python, public=)"
+        )
+    if needs.public_labels and public is not None and public.labels is None:
+        reason = f"public data {public.name!r} have no labels of this task"
+        raise MethodRefused(title, "every node", reason)
+    if public is not None:
+        labels = public.labels
+        if labels is None:
+            labels = setting.task.blank(len(public), tuple(public.inputs.shape[1:]))
+        data = TensorData(public.inputs, labels.to(public.inputs.device))
+        setting.task.check(data, "public data")
+        check_range(setting, data, "public data")
+        shape = tuple(public.inputs.shape[1:])
+        if shape != shape_of(setting):
+            raise ArgumentError("shape of public data", shape, f"{shape_of(setting)}, as in the test data")
+
+
+def shape_of(setting: Setting) -> Shape:
+    """``(C, H, W)`` of an image or ``(L,)`` of a text, as in the test data."""
+    return tuple(setting.test.inputs.shape[1:])
+
+
+def check_range(setting: Setting, data: TensorData, what: str) -> None:
+    """Refuse images that the generator could never make, since it makes pixels from 0 to 1.
+
+    Texts have no range: their task checks them.
+    """
+    if setting.task.tokens:
+        return
+    mean, std = normalisation(setting)
+    low, high = (0 - mean) / std, (1 - mean) / std  # (C, 1, 1)
+    images = setting.task.pictured(data)  # what is measured of an image may be brighter than white
+    least, most = images.amin((0, 2, 3)), images.amax((0, 2, 3))
+    outside = (least < low.flatten() - 1e-3) | (most > high.flatten() + 1e-3)
+    if outside.any():
+        channel = int(outside.nonzero()[0])
+        raise DataError(
+            f"{what} has values from {least[channel]:.4g} to {most[channel]:.4g} in channel {channel}: "
+            f"allowed by mean and std are {low[channel].item():.4g} to {high[channel].item():.4g}; "
+            "say how inputs were normalised with mean and std"
+        )
+
+
+def normalisation(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of images, as declared: two of (C, 1, 1); of texts none: (0, 1, 1)."""
+    if setting.task.tokens:
+        return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
+    channels = setting.test.inputs.shape[1]
+    given = {"mean": setting.mean, "std": setting.std}
+    for name, values in given.items():
+        if values and len(values) != channels:
+            raise ArgumentError(name, values, f"one value for each of the {channels} channels, or none")
+    mean, std = (torch.tensor(values or (0.5,) * channels).view(-1, 1, 1) for values in given.values())
+    if (std <= 0).any():
+        raise ArgumentError("std", setting.std, "above 0")
+    return mean, std
