@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedstill.core.version import __version__
+
 if TYPE_CHECKING:
     from fedstill.api import Outcome, distil
     from fedstill.core.compute import EngineConfig
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     )
     from fedstill.tasks.config import TaskConfig
 
-__version__ = "0.1.0"
 __all__ = [
     "AsynDGANConfig",
     "CentralisedConfig",
@@ -73,6 +74,7 @@ __all__ = [
     "StepsConfig",
     "TaskConfig",
     "TensorData",
+    "__version__",
     "distil",
 ]
 
@@ -114,7 +116,7 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

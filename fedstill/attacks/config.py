@@ -10,7 +10,7 @@ from fedstill.attacks.generated import CopyingConfig
 from fedstill.attacks.members import MembersConfig
 from fedstill.attacks.victims import InversionsConfig
 from fedstill.core.errors import ArgumentError
-from fedstill.runs.config import as_table, read_table
+from fedstill.core.tables import as_table, read_table
 
 ATTACKS = ("inversion", "membership", "copying", "counts")
 

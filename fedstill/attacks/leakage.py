@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-import fedstill
 from fedstill.attacks import generated, members, told, victims
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.heard import Heard, Replay, hear, replay
@@ -25,9 +24,10 @@ from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.records import holding, write_text
+from fedstill.core.tables import as_table
+from fedstill.core.version import __version__
 from fedstill.report import write_report
 from fedstill.report.files import read_result
-from fedstill.runs.config import as_table
 from fedstill.runs.run import machine
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
@@ -64,7 +64,7 @@ def attack(
             getattr(found, name)()
     result = read_result(folder / "result.json")
     leakage: dict[str, Any] = {
-        "fedstill": fedstill.__version__,
+        "fedstill": __version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
         "command": command,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedstill import __version__
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.version import __version__
 from fedstill.runs import presets
 
 if TYPE_CHECKING:

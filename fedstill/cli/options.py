@@ -41,7 +41,7 @@ def override(kind: Any, config: C, words: list[str], prog: str, about: str) -> C
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.runs.config import as_table, options, read_table
+    from fedstill.core.tables import as_table, options, read_table
 
     if any(word in ("-h", "--help") for word in words):
         _tyro(kind, config, ["--help"], prog, about)
@@ -118,7 +118,7 @@ def _diagnose(failure: SystemExit, kind: Any, config: Any, given: list[Given], t
 
     The options are tried one at a time to find the bad one, as tyro names it in no stable way.
     """
-    from fedstill.runs.config import describe, full_path, options
+    from fedstill.core.tables import describe, full_path, options
 
     known = options(kind)
     refusal = _refusal(failure)

@@ -83,7 +83,7 @@ class Form:
         Raises:
             ArgumentError: they do not describe one.
         """
-        from fedstill.runs.config import read_table  # which reads what nodes are configured with, too
+        from fedstill.core.tables import read_table  # which reads what nodes are configured with, too
 
         if not isinstance(table, Mapping):
             raise ArgumentError("form", type(table).__name__, "a table")

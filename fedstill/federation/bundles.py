@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-import fedstill
 from fedstill.core.compute import Compute
 from fedstill.core.errors import BundleError, DataError, FedstillError, QuestionMismatch
+from fedstill.core.tables import read_table
+from fedstill.core.version import __version__
 from fedstill.data.form import Form
 from fedstill.data.public import Public
 from fedstill.federation import signed
@@ -36,7 +37,6 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.runs.config import read_table
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -440,7 +440,7 @@ class Files:
 
 
 def _pack(kind: str, header: Mapping[str, Any], tensors: Tensors) -> bytes:
-    return pack({"bundle": kind, "format": FORMAT, "fedstill": fedstill.__version__, **header}, tensors)
+    return pack({"bundle": kind, "format": FORMAT, "fedstill": __version__, **header}, tensors)
 
 
 def _unpack(

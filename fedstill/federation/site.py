@@ -28,7 +28,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import fedstill
 from fedstill.core.errors import DeployError
 from fedstill.federation.contact import Contact, watch
 from fedstill.federation.provision import (
@@ -431,7 +430,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def python_path(given: str) -> str:
     """With the folder of a fedstill that is not installed, so that FLARE's job processes find it."""
-    here = str(Path(fedstill.__file__).parents[1])
+    here = str(Path(__file__).parents[2])
     if here == sysconfig.get_paths()["purelib"]:
         return given
     return os.pathsep.join([here, *(path for path in given.split(os.pathsep) if path and path != here)])

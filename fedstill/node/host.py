@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-import fedstill
 from fedstill.core import owner_only
 from fedstill.core.errors import (
     ArgumentError,
@@ -28,6 +27,7 @@ from fedstill.core.errors import (
 )
 from fedstill.core.imports import OWN
 from fedstill.core.state import load_state, save_state
+from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.node import owner
 from fedstill.node.account import LedgerError
@@ -201,7 +201,7 @@ class Host:
             "name": self.name,
             "protocol": PROTOCOL,
             "versions": {
-                "fedstill": fedstill.__version__,
+                "fedstill": __version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },

@@ -24,6 +24,7 @@ from fedstill.core.commented import commented
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
+from fedstill.core.tables import read_table
 from fedstill.data import private
 from fedstill.data.form import Form
 from fedstill.data.private import PrivateConfig
@@ -37,7 +38,6 @@ from fedstill.node.witness import released
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.questions import Question
 from fedstill.runs import presets
-from fedstill.runs.config import read_table
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")

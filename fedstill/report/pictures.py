@@ -1,6 +1,6 @@
 """Predictions beside the truth, drawn: outlines on the image, images with their errors.
 
-The best, the median and the worst case of the central model, as :mod:`fedstill.runs.pictures` puts them together.
+The best, the median and the worst case of the central model, as a run keeps them.
 Outlines are thin lines on the edges of pixels, whatever the picture's size. Where truth and prediction agree
 there is one white line, else the truth is orange and the prediction blue, all on a dark rim: they are legible
 on grey scans and on stained tissue, and by people who do not tell red from green, or blue from yellow.

@@ -25,7 +25,8 @@ import tomli_w
 from safetensors.torch import save_file
 
 from fedstill.core import owner_only
-from fedstill.runs.config import NodesConfig, RunConfig, as_table, to_dict
+from fedstill.runs.config import NodesConfig, RunConfig, to_dict
+from fedstill.core.tables import as_table
 from fedstill.data.private import PrivateConfig
 from fedstill.data.splits import SplitConfig
 from fedstill.core.errors import DeployError, FedstillError

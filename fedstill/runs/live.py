@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import fedstill
+from fedstill.core.version import __version__
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.runs.config import RunConfig, to_dict
@@ -276,7 +276,7 @@ class Live:
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""
         return {
-            "fedstill": fedstill.__version__,
+            "fedstill": __version__,
             "name": self.config.name,
             "command": "",
             "data": {

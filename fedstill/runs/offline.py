@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core import owner_only
-from fedstill.runs.config import RunConfig, options, run_type, to_dict, to_toml
+from fedstill.runs.config import RunConfig, run_type, to_dict, to_toml
+from fedstill.core.tables import options
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.data.validation import check_measured_on_test

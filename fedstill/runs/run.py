@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedstill
+from fedstill.core.version import __version__
 from fedstill import models
 from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.core.dataset import Column, DataSet, TensorData
@@ -166,7 +166,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
             "training examples that no node had"
         )
     about = {
-        "fedstill": fedstill.__version__,
+        "fedstill": __version__,
         "name": config.name,
         "command": "",
         "data": {
@@ -320,7 +320,7 @@ def _machine() -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "fedstill": fedstill.__version__,
+            "fedstill": __version__,
         },
     }
 

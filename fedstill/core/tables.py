@@ -1,0 +1,176 @@
+"""Frozen dataclasses from tables (TOML, JSON) and back: strict, and each error one line that names the place.
+
+No unknown keys, no silent conversions, except that a whole number is also a number. TOML has no null: where a
+value may be none, it is written as the text ``"none"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedstill.core.errors import ArgumentError, UnknownName
+
+C = TypeVar("C")
+
+
+def options(kind: type[Any], prefix: str = "") -> dict[str, Any]:
+    """Every single value of a configuration by its dotted name, with its type.
+
+    Lists of tables (published figures) are left to files.
+
+    >>> Point = dataclasses.make_dataclass("Point", [("x", float), ("y", int, 2)])
+    >>> options(Point, "at.")
+    {'at.x': <class 'float'>, 'at.y': <class 'int'>}
+    """
+    found: dict[str, Any] = {}
+    for name, inner in _fields(kind).items():
+        if _is_table(inner):
+            found |= options(inner, f"{prefix}{name}.")
+        elif not any(map(_is_table, get_args(inner))):
+            found[prefix + name] = inner
+    return found
+
+
+def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
+    """A configuration of one type from a table.
+
+    Args:
+        kind: a dataclass, or a generic one with its argument, as ``RunConfig[FedIODConfig]``.
+        table: values by field; fields that are not named have their defaults.
+        prefix: the dotted path of the table, for errors.
+
+    Raises:
+        UnknownName: a key that is no field.
+        ArgumentError: a value of the wrong type, or one that the configuration refuses.
+
+    >>> read_table(dataclasses.make_dataclass("Point", [("x", float), ("y", int, 2)]), {"x": 1})
+    Point(x=1.0, y=2)
+    """
+    fields = _fields(kind)
+    for key in table:
+        if key not in fields:
+            raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
+    plain: Any = get_origin(kind) or kind
+    for part in dataclasses.fields(plain):
+        if part.name not in table and part.default is part.default_factory is dataclasses.MISSING:
+            raise ArgumentError(prefix + part.name, "", describe(fields[part.name]))
+    values = {key: read_value(fields[key], value, prefix + key) for key, value in table.items()}
+    try:
+        return kind(**values)
+    except ArgumentError as error:
+        raise full_path(error, [prefix + name for name in fields]) from error
+
+
+def full_path(error: ArgumentError, names: Iterable[str]) -> ArgumentError:
+    """The same error with the whole dotted name: a part of a configuration does not know where it stands.
+
+    Args:
+        error: names an argument by the end of its dotted name, or something else altogether.
+        names: the whole names that it may mean.
+
+    >>> full_path(ArgumentError("local.lr", -1.0, "0 or more"), ["nodes.local.lr"])
+    ArgumentError('nodes.local.lr is -1.0: allowed is 0 or more')
+    """
+    known = list(names)
+    whole = [name for name in known if name.endswith(f".{error.name}")]
+    if error.name in known or len(whole) != 1:
+        return error
+    return ArgumentError(whole[0], error.value, error.allowed)
+
+
+def describe(kind: Any) -> str:
+    """What a value of a type may be, in words.
+
+    >>> describe(Literal["iid", "shards"] | None)
+    "one of 'iid', 'shards' or 'none'"
+    >>> describe(tuple[int, ...])
+    'a list, each a whole number'
+    """
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(describe(part) for part in get_args(kind))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        inner, *more = get_args(kind)
+        if more == [...]:
+            return f"a list, each {describe(inner)}"
+        return f"a list of {', '.join(describe(part) for part in (inner, *more))}"
+    if _is_table(kind):
+        return "a table"
+    words: Mapping[Any, str] = {
+        bool: "true or false",
+        float: "a number",
+        int: "a whole number",
+        str: "a text",
+        NoneType: "'none'",
+    }
+    return words[kind]
+
+
+def read_value(kind: Any, value: Any, path: str) -> Any:
+    """The value at a path as a value of the type that belongs there."""
+
+    def wrong() -> ArgumentError:
+        return ArgumentError(path, value, describe(kind))
+
+    if _is_table(kind):
+        if not isinstance(value, Mapping):
+            raise wrong()
+        return read_table(kind, value, f"{path}.")
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        # None first: in `str | None` the text "none" means None.
+        for part in sorted(parts, key=lambda part: part is not NoneType):
+            try:
+                return read_value(part, value, path)
+            except ArgumentError:
+                continue
+        raise wrong()
+    if origin is Literal:
+        for choice in parts:
+            if type(choice) is type(value) and choice == value:
+                return choice
+        raise wrong()
+    if origin is tuple:
+        endless = len(parts) == 2 and parts[1] is ...
+        if not isinstance(value, (list, tuple)) or not (endless or len(value) == len(parts)):
+            raise wrong()
+        kinds = [parts[0]] * len(value) if endless else parts
+        return tuple(
+            read_value(part, item, f"{path}[{index}]")
+            for index, (part, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    if kind is NoneType and value in (None, "none"):
+        return None
+    if kind is float and type(value) is int and abs(value) <= 2**53:  # beyond, digits would be lost
+        return float(value)
+    if kind is float and (type(value) is not float or math.isnan(value)):
+        raise wrong()
+    if type(value) is not kind:
+        raise wrong()
+    return value
+
+
+def as_table(value: Any) -> Any:
+    """A configuration, or a value of one, as TOML can hold it."""
+    if dataclasses.is_dataclass(value):
+        return {part.name: as_table(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [as_table(item) for item in value]
+    return "none" if value is None else value
+
+
+def _is_table(kind: Any) -> bool:
+    return dataclasses.is_dataclass(get_origin(kind) or kind)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass and their types, type variables filled in."""
+    plain = get_origin(kind) or kind
+    filled = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
+    hints = get_type_hints(plain)
+    return {part.name: filled.get(hints[part.name], hints[part.name]) for part in dataclasses.fields(plain)}

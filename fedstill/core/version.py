@@ -1,0 +1,3 @@
+"""The release that this is."""
+
+__version__ = "0.1.0"
