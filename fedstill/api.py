@@ -22,6 +22,7 @@ from fedstill.node.gate import PolicyConfig
 from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
+from fedstill.report import write_report
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.run import REHEARSED, check_folder, finish
 from fedstill.runs.setting import Setting
@@ -163,6 +164,7 @@ def distil(
         folder = Path(out)
         _open_folder(folder, _fingerprint(setting))
         figures = finish(experiment, {}, experiment.run(folder, progress=progress), folder)
+        write_report(folder)
     return Outcome(student if experiment.has_student else None, figures)
 
 

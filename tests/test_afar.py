@@ -17,7 +17,7 @@ pytest.importorskip("nvflare")
 from fedstill.cli import main as cli
 from fedstill.core import records
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
-from fedstill.data.splits import SplitConfig
+from fedstill.data.config import SplitConfig
 from fedstill.federation.remote import Link, LinkError, Loopback
 from fedstill.protocol.messages import unpack
 from fedstill.runs import afar, run

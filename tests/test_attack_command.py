@@ -14,8 +14,8 @@ from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.cli.attack import Line, lines, print_leakage
-from fedstill.cli.options import changed
 from fedstill.core.errors import FedstillError
+from fedstill.core.tables import changed
 from fedstill.runs import config
 
 Main = Callable[..., tuple[int, str, str]]

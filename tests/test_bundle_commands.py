@@ -24,11 +24,11 @@ from safetensors.torch import load_file, save_file
 
 from fedstill.cli import main as cli
 from fedstill.core.seeds import derive
+from fedstill.core.words import human_bytes
 from fedstill.federation import signed
 from fedstill.node import owner
 from fedstill.node.account import Account
 from fedstill.protocol.messages import pack, unpack
-from fedstill.report.words import human_bytes
 from fedstill.runs import config, offline, run
 from fedstill.runs.presets import parse
 

@@ -26,7 +26,8 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, U
 from fedstill.core.records import holding
 from fedstill.methods import METHODS
 from fedstill.node.gate import NOT_OUTPUTS
-from fedstill.report.compare import summarise
+from fedstill.report import write_report
+from fedstill.report.compare import summarise, write_comparison
 from fedstill.runs import config, run
 from fedstill.runs.config import PaperFigure, RunConfig
 
@@ -342,6 +343,17 @@ def test_a_figure_of_a_method_is_not_that_of_its_variants() -> None:
 # --- running ----------------------------------------------------------------------------------------
 
 
+def compared(plan: compare.Comparison, out: Path, **how: Any) -> None:
+    """As the command does it: runs, their reports, and the comparison's files."""
+    comparing.compare(plan, out, report=write_report, **how)
+    write_comparison(out, compare.read_folder(out))
+
+
+def resumed(out: Path, **how: Any) -> None:
+    comparing.resume(out, report=write_report, **how)
+    write_comparison(out, compare.read_folder(out))
+
+
 def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO((out / name).read_text(encoding="utf-8"))))
 
@@ -358,7 +370,7 @@ def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = tmp_path / "out"
     # Not auto, which measures: on a busy machine it may choose otherwise the second time.
     plan = a_quick_plan(**{"engine.name": "one-by-one"})
-    comparing.compare(plan, out, command="fedstill compare something")
+    compared(plan, out, command="fedstill compare something")
     told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
@@ -385,11 +397,11 @@ def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = compare.plan(["standalone"], changes=QUICK)
-    comparing.compare(plan, out, command="one", quiet=True)
+    compared(plan, out, command="one", quiet=True)
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     (out / "compare.html").unlink()
-    comparing.compare(plan, out, command="two", quiet=True)
-    comparing.resume(out, quiet=True)
+    compared(plan, out, command="two", quiet=True)
+    resumed(out, quiet=True)
     assert (out / "compare.html").exists()
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
@@ -398,40 +410,40 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
         (compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}), "base"),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison with another {part}: choose"):
-            comparing.compare(other, out, command="", quiet=True)
+            compared(other, out, command="", quiet=True)
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RunFolderError, match="holds a run or other files"):
-        comparing.compare(a_quick_plan(), tmp_path, command="", quiet=True)
+        compared(a_quick_plan(), tmp_path, command="", quiet=True)
     with pytest.raises(RunFolderError, match="is a file"):
-        comparing.compare(a_quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
+        compared(a_quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
     with pytest.raises(RunFolderError, match="holds no comparison to go on with"):
-        comparing.resume(tmp_path, quiet=True)
+        resumed(tmp_path, quiet=True)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
-    comparing.compare(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
+    compared(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
     with pytest.raises(RunFolderError, match=r"is not the run that compare\.toml plans"):
-        comparing.resume(tmp_path / "out", quiet=True)
+        resumed(tmp_path / "out", quiet=True)
 
 
 def test_two_processes_do_not_work_on_one_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = holding(tmp_path / "out", "comparison")
     with held, pytest.raises(RunFolderError, match="at work on this comparison"):
-        comparing.compare(a_quick_plan(), tmp_path / "out", command="", quiet=True)
+        compared(a_quick_plan(), tmp_path / "out", command="", quiet=True)
 
 
 def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     models = {"nodes.models": ["small-cnn", "mlp"]}
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, **models})
-    comparing.compare(plan, out, command="", quiet=True)
+    compared(plan, out, command="", quiet=True)
     refused, finished = records(out)
     assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
     assert "node-1" in refused["reason"]
@@ -444,7 +456,7 @@ def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: 
 
 def test_outputs_only_refuses_parameters(tmp_path: Path) -> None:
     plan = a_quick_plan(**{"nodes.policy.outputs_only": True})
-    comparing.compare(plan, tmp_path / "out", command="", quiet=True)
+    compared(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["standalone"]["status"] == "finished"
     assert rows["fedavg"]["status"] == "refused"
@@ -454,14 +466,14 @@ def test_outputs_only_refuses_parameters(tmp_path: Path) -> None:
 def test_where_nothing_can_run_no_folder_is_made(tmp_path: Path) -> None:
     plan = compare.plan(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
     with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
-        comparing.compare(plan, tmp_path / "out", command="", quiet=True)
+        compared(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_reaches_a_limit_does_not_stop_the_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.most_bytes": 1000})
-    comparing.compare(plan, tmp_path / "out", command="", quiet=True)
+    compared(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
     assert "most_bytes" in rows["fedavg"]["reason"]
@@ -539,7 +551,7 @@ def test_each_run_is_attacked_once_it_is_there(
 ) -> None:
     out = tmp_path / "out"
     plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
-    comparing.compare(plan, out, command="fedstill compare x --leakage")
+    compared(plan, out, command="fedstill compare x --leakage")
     told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [
         ["run 1 of 2", "standalone, seed 0"],
@@ -551,38 +563,38 @@ def test_each_run_is_attacked_once_it_is_there(
     assert [row["membership_auc"] for row in records(out)] == ["60.0", "60.0"]
     assert "One in &lt;three&gt; was found." in (out / "compare.html").read_text(encoding="utf-8")
     # What has been attacked is not attacked again, unless by other options.
-    comparing.compare(plan, out, command="again", quiet=True)
-    comparing.resume(out, quiet=True)
+    compared(plan, out, command="again", quiet=True)
+    resumed(out, quiet=True)
     assert len(attacks.asked) == 2
     file = out / "fedavg-seed0" / "leakage.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "config": {"seed": 9}}))
     assert [row.runs[0].leakage is not None for row in summarise(out, plan).rows] == [True, False]
-    comparing.resume(out, quiet=True)
+    resumed(out, quiet=True)
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 
 
 def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
     out = tmp_path / "out"
     plan = compare.plan(["standalone"], changes=QUICK)
-    comparing.compare(plan, out, command="one", quiet=True)
+    compared(plan, out, command="one", quiet=True)
     assert attacks.asked == []
     assert "membership_auc" not in records(out)[0]
     assert not (out / "not_attacked.json").exists()
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     attacked = compare.plan(["standalone"], changes=QUICK, leakage=True)
-    comparing.compare(attacked, out, command="two", quiet=True)
+    compared(attacked, out, command="two", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     assert attacks.folders == ["standalone-seed0"]
     assert compare.read_folder(out) == attacked
     assert comparing.command_of(out) == "two"
     # The same comparison without attacks keeps those that are there; others are refused.
     (out / "standalone-seed0" / "leakage.json").unlink()
-    comparing.compare(plan, out, command="three", quiet=True)
+    compared(plan, out, command="three", quiet=True)
     assert attacks.folders == ["standalone-seed0"] * 2
     assert compare.read_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
     with pytest.raises(RunFolderError, match="holds a comparison with another leakage: choose"):
-        comparing.compare(other, out, command="", quiet=True)
+        compared(other, out, command="", quiet=True)
 
 
 def test_an_attack_that_fails_is_a_note_and_stops_nothing(
@@ -591,7 +603,7 @@ def test_an_attack_that_fails_is_a_note_and_stops_nothing(
     out = tmp_path / "out"
     attacks.failing = "standalone"
     plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
-    comparing.compare(plan, out, command="x")
+    compared(plan, out, command="x")
     assert "not attacked: the run is not repeated here\n" in capsys.readouterr().err
     assert comparing.not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
     rows = {row["method"]: row for row in records(out)}
@@ -602,7 +614,7 @@ def test_an_attack_that_fails_is_a_note_and_stops_nothing(
     assert said in summarise(out, plan).notes
     # It is tried again, and the note goes once it is attacked.
     attacks.failing = None
-    comparing.resume(out, quiet=True)
+    resumed(out, quiet=True)
     assert comparing.not_attacked(out) == {}
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "standalone-seed0"]
     assert said not in (out / "compare.html").read_text(encoding="utf-8")
@@ -673,10 +685,10 @@ def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) ->
     (out / "compare.toml.part").write_text("half a f")
     (out / "standalone-seed0" / "config.toml.part").write_text("half a f")
     with pytest.raises(RunFolderError):  # a run's folder without its plan: not ours
-        comparing.compare(a_quick_plan(), out, command="", quiet=True)
+        compared(a_quick_plan(), out, command="", quiet=True)
     plan = a_quick_plan()
     (out / "compare.toml").write_text(f"# Made by: x\n\n{plan.to_toml()}")
-    comparing.compare(plan, out, command="", quiet=True)
+    compared(plan, out, command="", quiet=True)
     assert [row["status"] for row in records(out)] == ["finished", "finished"]
 
 

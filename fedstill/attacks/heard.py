@@ -22,13 +22,13 @@ from torch import nn
 from fedstill.attacks.tap import Overheard, Release, disagreement, weighed
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.records import read_result
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
 from fedstill.methods.counting import DATA_SIZES, LABEL_COUNTS
 from fedstill.node.gate import INDICES
 from fedstill.node.ledger import Ledger
 from fedstill.protocol.messages import INPUTS
-from fedstill.report.files import read_result
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.setting import Setting

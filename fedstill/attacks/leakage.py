@@ -23,11 +23,9 @@ from fedstill.attacks.heard import Heard, Replay, hear, replay
 from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
-from fedstill.core.records import holding, write_text
+from fedstill.core.records import holding, read_result, write_text
 from fedstill.core.tables import as_table
 from fedstill.core.version import __version__
-from fedstill.report import write_report
-from fedstill.report.files import read_result
 from fedstill.runs.run import machine
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
@@ -86,7 +84,6 @@ def attack(
         if found.pictures:
             save_file(found.pictures, str(folder / PICTURES))
         write_text(folder / FILE, json.dumps(_finite(leakage), indent=2, allow_nan=False) + "\n")
-        write_report(folder)
     return leakage
 
 

@@ -52,10 +52,12 @@ def main(words: list[str]) -> None:
     from rich.console import Console
 
     from fedstill.attacks.leakage import attack
+    from fedstill.report import write_report
 
     found = attack(folder, config, command=command, progress=not quiet and sys.stderr.isatty())
+    report = write_report(folder)
     print_leakage(found, Console())
-    print(f"Report: {folder / 'report.html'}")
+    print(f"Report: {report}")
 
 
 def _check(folder: Path) -> None:
@@ -88,8 +90,8 @@ def print_leakage(found: Mapping[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from fedstill.core.words import words
     from fedstill.report.compare_leakage import skipped
-    from fedstill.report.words import words
 
     told = words(found, "sentence")
     if told is not None:
@@ -111,7 +113,7 @@ def print_leakage(found: Mapping[str, Any], console: Console) -> None:
 
 def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     """The lines of the table, in the order of the report."""
-    from fedstill.report.words import pick
+    from fedstill.core.words import pick
 
     yield from _inversion(pick(found, "inversion") or {})
     for part in pick(found, "membership") or ():
@@ -123,7 +125,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _inversion(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.report.words import number, whole, words
+    from fedstill.core.words import number, whole, words
 
     guess = number(part, "guess")
     for attack in part.get("attacks") or ():
@@ -138,7 +140,7 @@ def _inversion(part: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _membership(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.report.words import number, whole, words
+    from fedstill.core.words import number, whole, words
 
     for attack in part.get("attacks") or ():
         auc = [number(attack, "auc", key) for key in ("value", "low", "high")]
@@ -156,7 +158,7 @@ def _membership(part: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _copying(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.report.words import number, whole, words
+    from fedstill.core.words import number, whole, words
 
     for space in part.get("spaces") or ():
         p, share = number(space, "p_value"), number(space, "share")
@@ -169,7 +171,7 @@ def _copying(part: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _distances(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.report.words import number, whole, words
+    from fedstill.core.words import number, whole, words
 
     for space in part.get("spaces") or ():
         average, held = number(space, "average"), number(space, "average_held_out")
@@ -180,7 +182,7 @@ def _distances(part: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _scores(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.report.words import number, whole
+    from fedstill.core.words import number, whole
 
     if not part:
         return
@@ -191,7 +193,7 @@ def _scores(part: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _counts(nodes: list[Mapping[str, Any]]) -> Iterator[Line]:
-    from fedstill.report.words import number
+    from fedstill.core.words import number
 
     if not nodes:
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.main import _configure, _finish, _leave, _override, _take
 from fedstill.core.errors import ArgumentError, BundleError, UnknownName
-from fedstill.report.words import human_bytes
+from fedstill.core.words import human_bytes
 
 if TYPE_CHECKING:
     from fedstill.federation.bundles import Questions

@@ -89,7 +89,7 @@ def _letters(number: int) -> str:
 
 
 def _what(row: Mapping[str, Any]) -> str:
-    from fedstill.report.words import human_bytes
+    from fedstill.core.words import human_bytes
 
     if row["part"] == "settled":
         return f"settled by the owner: {row['rule']}"

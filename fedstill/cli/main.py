@@ -212,12 +212,13 @@ def _resumable(folder: Path, what: str = "run") -> Iterator[None]:
 def _finish(folder: Path, result: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from fedstill.report.table import print_table
+    from fedstill.report import print_table, write_report
 
+    report = write_report(folder)
     print_table(result, Console())
     for note in result.get("notes", ()):
         print(f"Note: {note}")
-    print(f"Report: {folder / 'report.html'}")
+    print(f"Report: {report}")
 
 
 def _compare(words: list[str]) -> None:
@@ -232,18 +233,20 @@ def _compare(words: list[str]) -> None:
             raise ArgumentError("--resume", resume, "a comparison's folder alone: it keeps its settings")
         folder = Path(resume)
         with _resumable(folder, "compare"):
-            from fedstill.compare import running as comparing
+            from fedstill.compare import running
+            from fedstill.report import write_report
 
-            comparing.resume(folder, quiet=quiet, bars=bars)
+            running.resume(folder, report=write_report, quiet=quiet, bars=bars)
     else:
         comparison = _plan(rest)
-        from fedstill.compare import running as comparing
+        from fedstill.compare import running
+        from fedstill.report import write_report
 
         folder = Path(f"runs/{comparison.name}") if out is None else Path(out)
         if out is None:
             print(f"The comparison's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
         with _resumable(folder, "compare"):
-            comparing.compare(comparison, folder, command=command, quiet=quiet, bars=bars)
+            running.compare(comparison, folder, command=command, report=write_report, quiet=quiet, bars=bars)
     _show_comparison(folder)
 
 
@@ -303,10 +306,12 @@ def _show_comparison(folder: Path) -> None:
     from rich.console import Console
 
     from fedstill.compare import plan as compare
-    from fedstill.report.compare import print_comparison, summarise
+    from fedstill.report.compare import print_comparison, summarise, write_comparison
 
-    print_comparison(summarise(folder, compare.read_folder(folder)), Console())
-    print(f"Report: {folder / 'compare.html'}")
+    comparison = compare.read_folder(folder)
+    page = write_comparison(folder, comparison)
+    print_comparison(summarise(folder, comparison), Console())
+    print(f"Report: {page}")
 
 
 def _list(words: list[str]) -> None:

@@ -142,22 +142,3 @@ def _refusal(failure: BaseException) -> FedstillError | None:
     while cause is not None and not isinstance(cause, FedstillError):
         cause = cause.__context__
     return cause
-
-
-def changed(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") -> list[str]:
-    """The options that make a configuration's table of the default one, as words of a command line.
-
-    >>> changed({"seed": 3, "part": {"on": True, "of": ["a", "b"]}}, {"seed": 0, "part": {"on": True}})
-    ['--seed', '3', '--part.of', 'a', 'b']
-    """
-    words = []
-    for key, value in table.items():
-        before = default.get(key)
-        if isinstance(value, dict):
-            inner = before if isinstance(before, dict) else {}
-            words += changed(value, inner, f"{prefix}{key}.")
-        elif value != before:
-            listed = value if isinstance(value, list) else [value]
-            told = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
-            words += [f"{prefix}{key}", *told]
-    return words

@@ -19,10 +19,10 @@ import tomli_w
 from fedstill.compare.comparison import SINGLE, Comparison, Place, merged, questions, says, slug, what_leaves
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.tables import options, read_table
+from fedstill.core.toml import Table
 from fedstill.methods import METHODS
 from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, from_dict, run_type, to_dict
-from fedstill.runs.presets import Table
 
 __all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
 

@@ -1,4 +1,4 @@
-"""Running a planned comparison: what is not finished yet, one run after another, and then its files.
+"""Running a planned comparison: what is not finished yet, one run after another.
 
 Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on. Where the plan
 says so each run is attacked as soon as it is there, and attacked again only by other options.
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ from rich.text import Text
 
 from fedstill.compare.plan import FILE, Comparison, Place, read_folder, text_of
 from fedstill.core.errors import FedstillError, RunFolderError
-from fedstill.core.records import holding, write_text
-from fedstill.report.files import read_result
-from fedstill.report.words import human_seconds
+from fedstill.core.records import holding, read_result, write_text
+from fedstill.core.toml import Table
+from fedstill.core.words import human_seconds
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, load_toml
-from fedstill.runs.presets import Table
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
@@ -34,15 +33,22 @@ NOT_ATTACKED = "not_attacked.json"
 
 
 def compare(
-    comparison: Comparison, out: Path, *, command: str, quiet: bool = False, bars: bool = False
+    comparison: Comparison,
+    out: Path,
+    *,
+    command: str,
+    report: Callable[[Path], object],
+    quiet: bool = False,
+    bars: bool = False,
 ) -> None:
-    """Run what is not finished yet, one run after another, and write the comparison's files.
+    """Run what is not finished yet, one run after another, and attack it where the plan says so.
 
     Args:
         comparison: what is compared.
         out: its folder; a new one, or one in which the same comparison was stopped. One that has run without
             attacks goes on with them; one that has run with attacks keeps them.
         command: the command that repeats it, for the report.
+        report: writes the report of a run's folder, once the run or an attack on it is finished.
         quiet: say nothing of the runs on standard error.
         bars: show each run's own progress bars.
 
@@ -50,8 +56,6 @@ def compare(
         RunFolderError: the folder holds another comparison or other files, or is in use.
         FedstillError: no method can run at all; then no folder is made.
     """
-    from fedstill.report.compare import write_comparison
-
     before = _check_folder(out, comparison)
     if before is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=before.leakage)
@@ -83,25 +87,27 @@ def compare(
                 refused[place.folder] = f"stopped: {error}"
                 _remember(out / NOT_RUN, refused)
                 continue
+            if not (folder / "report.html").exists():
+                report(folder)
             if comparison.leakage is None or attacked(folder, comparison.leakage) is not None:
                 continue
             _tell(console, f"attack {number}", place, time.monotonic() - start)
             try:
                 _attack(folder, comparison.leakage, bars)
+                report(folder)
             except FedstillError as error:  # of one run, as it is no run that can be repeated here
                 failed[place.folder] = " ".join(str(error).split())
                 _remember(out / NOT_ATTACKED, failed)
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
-        write_comparison(out, comparison)
 
 
-def resume(out: Path, *, quiet: bool = False, bars: bool = False) -> None:
+def resume(out: Path, *, report: Callable[[Path], object], quiet: bool = False, bars: bool = False) -> None:
     """Go on with the comparison in a folder, to the figures that it would have reached.
 
     Raises:
         RunFolderError: there is none.
     """
-    compare(read_folder(out), out, command="", quiet=quiet, bars=bars)
+    compare(read_folder(out), out, command="", report=report, quiet=quiet, bars=bars)
 
 
 def not_run(out: Path) -> Mapping[str, str]:
@@ -158,7 +164,7 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
     """Attack one finished run."""
     from fedstill.attacks.config import LeakageConfig
     from fedstill.attacks.leakage import attack
-    from fedstill.cli.options import changed
+    from fedstill.core.tables import changed
 
     options = changed(leakage, LeakageConfig().to_table())
     again = shlex.join(["fedstill", "attack", str(folder), *options])

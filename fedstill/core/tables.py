@@ -174,3 +174,22 @@ def _fields(kind: Any) -> dict[str, Any]:
     filled = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
     hints = get_type_hints(plain)
     return {part.name: filled.get(hints[part.name], hints[part.name]) for part in dataclasses.fields(plain)}
+
+
+def changed(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") -> list[str]:
+    """The options that make a configuration's table of the default one, as words of a command line.
+
+    >>> changed({"seed": 3, "part": {"on": True, "of": ["a", "b"]}}, {"seed": 0, "part": {"on": True}})
+    ['--seed', '3', '--part.of', 'a', 'b']
+    """
+    words = []
+    for key, value in table.items():
+        before = default.get(key)
+        if isinstance(value, dict):
+            inner = before if isinstance(before, dict) else {}
+            words += changed(value, inner, f"{prefix}{key}.")
+        elif value != before:
+            listed = value if isinstance(value, list) else [value]
+            told = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
+            words += [f"{prefix}{key}", *told]
+    return words

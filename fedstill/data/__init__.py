@@ -10,8 +10,9 @@ True
 from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData, check_classification, check_labels
+from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig, available, load
-from fedstill.data.splits import SplitConfig, split, stratified
+from fedstill.data.splits import split, stratified
 
 __all__ = [
     "DataConfig",

@@ -14,7 +14,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from fedstill.data.splits import SplitConfig
+    from fedstill.data.config import SplitConfig
 
 
 def conceal(

@@ -11,7 +11,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.units import Ints
 
 if TYPE_CHECKING:
-    from fedstill.data.splits import SplitConfig
+    from fedstill.data.config import SplitConfig
 
 DRAWS = 20  # how often a Dirichlet split is drawn before small nodes are topped up instead
 

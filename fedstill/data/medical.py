@@ -24,7 +24,7 @@ def load_medical(config: DataConfig, task: TaskConfig) -> DataSet:
         ArgumentError: an option that these data do not allow.
         DataError: data that are not there or cannot be used.
     """
-    from fedstill.data.loaders import find_pack  # which imports this file
+    from fedstill.data.located import find_pack  # which imports this file
 
     if config.name == "brain-mri":
         if task.name == "reconstruction" and not config.channels:
@@ -82,7 +82,7 @@ def own(config: DataConfig, task: TaskConfig) -> Source:
         ArgumentError: no such name.
         DataError: nothing there, or not of a form that the task can use.
     """
-    from fedstill.data.loaders import located  # which imports this file
+    from fedstill.data.located import located  # which imports this file
     from fedstill.data.own import read_own
 
     place = located(config, task.name, *((".csv",) if task.name == "multi-label" else ()))

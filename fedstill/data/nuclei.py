@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from fedstill.core.seeds import numpy_generator
 from fedstill.data.assembled import PATIENT
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.groups import numbered
-from fedstill.data.images import Bytes, decoded, instance_map
+from fedstill.data.images import decoded, instance_map
 from fedstill.data.packs import arrays_of, need
+from fedstill.data.pictures import Picture, picture
 from fedstill.data.rasters import grown, nearest, places, resized
 from fedstill.data.units import drawn_units, strata, whole
 from fedstill.data.validation import set_aside
@@ -35,27 +36,6 @@ PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")
 TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018
 SLIDE = "slide"
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """One picture and its objects.
-
-    Args:
-        image: ``(3, H, W)`` uint8, or floats in [0, 1].
-        instances: ``(H, W)``, 0 where there is no object.
-        name: of the picture, no other has it.
-        site: an organ, a source: what nodes may be.
-        test: whether it is for testing; None where the source does not say.
-        patient: whose picture it is; empty where that is not known.
-    """
-
-    image: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
-    instances: npt.NDArray[np.int32]
-    name: str
-    site: str = ""
-    test: bool | None = None
-    patient: str = ""
 
 
 def load_nuclei(config: DataConfig, task: TaskConfig) -> DataSet:
@@ -69,7 +49,7 @@ def load_nuclei(config: DataConfig, task: TaskConfig) -> DataSet:
         ArgumentError: an option that these data do not allow.
         DataError: data that are not there or cannot be used.
     """
-    from fedstill.data.loaders import find_pack, located  # which imports this file
+    from fedstill.data.located import find_pack, located  # which imports this file
 
     column, note = "site", ""
     if config.name in ("monuseg", "nuclei"):
@@ -137,20 +117,6 @@ def _streams(path: Path, arrays: dict[str, npt.NDArray[np.uint8]], part: str) ->
     joined = need(path, arrays, f"{part}_bytes").tobytes()
     ends = [int(end) for end in need(path, arrays, f"{part}_offsets")]
     return [joined[start:end] for start, end in pairwise(ends)]
-
-
-def picture(
-    image: Bytes, instances: npt.NDArray[np.int32], name: str, site: str, test: bool | None, what: str
-) -> Picture:
-    """A picture in colour: grey becomes colour by repetition.
-
-    Raises:
-        DataError: objects of another size than the image; begins with ``what``.
-    """
-    if image.shape[1:] != instances.shape:
-        sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
-        raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
-    return Picture(image if len(image) == 3 else np.repeat(image[:1], 3, axis=0), instances, name, site, test)
 
 
 def data_set(pictures: Sequence[Picture], config: DataConfig, name: str, note: str, column: str) -> DataSet:

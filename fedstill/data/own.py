@@ -21,7 +21,7 @@ from fedstill.data.images import decoded, instance_map
 from fedstill.data.packs import Raw, arrays_of, image_array, need
 
 if TYPE_CHECKING:
-    from fedstill.data.nuclei import Picture
+    from fedstill.data.pictures import Picture
 
 _TARGETS = {"segmentation": "masks", "instances": "instances", "multi-label": "labels"}
 
@@ -123,7 +123,7 @@ def read_pictures(place: Path) -> list[Picture]:
     Raises:
         DataError: it cannot be read, or is not of that form.
     """
-    from fedstill.data.nuclei import picture
+    from fedstill.data.pictures import picture
 
     if place.suffix == ".npz":
         return _picture_arrays(place, arrays_of(place))
@@ -141,7 +141,7 @@ def read_pictures(place: Path) -> list[Picture]:
 
 
 def _picture_arrays(path: Path, arrays: Mapping[str, Any]) -> list[Picture]:
-    from fedstill.data.nuclei import Picture
+    from fedstill.data.pictures import Picture
 
     images, instances = image_array(path, arrays), need(path, arrays, "instances")
     count = len(images)

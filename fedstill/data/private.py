@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,84 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.core.dataset import TensorData, check_labels
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
-from fedstill.core.imports import OWN, find, first_line, is_path
+from fedstill.core.imports import OWN, find, first_line
+from fedstill.data import memory
 from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups as limit_groups
-from fedstill.data.groups import numbered
 from fedstill.data.images import decoded
+from fedstill.data.in_form import groups_of, inputs_of, locate, times
 from fedstill.data.loaders import MEAN, STD
 from fedstill.data.packs import MOST_CLASSES, Images, Raw, from_arrays, read_folder, read_npz
-from fedstill.data.public import in_form
+from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.untold import of_arrays, other_than_classes
-from fedstill.node import memory
 from fedstill.tasks import TaskConfig, make_task
-
-SOURCES = ("npz", "folder", "csv", "nifti", "tensors")
-
-
-@dataclass(frozen=True)
-class PrivateConfig:
-    """Where a node's own examples are, and in what form."""
-
-    source: str = "npz"
-    """npz: a file with arrays images and labels, or masks, or instances; folder: images by class, one folder
-    a class, or a folder images beside a folder masks; nifti: a folder of volumes; csv: a table of pixels,
-    image files, findings or texts; tensors: a .safetensors file of inputs and targets just as the server
-    declares them; or package.module:function, your own, called with the path below, which gives images and
-    labels, or arrays by name as an npz has them."""
-
-    path: str = "data.npz"
-    """The file or folder, from the folder of this file."""
-
-    normalised: bool = False
-    """Inputs are floats, normalised as the server declares, and taken as they are; else they are pixels:
-    bytes, or floats from 0 to 1."""
-
-    fit: bool = False
-    """Bring images of another size or number of channels into the server's form; else they are refused."""
-
-    label: str = "label"
-    """csv: the column of labels, which are names of classes or their numbers from 0; of findings, the column
-    that lists them divided by |, without which each finding has a column of its own."""
-
-    image: str = ""
-    """csv: the column of image files, from the folder of the csv; if empty, all other columns are pixels."""
-
-    shape: tuple[int, ...] = ()
-    """csv of pixels: channels, height and width; if empty, as the server declares, else one grey square."""
-
-    white: float = 255.0
-    """csv of pixels: the value of white; black is 0."""
-
-    group: str = ""
-    """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the
-    npz with one number or name an example, "patient" of nifti; if empty, none. Patches of a picture (task
-    instances) always have that picture's patient, or "slide": the picture itself."""
-
-    channels: tuple[int, ...] = ()
-    """npz, folder and nifti for maps, images or findings: which channels, from 0; if empty, all."""
-
-    slices: int = 0
-    """nifti: at most so many axial slices of each volume, evenly spread; 0: all."""
-
-    vocabulary: str = ""
-    """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
-
-    def __post_init__(self) -> None:
-        if self.source not in SOURCES and not is_path(self.source):
-            raise ArgumentError(
-                "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
-            )
-        if self.shape and (len(self.shape) != 3 or min(self.shape) < 1):
-            raise ArgumentError("data.shape", list(self.shape), "channels, height and width, each 1 or more")
-        if not 0 < self.white < float("inf"):
-            raise ArgumentError("data.white", self.white, "a number above 0")
-        if self.slices < 0 or (self.slices and self.source != "nifti"):
-            raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
-        if self.channels and self.source == "csv":
-            raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
 
 
 def load(
@@ -183,16 +117,6 @@ def _own_form(raw: Raw, source: str, what: str) -> Form:
     return Form(TaskConfig(), classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
-def groups_of(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
-    """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
-    if not config.group:
-        return None
-    if config.group not in raw.columns:
-        known = ", ".join(raw.columns) or "none"
-        raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
-    return numbered(raw.columns[config.group].tolist())
-
-
 # --- classes ------------------------------------------------------------------------------------------
 
 
@@ -227,54 +151,6 @@ def _by_name(names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ..
 # --- inputs -------------------------------------------------------------------------------------------
 
 
-def inputs_of(images: Images, config: PrivateConfig, form: Form, what: str) -> torch.Tensor:
-    """Images normalised as the form declares, ``(N, C, H, W)`` float32."""
-    found = tuple(images.shape[1:])
-    if config.normalised:
-        if images.dtype == np.uint8:
-            raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
-        _refuse_shape(found, form, what, "")
-        inputs = torch.from_numpy(np.ascontiguousarray(images))
-        check_range(inputs, form, what)
-        return inputs
-    if found == form.shape:
-        return normalised(images, form.mean, form.std)
-    if not config.fit:
-        _refuse_shape(found, form, what, "; data.fit = true brings images into it")
-    as_pixels = TensorData(normalised(images, (0.0,) * found[0], (1.0,) * found[0]), torch.zeros(len(images)))
-    like = TensorData(torch.zeros(1, *form.shape), torch.zeros(1))
-    source = DataSet(what, as_pixels, as_pixels, form.classes, (0.0,) * found[0], (1.0,) * found[0])
-    target = DataSet("the server", like, like, form.classes, form.mean, form.std)
-    return in_form(as_pixels.inputs, source, target)
-
-
-def _refuse_shape(found: tuple[int, ...], form: Form, what: str, way_out: str) -> None:
-    if found != form.shape:
-        shapes = f"{times(found)} (channels, height, width): allowed is {times(form.shape)}"
-        raise DataError(f"{what}: images are {shapes}{way_out}")
-
-
-def times(shape: Sequence[int]) -> str:
-    """A shape in words.
-
-    >>> times((3, 32, 32))
-    '3 x 32 x 32'
-    """
-    return " x ".join(map(str, shape))
-
-
-def check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
-    """Refuse inputs that are no pixels from 0 to 1 under the form's normalisation."""
-    for channel, (mean, std) in enumerate(zip(form.mean, form.std, strict=True)):
-        low, high = (0 - mean) / std, (1 - mean) / std
-        least, most = inputs[:, channel].min().item(), inputs[:, channel].max().item()
-        if least < low - 1e-3 or most > high + 1e-3:
-            raise DataError(
-                f"{what}: has values from {least:.4g} to {most:.4g} in channel {channel}: allowed by mean "
-                f"{mean:.4g} and std {std:.4g} are {low:.4g} to {high:.4g}"
-            )
-
-
 # --- sources ------------------------------------------------------------------------------------------
 
 
@@ -288,23 +164,6 @@ def _read(config: PrivateConfig, folder: Path, form: Form | None) -> tuple[Raw, 
     if config.source == "csv":
         return _read_csv(config, path, form), True
     return _numbered(read_npz(path, pixels=not config.normalised))
-
-
-def locate(config: PrivateConfig, folder: Path) -> Path:
-    """The file or folder that a configuration means.
-
-    Raises:
-        ArgumentError: the owner's own function cannot be imported.
-        DataError: there is no such file or folder.
-    """
-    path = folder / Path(config.path).expanduser()
-    if config.source not in SOURCES:  # what the path means is the function's own business
-        find(config.source, folder, "data.source")
-    elif config.source in ("folder", "nifti") and not path.is_dir():
-        raise DataError(f"data.path {config.path!r}: there is no folder {path}")
-    elif config.source not in ("folder", "nifti") and not path.is_file():
-        raise DataError(f"data.path {config.path!r}: there is no file {path}")
-    return path
 
 
 def _numbered(raw: Raw) -> tuple[Raw, bool]:

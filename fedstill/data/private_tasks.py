@@ -14,20 +14,21 @@ from safetensors.torch import load_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.imports import OWN, find, first_line
+from fedstill.data import memory
 from fedstill.data.assembled import PATIENT, observed, with_channels
 from fedstill.data.config import DataConfig
 from fedstill.data.findings import read_findings
 from fedstill.data.folders import in_one_size, map_files
 from fedstill.data.form import Form
 from fedstill.data.groups import numbered
+from fedstill.data.in_form import check_range, groups_of, inputs_of, locate
 from fedstill.data.loaders import MEAN, STD
 from fedstill.data.nifti import read_volumes
 from fedstill.data.own import from_arrays, read_pictures
 from fedstill.data.packs import Raw, arrays_of
-from fedstill.data.private import SOURCES, PrivateConfig, check_range, groups_of, inputs_of, locate
+from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.rasters import resized_maps
 from fedstill.data.tables import read_csv
-from fedstill.node import memory
 from fedstill.tasks import TaskConfig, task_type
 
 

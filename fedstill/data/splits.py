@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,45 +19,15 @@ import torch
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.concealed import conceal
+from fedstill.data.config import How, SplitConfig
 from fedstill.data.draws import dirichlet, level, positives, shards, whole_topped_up
 from fedstill.data.units import Ints, labels_of, unit_labels
 
 __all__ = ["Ints", "SplitConfig", "conceal", "split", "stratified"]
 
-How = Literal["iid", "dirichlet", "shards", "column", "sorted", "positives"]
 
 ALPHAS = (1e-12, 1e12)  # beyond these the draws leave double precision, and nothing changes any more
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """How the training examples are divided over the nodes."""
-
-    how: How = "dirichlet"
-    """iid: at random, equal sizes. dirichlet: each class in shares drawn from Dirichlet(alpha).
-    shards: a few classes per node. column: one node per value of a column. sorted: by a numeric
-    column, cut into equal parts. positives, of findings: equal sizes, but the examples with a finding in
-    shares drawn from Dirichlet(alpha)."""
-
-    nodes: int = 5
-    """Number of nodes; with how = column also 0, as many as the column has values."""
-
-    alpha: float = 0.5
-    """dirichlet, positives: small is skewed (each class at few nodes), large is even."""
-
-    classes_per_node: int = 2
-    """shards: how many classes a node holds."""
-
-    column: str = ""
-    """column, sorted: the name of the column."""
-
-    minimum: int = 10
-    """The least number of examples a node holds."""
-
-    findings: int = 0
-    """Findings: how many of the labels a node knows; the others are unknown in its data. All nodes together
-    know all labels, and neighbours share some; 0: every node knows all."""
 
 
 def split(

@@ -183,7 +183,7 @@ def _check(config: DataConfig) -> None:
 
 def _find(config: DataConfig) -> tuple[Path, str, str]:
     """The file, the name of the data, and what is to be said of them."""
-    from fedstill.data.loaders import folders  # which imports this file
+    from fedstill.data.located import folders  # which imports this file
 
     if config.name in PACKS:
         file, note = PACKS[config.name]

@@ -17,7 +17,7 @@ import numpy as np
 from fedstill.data.images import image_files
 
 if TYPE_CHECKING:
-    from fedstill.data.private import PrivateConfig
+    from fedstill.data.private_config import PrivateConfig
 
 FINDINGS = "images with findings"
 MASKS = "images with masks"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedstill.report.words import human_seconds
+from fedstill.core.words import human_seconds
 
 FIRST_WORD, RARELY = 60.0, 3600.0  # seconds: until it is said again that nobody answers, and at most later
 TRIED = "it is tried every 10 s, until it answers or this process is ended"

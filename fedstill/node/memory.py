@@ -17,13 +17,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedstill.core.errors import TooLarge
 from fedstill.data.form import Form
+from fedstill.data.memory import _data, fits, of_example
 from fedstill.models import FORWARD, example
 
 SHARE = 0.75  # of a machine's memory, where its owner says nothing
 TRAINED = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
-COPIES = 3  # of a node's data while they are read: as they come, as they are brought into form, and joined
 OUT = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
 
 
@@ -94,19 +93,6 @@ def ran_out(error: BaseException | None) -> bool:
 # --- what things take -----------------------------------------------------------------------------------
 
 
-def of_example(form: Form) -> int:
-    """Bytes of one input with its target, in a form.
-
-    >>> from fedstill.tasks import TaskConfig
-    >>> of_example(Form(TaskConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
-    264
-    """
-    task = form.make_task()
-    target = {"class": 1, "labels": task.classes, "map": math.prod(form.shape[1:])}
-    inputs = math.prod(form.shape) * (8 if task.tokens else 4)
-    return inputs + (8 * target[task.kind] if task.kind in target else inputs)
-
-
 def of_weights(model: nn.Module) -> int:
     """Bytes of a network that is trained."""
     return TRAINED * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -159,26 +145,6 @@ def _place(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def fits(what: str, need: float, most: int) -> None:
-    """Refuse what would take more bytes than are allowed; 0 is no limit.
-
-    Raises:
-        TooLarge: it would.
-    """
-    if most and need > most:
-        raise TooLarge(what, need, most)
-
-
-def check_examples(count: int, form: Form, most: int) -> None:
-    """Refuse to bring so many examples into a form.
-
-    Raises:
-        TooLarge: they would take more bytes than are allowed.
-    """
-    sizes = " x ".join(map(str, form.shape))
-    fits(f"its data as inputs of {sizes} with {len(form.classes)} classes", _data(count, form), most)
-
-
 def check_model(build: Callable[[], nn.Module], form: Form, batch: int, most: int) -> None:
     """Refuse a network of ours, before it has any memory.
 
@@ -225,10 +191,6 @@ def check_run(model: nn.Module, form: Form, examples: int, batch: int, public: i
     answers = public * (of_example(form) + 2 * 4 * math.prod(form.outputs))
     fits(f"{public} public inputs with answers about them", need + answers, most)
     fits("its data beside its model and public data", need + answers + _data(examples, form), most)
-
-
-def _data(count: int, form: Form) -> int:
-    return COPIES * count * of_example(form)
 
 
 def _model(form: Form) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from fedstill.core import owner_only
+from fedstill.core import owner_only, toml
 from fedstill.core.choices import check_choices
 from fedstill.core.commented import commented
 from fedstill.core.compute import Compute, EngineConfig
@@ -27,7 +27,8 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, Unknow
 from fedstill.core.tables import read_table
 from fedstill.data import private
 from fedstill.data.form import Form
-from fedstill.data.private import PrivateConfig
+from fedstill.data.in_form import locate
+from fedstill.data.private_config import PrivateConfig
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
 from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
@@ -37,7 +38,6 @@ from fedstill.node.training import LocalConfig
 from fedstill.node.witness import released
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.questions import Question
-from fedstill.runs import presets
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ def _table(folder: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FedstillError(f"{path} is no UTF-8 text") from error
-    return presets.parse(text, source=str(path))
+    return toml.parse(text, source=str(path))
 
 
 def secret(folder: Path) -> int:
@@ -339,7 +339,7 @@ def examine(
 
     key = attempt("secret", lambda: secret(folder))
     if quick:
-        attempt("data", lambda: private.locate(file.data, folder))
+        attempt("data", lambda: locate(file.data, folder))
         data, known = None, None
     else:
         loaded = attempt("data", lambda: private.load(file.data, folder, form, task))

@@ -34,6 +34,7 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.state import load_state, save_state
+from fedstill.data.memory import fits
 from fedstill.data.public import Public
 from fedstill.methods import METHODS
 from fedstill.node import memory, own_model, owner, training
@@ -346,12 +347,12 @@ class Session:
         """
         rows = max([0, *(len(tensors[name]) for name, kind in question.sends.items() if kind == INPUTS)])
         if rows and self._most:
-            memory.fits(f"a question about {rows} inputs at once", rows * self._each_input, self._most)
+            fits(f"a question about {rows} inputs at once", rows * self._each_input, self._most)
         public = self.setting.public
         named = sum(tensors[name].numel() for name, kind in question.sends.items() if kind == INDICES)
         if named and public is not None:  # one may be named often, and is copied each time
             each = size(public.inputs[0]) + 2 * 4 * math.prod(self.plan.form.outputs)
-            memory.fits(f"a question about {named} public inputs at once", named * each, self._most)
+            fits(f"a question about {named} public inputs at once", named * each, self._most)
 
     @cached_property
     def _each_input(self) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from fedstill.core.words import percent
 from fedstill.report.axes import Frame, levels, percentages, spread, text
 from fedstill.report.marks import CHIP, at, chip_at, colour
-from fedstill.report.words import percent
 
 UNLIMITED = 0.12  # the part of a plot's width that is kept for runs without a budget
 HEIGHT = 360

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.report.words import number, pick, whole, words
+from fedstill.core.words import number, pick, whole, words
 
 Found = Mapping[str, Any]  # what a leakage.json holds
 RATE = 0.01  # of false positives, at which true positives are told

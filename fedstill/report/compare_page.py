@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 from urllib.parse import quote
 
+from fedstill.core.words import human_bytes, human_seconds
 from fedstill.privacy.statement import epsilon_text
 from fedstill.report import budgets, leak_plot, marks
 from fedstill.report.compare_leakage import AUC, NOTES, sentence, skipped, strength
@@ -23,7 +24,6 @@ from fedstill.report.metrics import in_a_sentence, told
 from fedstill.report.summary import LOCAL, Row, Setting, Spread, Summary
 from fedstill.report.table import CENTRAL
 from fedstill.report.templates import environment
-from fedstill.report.words import human_bytes, human_seconds
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of settings, in a drawing
 

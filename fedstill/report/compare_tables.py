@@ -7,12 +7,12 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedstill.core.words import human_bytes, pick, words
 from fedstill.report import budgets
 from fedstill.report.compare_leakage import LEAKS, Leak
 from fedstill.report.metrics import gap_text, head, in_a_sentence
 from fedstill.report.privacy import guaranteed
 from fedstill.report.summary import ALL_TESTS, LOCAL, Row, Run, Setting, Spread, Summary
-from fedstill.report.words import human_bytes, pick, words
 
 NONE = "-"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedstill.core.words import human_bytes, human_seconds, number, pick, whole, words
 from fedstill.report.sentence import count_word
-from fedstill.report.words import human_bytes, human_seconds, number, pick, whole, words
 
 
 def _engine(result: Mapping[str, Any]) -> str | None:

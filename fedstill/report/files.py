@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.records import read_result
+from fedstill.core.words import number, pick, whole, words
 from fedstill.report.png import MOST_PIXELS, indexed, picture
-from fedstill.report.words import number, pick, whole, words
 
 MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
 # Fewer and larger ones where they were made from label maps, to see whether they show what they should.
@@ -67,18 +68,6 @@ class Ledger:
         for traffic in self.nodes.values():
             total.update(getattr(traffic, way))
         return total
-
-
-def read_result(path: Path) -> Mapping[str, Any]:
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
-    except ValueError as error:
-        raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(result, Mapping):
-        raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")
-    return result
 
 
 def read_leakage(path: Path) -> Mapping[str, Any] | None:

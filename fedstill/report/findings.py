@@ -7,10 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedstill.core.words import number, pick
 from fedstill.report.metrics import bare, figures_of, head, told
 from fedstill.report.names import written
 from fedstill.report.table import CENTRAL, central_of
-from fedstill.report.words import number, pick
 from fedstill.tasks.task import Figure
 
 CHANCE = 50.0  # percent, the area under the curve of who guesses

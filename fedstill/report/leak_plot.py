@@ -9,9 +9,9 @@ from itertools import product
 
 from markupsafe import Markup
 
+from fedstill.core.words import human_bytes, percent
 from fedstill.report.axes import Frame, levels, nice_ticks, percentages, text
 from fedstill.report.marks import at, chip_at, colour
-from fedstill.report.words import human_bytes, percent
 
 HEIGHT = 420
 LARGEST, DOT = 22.0, 3.0  # radii in pixels: of the most bytes, and of the point in each area's middle

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.words import listed, number, pick, whole, words
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import read_leakage, read_stacks
 from fedstill.report.names import labels
 from fedstill.report.png import picture
-from fedstill.report.words import listed, number, pick, whole, words
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
 MOST = 10  # recovered images, or closest pairs, that are drawn

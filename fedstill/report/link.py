@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.report.words import human_bytes, human_seconds, number, percent, pick, whole, words
+from fedstill.core.words import human_bytes, human_seconds, number, percent, pick, whole, words
 
 # Parts of a run's time, in the order of the bar: key in the result, name, what it is.
 PARTS = (

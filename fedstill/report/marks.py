@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from fedstill.core.words import human_bytes, percent
 from fedstill.report.axes import Frame, Points, levels, percentages, spread, text, thin
-from fedstill.report.words import human_bytes, percent
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.report.words import MISSING, number, pick, words
+from fedstill.core.words import MISSING, number, pick, words
 from fedstill.tasks.task import Figure
 
 ACCURACY = Figure("accuracy", "Accuracy")

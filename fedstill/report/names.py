@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstill.report.words import pick, words
+from fedstill.core.words import pick, words
 
 
 def node_records(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -13,15 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.report import findings, leakage, link, pictures, plots, privacy
-from fedstill.report.facts import facts
-from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_result, read_samples
-from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
-from fedstill.report.names import labels, node_name, node_records, written
-from fedstill.report.sentence import KINDS, plain_sentence
-from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
-from fedstill.report.templates import environment, size
-from fedstill.report.words import (
+from fedstill.core.records import read_result
+from fedstill.core.words import (
     came_down,
     human_bytes,
     human_seconds,
@@ -32,6 +25,14 @@ from fedstill.report.words import (
     whole,
     words,
 )
+from fedstill.report import findings, leakage, link, pictures, plots, privacy
+from fedstill.report.facts import facts
+from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_samples
+from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
+from fedstill.report.names import labels, node_name, node_records, written
+from fedstill.report.sentence import KINDS, plain_sentence
+from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
+from fedstill.report.templates import environment, size
 from fedstill.tasks.task import Figure
 
 REFERENCE_STYLES = {

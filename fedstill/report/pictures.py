@@ -17,12 +17,12 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.words import number, pick, whole, words
 from fedstill.report.metrics import figures_of, in_a_sentence, told
 from fedstill.report.names import labels
 from fedstill.report.outlines import compare, outline
 from fedstill.report.png import indexed, picture
 from fedstill.report.table import CENTRAL, central_of
-from fedstill.report.words import number, pick, whole, words
 
 FILE = "pictures.safetensors"
 MOST_MODELS = 6  # drawn a case: the central model and the first nodes'

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from fedstill.core.words import percent
 from fedstill.report.axes import Frame, Points, nice_ticks, smooth, spread, step_text, text, thin, widen
 from fedstill.report.table import Row
-from fedstill.report.words import percent
 
 
 def metric_plot(

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedstill.core.words import listed, number, percent, pick, whole, words
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.names import labels
-from fedstill.report.words import listed, number, percent, pick, whole, words
 
 ASKED_OF_THEIR_OWNER = ("asyndgan",)  # methods whose questions about a node's label maps go to it alone
 MOST_EVENTS = 8  # prices shown of all that a node has paid

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedstill.core.words import MISSING, listed, pick, whole
 from fedstill.report import privacy
 from fedstill.report.files import Ledger
 from fedstill.report.table import central_of
-from fedstill.report.words import MISSING, listed, pick, whole
 
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 

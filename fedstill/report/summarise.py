@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.report.files import read_metrics, read_result
+from fedstill.core.records import read_result
+from fedstill.core.words import listed, run_notes, whole, words
+from fedstill.report.files import read_metrics
 from fedstill.report.metrics import in_a_sentence
 from fedstill.report.summary import LOCAL, Row, Run, Setting, Summary
 from fedstill.report.table import CENTRAL, needs_words
-from fedstill.report.words import listed, run_notes, whole, words
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:

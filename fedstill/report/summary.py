@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedstill.core.words import number
 from fedstill.node.gate import PRIVATE_DATA
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report import budgets
@@ -19,7 +20,6 @@ from fedstill.report.files import Metrics
 from fedstill.report.metrics import ACCURACY, metric_of
 from fedstill.report.privacy import guaranteed
 from fedstill.report.table import value_of
-from fedstill.report.words import number
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:

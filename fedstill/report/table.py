@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.core.words import MISSING, came_down, human_bytes, human_seconds, number, pick, whole, words
 from fedstill.report.metrics import Measured, bare, figures_of, head, in_a_sentence, metric_of, spread_text
 from fedstill.report.names import labels
-from fedstill.report.words import MISSING, came_down, human_bytes, human_seconds, number, pick, whole, words
 from fedstill.tasks.task import Figure
 
 UNBROKEN = "\u00a0"  # a space at which no line ends

@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 from fedstill.core import owner_only
 from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 from fedstill.core.tables import as_table
-from fedstill.data.private import PrivateConfig
-from fedstill.data.splits import SplitConfig
+from fedstill.data.private_config import PrivateConfig
+from fedstill.data.config import SplitConfig
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.runs.experiment import Experiment
 from fedstill.federation import site

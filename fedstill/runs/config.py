@@ -25,7 +25,7 @@ import tomli_w
 from fedstill.runs import presets
 from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
-from fedstill.data.splits import SplitConfig
+from fedstill.data.config import SplitConfig
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.methods import METHODS, method_of

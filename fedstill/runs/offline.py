@@ -55,7 +55,6 @@ from fedstill.node.session import Session
 from fedstill.node.witness import released
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
-from fedstill.report import write_report
 from fedstill.runs.run import COMMAND, check_folder
 from fedstill.runs.run import _machine as machine
 from fedstill.protocol.messages import Tensors
@@ -374,7 +373,6 @@ def distil(
     result = {**live.about(), **figures, "files": told, "command": command, **machine()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     live.records.finish(result, live.trained())
-    write_report(out)
     return result
 
 

@@ -28,7 +28,6 @@ from fedstill.runs.experiment import Experiment
 from fedstill.runs.result import told_cases
 from fedstill.methods import method_of, refusal
 from fedstill.core.records import write_text
-from fedstill.report import write_report
 from fedstill.core.seeds import numpy_generator
 from fedstill.runs.setting import Setting
 from fedstill.tasks import make_task
@@ -107,7 +106,6 @@ def resume(out: Path, *, progress: bool, startup_kit: Path | None = None) -> dic
         raise RunFolderError(f"{out} holds no run to go on with: there is no config.toml in it")
     if (out / "result.json").exists():
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
-        write_report(out)
         return result
     config = load_toml(out / "config.toml")
     _require_engine(config)
@@ -134,7 +132,6 @@ def _go(
 
         result = {**submit(config, out, progress), "command": command, **_machine()}
         write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
-        write_report(out)
         return result
     experiment, about = made
     about["command"] = command
@@ -283,7 +280,7 @@ def check_folder(out: Path) -> None:
 def finish(
     experiment: Experiment, about: dict[str, Any], figures: dict[str, Any], out: Path
 ) -> dict[str, Any]:
-    """Write result and report of an experiment that has come to its end.
+    """Write the result of an experiment that has come to its end.
 
     Args:
         experiment: the run.
@@ -305,7 +302,6 @@ def finish(
     known = {key: value for key, value in about.items() if key not in ("models", "values")}
     result = {**known, **figures, **_machine()}
     experiment.records.finish(result, experiment.setting.student if experiment.has_student else None)
-    write_report(out)
     return result
 
 

@@ -16,7 +16,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups, numbered
-from fedstill.data.private import PrivateConfig, load
+from fedstill.data.private import load
+from fedstill.data.private_config import PrivateConfig
 from fedstill.tasks import TaskConfig
 
 FORM = Form(TaskConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))

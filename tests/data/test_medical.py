@@ -15,10 +15,11 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.assembled import Source, data_set
+from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig, available, load, tasks_of
 from fedstill.data.packs import Raw
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.splits import SplitConfig, split
+from fedstill.data.splits import split
 from fedstill.tasks import TaskConfig, make_task
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from fedstill.core.errors import DataError
+from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nifti import read_volumes
-from fedstill.data.splits import SplitConfig, split
+from fedstill.data.splits import split
 from fedstill.tasks import TaskConfig
 
 nibabel = pytest.importorskip("nibabel")

@@ -12,10 +12,12 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig, load
-from fedstill.data.nuclei import Picture, cases_of, cut, data_set
+from fedstill.data.nuclei import cases_of, cut, data_set
+from fedstill.data.pictures import Picture
 from fedstill.data.public import PublicConfig, held_out, load_public
-from fedstill.data.splits import SplitConfig, split
+from fedstill.data.splits import split
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.shapes import three_classes
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.data.form import Form
-from fedstill.data.private import PrivateConfig, load
+from fedstill.data.private import load
+from fedstill.data.private_config import PrivateConfig
 from fedstill.tasks import TaskConfig
 
 HALF = (0.5,)

@@ -16,7 +16,8 @@ from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import DataConfig
 from fedstill.data.loaders import load as load_data
-from fedstill.data.private import PrivateConfig, load
+from fedstill.data.private import load
+from fedstill.data.private_config import PrivateConfig
 from fedstill.tasks import TaskConfig, make_task
 
 HALF = (0.5,)

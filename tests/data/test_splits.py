@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data.config import SplitConfig
 from fedstill.data.draws import dirichlet_shares, topped_up
-from fedstill.data.splits import SplitConfig, split, stratified
+from fedstill.data.splits import split, stratified
 
 
 def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.config import DataConfig
+from fedstill.data.config import DataConfig, SplitConfig
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
-from fedstill.data.splits import SplitConfig, split
+from fedstill.data.splits import split
 from fedstill.data.text import code, is_text, read_table, read_tokens
 from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
 from fedstill.tasks import TaskConfig

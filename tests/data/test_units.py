@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.concealed import conceal
+from fedstill.data.config import How, SplitConfig
 from fedstill.data.public import PublicConfig, held_out, load_public
-from fedstill.data.splits import How, SplitConfig, split
+from fedstill.data.splits import split
 from fedstill.data.units import drawn_units, labels_of, unit_labels, whole
 
 

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import DataError, RunNeeded
-from fedstill.data.private import PrivateConfig, load
+from fedstill.data.private import load
+from fedstill.data.private_config import PrivateConfig
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 8, 8), dtype=np.uint8)
 LABELS = np.array([0, 1, 1, 0])

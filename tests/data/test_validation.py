@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fedstill.core.errors import ArgumentError
 from fedstill.data.config import DataConfig
 from fedstill.data.loaders import load
-from fedstill.data.nuclei import Picture
 from fedstill.data.nuclei import data_set as nuclei_data_set
+from fedstill.data.pictures import Picture
 from fedstill.data.validation import set_aside
 from fedstill.runs import offline, run
 from fedstill.runs.config import load as run_config

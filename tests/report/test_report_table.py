@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedstill.core.words import human_bytes, human_seconds, number, percent, points
 from fedstill.report import print_table
-from fedstill.report.words import human_bytes, human_seconds, number, percent, points
 
 RESULT: dict[str, Any] = {
     "name": "digits-fediod",

@@ -7,21 +7,15 @@ imports torch, so that listing and asking for help stay quick.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # the standard library reads TOML from 3.11 on
-    import tomli as tomllib
+from fedstill.core.toml import Table
 
 __all__ = ["Table", "describe", "merge", "method_of", "names", "parse", "path", "read", "read_file"]
-
-Table = dict[str, Any]
 
 FOLDER = Path(__file__).parent
 
@@ -96,10 +90,7 @@ def parse(text: str, source: str = "the text") -> Table:
 
 
 def _parse(text: str, source: str, seen: tuple[str, ...]) -> Table:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FedstillError(f"{source} is not TOML: {error}") from error
+    table = toml.parse(text, source)
     base = table.pop("extends", None)
     if base is None:
         return table

@@ -1,0 +1,34 @@
+"""TOML as a table, or one clear line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from fedstill.core.errors import FedstillError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the standard library reads TOML from 3.11 on
+    import tomli as tomllib
+
+Table = dict[str, Any]
+
+
+def parse(text: str, source: str = "the text") -> Table:
+    """TOML as a table.
+
+    Args:
+        text: TOML.
+        source: what an error calls this text.
+
+    Raises:
+        FedstillError: the text is not TOML.
+
+    >>> parse("seed = 1\\n[split]\\nnodes = 8")
+    {'seed': 1, 'split': {'nodes': 8}}
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedstillError(f"{source} is not TOML: {error}") from error

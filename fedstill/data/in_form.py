@@ -1,0 +1,93 @@
+"""From an owner's arrays to inputs in the form that a server declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedstill.core.dataset import DataSet, TensorData, normalised
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.imports import find
+from fedstill.data.form import Form
+from fedstill.data.groups import numbered
+from fedstill.data.packs import Images, Raw
+from fedstill.data.private_config import SOURCES, PrivateConfig
+from fedstill.data.public import in_form
+
+
+def groups_of(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
+    """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
+    if not config.group:
+        return None
+    if config.group not in raw.columns:
+        known = ", ".join(raw.columns) or "none"
+        raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
+    return numbered(raw.columns[config.group].tolist())
+
+
+def inputs_of(images: Images, config: PrivateConfig, form: Form, what: str) -> torch.Tensor:
+    """Images normalised as the form declares, ``(N, C, H, W)`` float32."""
+    found = tuple(images.shape[1:])
+    if config.normalised:
+        if images.dtype == np.uint8:
+            raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
+        _refuse_shape(found, form, what, "")
+        inputs = torch.from_numpy(np.ascontiguousarray(images))
+        check_range(inputs, form, what)
+        return inputs
+    if found == form.shape:
+        return normalised(images, form.mean, form.std)
+    if not config.fit:
+        _refuse_shape(found, form, what, "; data.fit = true brings images into it")
+    as_pixels = TensorData(normalised(images, (0.0,) * found[0], (1.0,) * found[0]), torch.zeros(len(images)))
+    like = TensorData(torch.zeros(1, *form.shape), torch.zeros(1))
+    source = DataSet(what, as_pixels, as_pixels, form.classes, (0.0,) * found[0], (1.0,) * found[0])
+    target = DataSet("the server", like, like, form.classes, form.mean, form.std)
+    return in_form(as_pixels.inputs, source, target)
+
+
+def _refuse_shape(found: tuple[int, ...], form: Form, what: str, way_out: str) -> None:
+    if found != form.shape:
+        shapes = f"{times(found)} (channels, height, width): allowed is {times(form.shape)}"
+        raise DataError(f"{what}: images are {shapes}{way_out}")
+
+
+def times(shape: Sequence[int]) -> str:
+    """A shape in words.
+
+    >>> times((3, 32, 32))
+    '3 x 32 x 32'
+    """
+    return " x ".join(map(str, shape))
+
+
+def check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
+    """Refuse inputs that are no pixels from 0 to 1 under the form's normalisation."""
+    for channel, (mean, std) in enumerate(zip(form.mean, form.std, strict=True)):
+        low, high = (0 - mean) / std, (1 - mean) / std
+        least, most = inputs[:, channel].min().item(), inputs[:, channel].max().item()
+        if least < low - 1e-3 or most > high + 1e-3:
+            raise DataError(
+                f"{what}: has values from {least:.4g} to {most:.4g} in channel {channel}: allowed by mean "
+                f"{mean:.4g} and std {std:.4g} are {low:.4g} to {high:.4g}"
+            )
+
+
+def locate(config: PrivateConfig, folder: Path) -> Path:
+    """The file or folder that a configuration means.
+
+    Raises:
+        ArgumentError: the owner's own function cannot be imported.
+        DataError: there is no such file or folder.
+    """
+    path = folder / Path(config.path).expanduser()
+    if config.source not in SOURCES:  # what the path means is the function's own business
+        find(config.source, folder, "data.source")
+    elif config.source in ("folder", "nifti") and not path.is_dir():
+        raise DataError(f"data.path {config.path!r}: there is no folder {path}")
+    elif config.source not in ("folder", "nifti") and not path.is_file():
+        raise DataError(f"data.path {config.path!r}: there is no file {path}")
+    return path

@@ -1,0 +1,47 @@
+"""What examples take of a node's memory, before any is read."""
+
+from __future__ import annotations
+
+import math
+
+from fedstill.core.errors import TooLarge
+from fedstill.data.form import Form
+
+COPIES = 3  # of a node's data while they are read: as they come, as they are brought into form, and joined
+
+
+def of_example(form: Form) -> int:
+    """Bytes of one input with its target, in a form.
+
+    >>> from fedstill.tasks import TaskConfig
+    >>> of_example(Form(TaskConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    264
+    """
+    task = form.make_task()
+    target = {"class": 1, "labels": task.classes, "map": math.prod(form.shape[1:])}
+    inputs = math.prod(form.shape) * (8 if task.tokens else 4)
+    return inputs + (8 * target[task.kind] if task.kind in target else inputs)
+
+
+def fits(what: str, need: float, most: int) -> None:
+    """Refuse what would take more bytes than are allowed; 0 is no limit.
+
+    Raises:
+        TooLarge: it would.
+    """
+    if most and need > most:
+        raise TooLarge(what, need, most)
+
+
+def check_examples(count: int, form: Form, most: int) -> None:
+    """Refuse to bring so many examples into a form.
+
+    Raises:
+        TooLarge: they would take more bytes than are allowed.
+    """
+    sizes = " x ".join(map(str, form.shape))
+    fits(f"its data as inputs of {sizes} with {len(form.classes)} classes", _data(count, form), most)
+
+
+def _data(count: int, form: Form) -> int:
+    return COPIES * count * of_example(form)

@@ -1,0 +1,73 @@
+"""How an owner's data are kept: the table ``data`` of ``node.toml``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedstill.core.errors import ArgumentError
+from fedstill.core.imports import is_path
+
+SOURCES = ("npz", "folder", "csv", "nifti", "tensors")
+
+
+@dataclass(frozen=True)
+class PrivateConfig:
+    """Where a node's own examples are, and in what form."""
+
+    source: str = "npz"
+    """npz: a file with arrays images and labels, or masks, or instances; folder: images by class, one folder
+    a class, or a folder images beside a folder masks; nifti: a folder of volumes; csv: a table of pixels,
+    image files, findings or texts; tensors: a .safetensors file of inputs and targets just as the server
+    declares them; or package.module:function, your own, called with the path below, which gives images and
+    labels, or arrays by name as an npz has them."""
+
+    path: str = "data.npz"
+    """The file or folder, from the folder of this file."""
+
+    normalised: bool = False
+    """Inputs are floats, normalised as the server declares, and taken as they are; else they are pixels:
+    bytes, or floats from 0 to 1."""
+
+    fit: bool = False
+    """Bring images of another size or number of channels into the server's form; else they are refused."""
+
+    label: str = "label"
+    """csv: the column of labels, which are names of classes or their numbers from 0; of findings, the column
+    that lists them divided by |, without which each finding has a column of its own."""
+
+    image: str = ""
+    """csv: the column of image files, from the folder of the csv; if empty, all other columns are pixels."""
+
+    shape: tuple[int, ...] = ()
+    """csv of pixels: channels, height and width; if empty, as the server declares, else one grey square."""
+
+    white: float = 255.0
+    """csv of pixels: the value of white; black is 0."""
+
+    group: str = ""
+    """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the
+    npz with one number or name an example, "patient" of nifti; if empty, none. Patches of a picture (task
+    instances) always have that picture's patient, or "slide": the picture itself."""
+
+    channels: tuple[int, ...] = ()
+    """npz, folder and nifti for maps, images or findings: which channels, from 0; if empty, all."""
+
+    slices: int = 0
+    """nifti: at most so many axial slices of each volume, evenly spread; 0: all."""
+
+    vocabulary: str = ""
+    """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES and not is_path(self.source):
+            raise ArgumentError(
+                "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
+            )
+        if self.shape and (len(self.shape) != 3 or min(self.shape) < 1):
+            raise ArgumentError("data.shape", list(self.shape), "channels, height and width, each 1 or more")
+        if not 0 < self.white < float("inf"):
+            raise ArgumentError("data.white", self.white, "a number above 0")
+        if self.slices < 0 or (self.slices and self.source != "nifti"):
+            raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
+        if self.channels and self.source == "csv":
+            raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
