@@ -30,11 +30,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import METHOD, FedIODConfig
 from fedstill.node import training
 from fedstill.node.account import Account
-from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.asked import Asked
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import (
     GradientsConfig,
     OutputsConfig,
@@ -43,6 +44,7 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import TaskConfig, make_task
 
 ROWS, CLASSES, RECORDS = 64, 10, 400

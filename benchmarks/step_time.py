@@ -34,13 +34,14 @@ from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import Generator
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, cosine, set_lr
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig, cosine, set_lr
 from fedstill.tasks import functional
 from fedstill.tasks.classification import Classification
 

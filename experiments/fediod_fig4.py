@@ -45,10 +45,11 @@ from fedstill.data.public import LUMA
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import prepare
 from fedstill.runs.setting import Setting, shape_of

@@ -27,12 +27,13 @@ from fedstill.models import build
 from fedstill.models.features import condition
 from fedstill.models.split import split
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import WHOLE, LocalConfig
 from fedstill.tasks import TaskConfig, make_task
 
 SHOWN = 600  # dots a panel

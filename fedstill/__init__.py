@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from fedstill.methods.lg_fedavg import LGFedAvgConfig
     from fedstill.methods.public_only import PublicOnlyConfig
     from fedstill.methods.standalone import StandaloneConfig
-    from fedstill.node.gate import PolicyConfig
-    from fedstill.node.training import LocalConfig
+    from fedstill.node.policy import PolicyConfig
     from fedstill.privacy.config import (
         GradientsConfig,
         OutputsConfig,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         PrivacyConfig,
         StepsConfig,
     )
+    from fedstill.protocol.schedule import LocalConfig
     from fedstill.tasks.config import TaskConfig
 
 __all__ = [

@@ -18,10 +18,10 @@ from fedstill.core.records import write_text
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
 from fedstill.methods.fediod import FedIODConfig
-from fedstill.node.gate import PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.report import write_report
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.run import REHEARSED, check_folder, finish

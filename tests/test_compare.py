@@ -25,7 +25,7 @@ from fedstill.compare.plan import Comparison, Place
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.records import holding
 from fedstill.methods import METHODS
-from fedstill.node.gate import NOT_OUTPUTS
+from fedstill.protocol.kinds import NOT_OUTPUTS
 from fedstill.report import write_report
 from fedstill.report.compare import summarise, write_comparison
 from fedstill.runs import config, run

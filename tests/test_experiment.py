@@ -24,9 +24,9 @@ from fedstill.methods.fedper import FedPerConfig
 from fedstill.methods.fl_mrcm import FLMRCMConfig
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.models import build
-from fedstill.node.gate import PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig, StepsConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.measured import Measured
 from fedstill.runs.result import told_cases

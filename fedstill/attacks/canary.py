@@ -18,9 +18,9 @@ from fedstill.attacks.releases import UNHEARD, Attack
 from fedstill.attacks.worlds import SHAPE, World, digits, joined
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import OutputsConfig, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event
+from fedstill.protocol.schedule import LocalConfig
 
 RATE = 1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
 

@@ -25,7 +25,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.node import training
 from fedstill.node.group import Group
-from fedstill.node.training import LocalConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.functional import distance
 

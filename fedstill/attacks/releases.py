@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.attacks.worlds import CLASSES, SHAPE, World, contradicted, two
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import GradientsConfig, OutputsConfig, PateConfig, PrivacyConfig
 from fedstill.privacy.events import Price
+from fedstill.protocol.schedule import LocalConfig
 
 See = Callable[[bool, int], torch.Tensor]
 

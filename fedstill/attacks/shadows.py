@@ -19,11 +19,13 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.federation import choose
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, Work
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.training import Work
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 Fit = Callable[[TensorData, int], nn.Module]  # a model trained on data, from a seed

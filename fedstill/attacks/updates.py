@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from fedstill.core.errors import ArgumentError
 from fedstill.models.split import EXTRACTOR, HEAD, split
-from fedstill.node.training import WHOLE, LocalConfig, Span, cosine
+from fedstill.protocol.schedule import WHOLE, LocalConfig, Span, cosine
 
 Tensors = Mapping[str, torch.Tensor]
 Part = Literal["all", "extractor", "head"]

@@ -35,8 +35,8 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.methods import method_of
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector
-from fedstill.node.gate import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
-from fedstill.node.training import Span
+from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
+from fedstill.protocol.schedule import Span
 
 TITLES = {
     "dlg": "DLG",

@@ -22,16 +22,17 @@ from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.desk import Desk
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
 from fedstill.node.teachers import shards
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Price, from_text
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 NAME, RUN = "audited", "audit"

@@ -12,7 +12,8 @@ from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.groups import limit_groups
 from fedstill.node import owner
 from fedstill.node.guard import PARTS, Guard, unpriced
-from fedstill.node.owner import Examined, NodeFile
+from fedstill.node.node_file import NodeFile
+from fedstill.node.owner import Examined
 from fedstill.node.planning import forecast, objection
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.accounting import within

@@ -20,8 +20,8 @@ from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, from_text
 
 if TYPE_CHECKING:
-    from fedstill.node.training import LocalConfig
     from fedstill.privacy.config import PrivacyConfig
+    from fedstill.protocol.schedule import LocalConfig
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from fedstill.data.form import Form
     from fedstill.data.public import Public
-    from fedstill.node.training import LocalConfig
     from fedstill.privacy.config import PrivacyConfig
+    from fedstill.protocol.schedule import LocalConfig
 
 
 DROWNED = (

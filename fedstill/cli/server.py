@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstill.core import certificates
 from fedstill.core.errors import ArgumentError, DeployError, UnknownName, nearest
 
 HELP = """\
@@ -73,7 +74,7 @@ def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
     from fedstill.federation import provision
 
     port = provision.read_federation(folder)["port"]
-    until = provision.valid_until(folder / "admin")
+    until = certificates.valid_until(folder / "admin")
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
     print(f"The server opens port {port} of {host}; the nodes open none.")
     print()
@@ -171,7 +172,7 @@ def _add(words: list[str]) -> None:
         raise ArgumentError("--nodes", "", f"a value: fedstill server add {folder} --nodes D")
     provision.add(folder, given["nodes"])
     for node in given["nodes"]:
-        until = provision.valid_until(folder / "nodes" / node)
+        until = certificates.valid_until(folder / "nodes" / node)
         print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
     print(f"Then delete {folder / 'nodes'} here.")
 
@@ -181,7 +182,7 @@ def _renew(words: list[str]) -> None:
 
     folder, _ = _read("renew", words)
     provision.renew(folder)
-    until = provision.valid_until(folder / "server")
+    until = certificates.valid_until(folder / "server")
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
 

@@ -31,12 +31,12 @@ from fedstill.federation.replies import About
 from fedstill.methods import METHODS
 from fedstill.methods.public import LOGITS
 from fedstill.methods.server import Ask
-from fedstill.node.gate import PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.schedule import LocalConfig
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

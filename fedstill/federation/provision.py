@@ -26,10 +26,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.core.certificates import certificate
 from fedstill.core.errors import ArgumentError, DeployError
 
 if TYPE_CHECKING:
-    from cryptography import x509
+    pass
 
 # The classes that a job may name, at the server and at a node: what carries calls, and what answers them.
 SERVER_CLASSES = (
@@ -228,15 +229,6 @@ def revoked(folder: Path) -> list[str]:
     return names
 
 
-def valid_until(kit: Path) -> datetime:
-    """When the certificate of a kit runs out.
-
-    Raises:
-        DeployError: the folder is no startup kit.
-    """
-    return _certificate(kit).not_valid_after_utc
-
-
 def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
     """Write what FLARE may do at a node: whoever made the kit, these rules are the node's own.
 
@@ -285,30 +277,20 @@ def check_kit(kit: Path) -> None:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    certificate = _certificate(kit)
+    found = certificate(kit)
     authority = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
     try:
-        certificate.verify_directly_issued_by(authority)
+        found.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError) as error:
         raise DeployError(f"{kit}: its certificate is not from the authority in rootCA.pem") from error
     now = datetime.now(timezone.utc)
-    if now > certificate.not_valid_after_utc:
-        ended = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    if now > found.not_valid_after_utc:
+        ended = f"{found.not_valid_after_utc:%Y-%m-%d}"
         way_out = "`fedstill server add` makes a new one for a node, `renew` for server and admin"
         raise DeployError(f"{kit}: its certificate ran out on {ended}; {way_out}")
-    if now < certificate.not_valid_before_utc:
-        begins = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    if now < found.not_valid_before_utc:
+        begins = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         raise DeployError(f"{kit}: its certificate begins at {begins}; is the clock of this machine right?")
-
-
-def _certificate(kit: Path) -> x509.Certificate:
-    from cryptography import x509
-
-    for name in ("client.crt", "server.crt"):
-        path = kit / "startup" / name
-        if path.exists():
-            return x509.load_pem_x509_certificate(path.read_bytes())
-    raise DeployError(f"{kit} is no startup kit: it has no certificate in startup/")
 
 
 def write_job(

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedstill.core.certificates import valid_until
 from fedstill.core.errors import DeployError
 from fedstill.federation.contact import Contact, watch
 from fedstill.federation.provision import (
@@ -35,7 +36,6 @@ from fedstill.federation.provision import (
     check_kit,
     check_node_kit,
     require_flare,
-    valid_until,
     write_node_rules,
 )
 

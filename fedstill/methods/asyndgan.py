@@ -36,8 +36,8 @@ from fedstill.methods.parameters import finite
 from fedstill.methods.public import optimiser_of
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node.group import Group
-from fedstill.node.training import cosine, set_lr
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import cosine, set_lr
 
 
 @dataclass(frozen=True)

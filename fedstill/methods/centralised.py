@@ -16,12 +16,14 @@ from fedstill.core.dataset import TensorData
 from fedstill.methods.public import labelled
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
-from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group, stack
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import Span
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.schedule import Span
 
 TURNS = 20  # between two of which a run can be stopped and looked at
 

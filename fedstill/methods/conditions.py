@@ -27,9 +27,9 @@ from fedstill.methods.parameters import finite
 from fedstill.methods.server import ServerSetting
 from fedstill.models.conditional import ConditionalGenerator
 from fedstill.models.generator import Generator
-from fedstill.node.gate import LABEL_MAPS
 from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.protocol.kinds import LABEL_MAPS
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.tasks import Task
 

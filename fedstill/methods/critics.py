@@ -23,10 +23,11 @@ from fedstill.data.augment import posed
 from fedstill.methods.conditions import Gallery, MapsConfig, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
-from fedstill.node import dpsgd
-from fedstill.node.gate import DIFFERENCE, LABEL_MAPS
+from fedstill.node import private_training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
+from fedstill.privacy.dpsgd import rate
+from fedstill.protocol.kinds import DIFFERENCE, LABEL_MAPS
 from fedstill.protocol.questions import NodeSetting, Question
 
 Tensors = Mapping[str, torch.Tensor]
@@ -209,11 +210,11 @@ class Critics:
     def _learn_privately(self, node: Node, number: int, fake: torch.Tensor) -> None:
         """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
         n, batch, config = len(node.data), self.config.batch, self.config
-        dpsgd.step(
+        private_training.step(
             self._paired(node),
             "critic",
             node.private["critic"],
-            dpsgd.rate(n, batch),
+            rate(n, batch),
             number,
             private_loss=lambda D, real, _: on_real(D(real), config).flatten(1).mean(1),
             public_loss=lambda D: on_fake(D(fake), config).mean(),

@@ -32,9 +32,9 @@ from fedstill.methods.parameters import finite
 from fedstill.methods.public import AT_ONCE, LOGITS, known, logits, optimiser_of, passes
 from fedstill.methods.server import Ask, Method, Needs, ServerSetting
 from fedstill.models.attention import looked, place_of
-from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.protocol.kinds import INDICES
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 

@@ -38,8 +38,9 @@ from fedstill.models.split import EXTRACTOR, HEAD, features, split
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, Span, Work
+from fedstill.node.training import Work
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import WHOLE, Span
 
 GAN = ("generator", "critic")
 

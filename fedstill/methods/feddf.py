@@ -28,8 +28,9 @@ from fedstill.methods.public import distil, known, optimiser_of
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import signature
-from fedstill.node.training import cosine, predict, set_lr
+from fedstill.node.training import predict
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 
 

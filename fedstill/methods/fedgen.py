@@ -30,9 +30,10 @@ from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node import gate, training
+from fedstill.node import training
 from fedstill.node.group import Bench, Group
 from fedstill.node.training import Work
+from fedstill.protocol import kinds
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 
@@ -101,7 +102,7 @@ def node_side(config: FedGENConfig, setting: NodeSetting) -> NodeSide:
         "train",
         train,
         sends={
-            "generator": gate.GENERATOR_PARAMETERS,
+            "generator": kinds.GENERATOR_PARAMETERS,
             "parameters": kind,
             "counts": LABEL_COUNTS,
             "round": "schedule",

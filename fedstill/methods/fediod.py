@@ -35,11 +35,11 @@ from fedstill.methods.critics import Critics, Tensors, doubts
 from fedstill.methods.parameters import finite
 from fedstill.methods.recall import Augment, Known, Recall
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
-from fedstill.node.gate import LABEL_MAPS
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.training import cosine, set_lr
+from fedstill.protocol.kinds import LABEL_MAPS
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 
 

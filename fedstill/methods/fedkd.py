@@ -42,10 +42,10 @@ from fedstill.methods.public import (
     passes,
 )
 from fedstill.methods.server import Ask, Method, Needs, ServerSetting
-from fedstill.node.gate import INDICES
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.privacy.noise import dequantise, laplace, quantise
+from fedstill.protocol.kinds import INDICES
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 

@@ -42,10 +42,10 @@ from fedstill.methods.public import (
 )
 from fedstill.methods.server import Method, Needs, Server, ServerSetting
 from fedstill.node import training
-from fedstill.node.gate import INDICES
 from fedstill.node.group import Group, stack
-from fedstill.node.training import Span, cosine, set_lr
+from fedstill.protocol.kinds import INDICES
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.schedule import Span, cosine, set_lr
 from fedstill.tasks import Task
 
 

@@ -35,8 +35,9 @@ from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, Span, Work
+from fedstill.node.training import Work
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import WHOLE, Span
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,11 @@ from fedstill.methods.parameters import AveragingServer, RoundsConfig, drawn, ro
 from fedstill.methods.server import Method, Needs, ServerSetting
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
-from fedstill.node import gate, training
+from fedstill.node import training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.node.training import Work
+from fedstill.protocol import kinds
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 FEATURES = "latent features"  # a kind of tensor: made from a node's own records, without any protection
@@ -146,7 +147,7 @@ def node_side(config: FLMRCMConfig, setting: NodeSetting) -> NodeSide:
         training.prepare(group.nodes, setting.local)
         training.train(group.nodes, setting.task, setting.local, setting.compute, steps=3, work=work)
 
-    sent = {"parameters": gate.PARAMETERS, "round": "schedule"}
+    sent = {"parameters": kinds.PARAMETERS, "round": "schedule"}
     questions = [tell_size(), parameters.train(config, setting)]
     if config.participation < 1:
         questions.append(parameters.begin())
@@ -165,7 +166,7 @@ def node_side(config: FLMRCMConfig, setting: NodeSetting) -> NodeSide:
                 "align",
                 align,
                 {**sent, "features": FEATURES},
-                {"parameters": gate.PARAMETERS},
+                {"parameters": kinds.PARAMETERS},
                 times=config.rounds,
                 span=lambda told: round_span(told, config.rounds),
             ),

@@ -30,11 +30,13 @@ from fedstill.models import example
 from fedstill.models.features import FeatureGenerator, condition
 from fedstill.models.split import features, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node import gate, training
+from fedstill.node import training
 from fedstill.node.group import Bench, Group, stack
 from fedstill.node.node import MakeOptimiser, Node
-from fedstill.node.training import Span, Work
+from fedstill.node.training import Work
+from fedstill.protocol import kinds
 from fedstill.protocol.questions import Handler, NodeSetting, Question
+from fedstill.protocol.schedule import Span
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 
@@ -169,7 +171,7 @@ def begin(times: int = 1) -> Question:
         group.load("generator", generator)
         return {}
 
-    sends = {"parameters": gate.PARAMETERS, "generator": gate.GENERATOR_PARAMETERS}
+    sends = {"parameters": kinds.PARAMETERS, "generator": kinds.GENERATOR_PARAMETERS}
     return Question("begin", handler, sends=sends, times=times)
 
 
@@ -179,7 +181,7 @@ def train(handler: Handler, rounds: int) -> Question:
     The handler is called as ``handler(group, number, generator, head, counts, round)``; ``counts`` are the
     label counts of all nodes together, which p(y) follows.
     """
-    travels = {"generator": gate.GENERATOR_PARAMETERS, "head": gate.HEAD_PARAMETERS}
+    travels = {"generator": kinds.GENERATOR_PARAMETERS, "head": kinds.HEAD_PARAMETERS}
     sends = {**travels, "counts": LABEL_COUNTS, "round": "schedule"}
     beside = "distances from what the global generator gives"
     return Question("train", handler, sends=sends, releases=travels, times=rounds, beside=beside)

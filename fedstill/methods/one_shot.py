@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census
 from fedstill.methods.server import Ask, Server, ServerSetting
-from fedstill.node.training import cosine, set_lr
+from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 
 

@@ -19,15 +19,17 @@ from fedstill.methods.counting import tell_size
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node import gate, training
+from fedstill.node import training
 from fedstill.node.group import Group
-from fedstill.node.training import Span, Work
+from fedstill.node.training import Work
+from fedstill.protocol import kinds
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.schedule import Span
 
 KINDS: Mapping[str, str] = {
-    "": gate.PARAMETERS,
-    EXTRACTOR: gate.EXTRACTOR_PARAMETERS,
-    HEAD: gate.HEAD_PARAMETERS,
+    "": kinds.PARAMETERS,
+    EXTRACTOR: kinds.EXTRACTOR_PARAMETERS,
+    HEAD: kinds.HEAD_PARAMETERS,
 }
 MakeWork = Callable[[], Work]  # called when a round begins, with the models as the server sent them
 
@@ -67,7 +69,7 @@ def begin(times: int = 1) -> Question:
         group.load("model", parameters)
         return {}
 
-    return Question("begin", handler, sends={"parameters": gate.PARAMETERS}, times=times)
+    return Question("begin", handler, sends={"parameters": kinds.PARAMETERS}, times=times)
 
 
 def train(

@@ -20,7 +20,8 @@ from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import shifted
 from fedstill.data.public import Public
 from fedstill.node.group import Group
-from fedstill.node.training import LocalConfig, at_once, make_optimiser
+from fedstill.node.training import at_once, make_optimiser
+from fedstill.protocol.schedule import LocalConfig
 
 LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large

@@ -13,8 +13,8 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers, Federation
-from fedstill.node.training import LocalConfig
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
-from fedstill.node.gate import Asked
+from fedstill.node.asked import Asked
 from fedstill.node.group import Group, stack
 from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.node import Node

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 
 RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
 CURE = "the node's owner moves folders of finished runs out of runs/"

@@ -14,11 +14,11 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods import METHODS, refusal
-from fedstill.node import dpsgd
-from fedstill.node.gate import PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.models import private
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.questions import NodeSetting, stand_in
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import TaskConfig, TaskName, any_task
 
 MAIN = {"dp-sgd": "training", "pate": "pate", "noisy-outputs": "outputs"}  # whose noise a mechanism lives by
@@ -100,7 +100,7 @@ def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Mod
     faults = [str(fault) for fault in found]
     if config.mechanism == "dp-sgd" and model is not None:
         try:
-            dpsgd.check(model, "the model")
+            private.check(model, "the model")
         except FedstillError as error:
             faults.append(f"privacy.mechanism dp-sgd: {error}")
     return faults

@@ -5,107 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import torch
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import QuestionRefused
+from fedstill.node.asked import Asked
 from fedstill.node.ledger import ANSWER, Ledger
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.purse import Purse
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.events import Price, as_text
 from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.kinds import INDICES, LABEL_MAPS, OF_MAPS, OUTPUTS
 from fedstill.protocol.messages import INPUTS, SCALE, WireConfig, kind_of, refine, size
-
-if TYPE_CHECKING:
-    from fedstill.node.purse import Purse
-    from fedstill.protocol.questions import Question
-
-# Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
-PARAMETERS = "parameters"
-EXTRACTOR_PARAMETERS, HEAD_PARAMETERS = "extractor parameters", "head parameters"
-GENERATOR_PARAMETERS = "generator parameters"
-PRIVATE_DATA = "private data"
-LABEL_MAPS = "label maps"  # of a node's own images, or of what a server asks about
-DIFFERENCE = "difference"  # of a server's images from the node's own
-OF_MAPS = (LABEL_MAPS, DIFFERENCE)  # what policy label_maps lets out
-INDICES = "indices"  # of public data
-LEAST_MEMORY = 50_000_000  # bytes
-NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
-# Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
-OUTPUTS = ("attention maps", "critic", "data sizes", "gradients", "label counts", "logit range", "logits")
-
-
-@dataclass(frozen=True)
-class PolicyConfig:
-    """What a node's owner allows."""
-
-    questions: tuple[str, ...] = ("*",)
-    """Questions that may be answered; "*" is all that the method declares."""
-    outputs_only: bool = True
-    """Refuse any question whose answer carries anything but outputs: parameters of a network, the data
-    themselves, or a kind of tensor that is not known. What a tensor is of, the installed method declares."""
-    label_maps: bool = False
-    """Let label maps leave, what is where in each image, from which a server makes images of its own; and how
-    far those are from the real ones of the same maps, which, asked often enough, tells the real ones. The
-    maps do not stay with the server: it sends them on to all other nodes, with the images made from them
-    (FedIOD; of AsynDGAN each node sees its own again). Both are data and no outputs; outputs_only = false
-    allows them, too."""
-    most_questions: int = 0
-    """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
-    question; another gradient of the same answer is a question by itself."""
-    most_bytes: int = 0
-    """Refuse once so many bytes have left the node, over all runs; 0 is no limit."""
-    most_rows: int = 100_000
-    """Refuse a question about more inputs than this at once; 0 is no limit."""
-    most_parameters: int = 50_000_000
-    """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
-    them; 0 is no limit."""
-    most_memory: int | None = None
-    """Refuse what would take more bytes of memory than this, beside the program itself; none: three quarters
-    of what this machine has, and of its GPU where it computes on one; 0 is no limit."""
-    most_seconds: int = 3600
-    """Refuse a question whose answer takes longer than this to compute; 0 is no limit."""
-    most_message: int = 1_000_000_000
-    """Refuse messages and files of questions of more bytes than this; 0 is no limit."""
-    most_header: int = 1_000_000
-    """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
-    tensors, options of the method, a file's list of questions; 0 is no limit."""
-    most_runs: int = 1000
-    """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
-    most_disk: int = 20_000_000_000
-    """Refuse new runs, and whatever would write to the disk, once runs/ and public/ hold so many bytes; 0 is
-    no limit."""
-
-    def __post_init__(self) -> None:
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if not part.name.startswith("most_") or (value is None and part.default is None):
-                continue
-            if type(value) is not int or value < 0:
-                allowed = "0 (no limit) or more, a whole number"
-                raise ArgumentError(f"policy.{part.name}", value, allowed)
-        if self.most_memory and self.most_memory < LEAST_MEMORY:  # the program's own libraries would fail
-            allowed = f"0 (no limit), or {LEAST_MEMORY} or more"
-            raise ArgumentError("policy.most_memory", self.most_memory, allowed)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One question as it reached the node."""
-
-    number: int
-    question: str
-    content: str  # digest of the tensors that came with it
-    after: str  # fingerprint of all that the node had answered before: its answer depends on that, too
-    down: Mapping[str, int]  # bytes by kind
-    origin: str = ""  # fingerprint of what it had learned privately before the first question
-    learned: str = ""  # and of what it has learned privately for this one
-
-    @property
-    def past(self) -> str:
-        """A fingerprint of all that its answer follows from, and so of what comes after it."""
-        return chained(self.after, f"{self.number} {self.content} {self.learned}")
+from fedstill.protocol.questions import Question
 
 
 class Gate:

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node import dpsgd
-from fedstill.node.dpsgd import DPSGD
-from fedstill.node.gate import LABEL_MAPS, PRIVATE_DATA
 from fedstill.node.ledger import ANSWER, GRADIENT
-from fedstill.node.training import LocalConfig
+from fedstill.privacy import dpsgd
 from fedstill.privacy.accounting import calibrate
 from fedstill.privacy.bill import Bill, add, total
 from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Price
 from fedstill.privacy.randomness import Draws, make_draws
 from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised, Votes
 from fedstill.privacy.statement import Statement, state
+from fedstill.protocol.kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.protocol.messages import INPUTS
 from fedstill.protocol.questions import GRADIENTS, NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]

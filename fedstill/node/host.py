@@ -228,7 +228,7 @@ class Host:
                 return {"wants_public": True}
             if self.session is None or self.session.plan != plan:
                 self.leave()
-                self.session = Session(self, plan, kept)
+                self.session = Session(self.folder, self.file, self.compute, plan, kept)
                 logger.info("joined run %s: %s", plan.run, plan.method["name"])
             return self.session.about()
 

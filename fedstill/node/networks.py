@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.gate import GENERATOR_PARAMETERS
 from fedstill.node.node import Node
+from fedstill.protocol.kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.questions import Handler, NodeSide, Question
 
 

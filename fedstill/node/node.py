@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +13,7 @@ from fedstill.core.compute import lay_out
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
 from fedstill.node.gate import Gate
-
-if TYPE_CHECKING:
-    from fedstill.node.dpsgd import DPSGD
+from fedstill.privacy.dpsgd import DPSGD
 
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,49 +12,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedstill import models
-from fedstill.core.choices import check_choices
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.imports import OWN, find, first_line, is_path
 from fedstill.core.seeds import seeded
 from fedstill.data.form import Form
 from fedstill.methods import Needs
-from fedstill.models.foreign import Gives, Predictor
+from fedstill.models.foreign import Predictor
 from fedstill.node import memory
 from fedstill.node.fit import fitted
-
-if TYPE_CHECKING:
-    from fedstill.node.owner import NodeFile
-
-
-@dataclass(frozen=True)
-class OwnModelConfig:
-    """Which model a node has."""
-
-    name: str = "small-cnn"
-    """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
-    own, called with the shape (channels, height, width) and the number of classes, which gives a torch
-    module, an estimator with predict_proba, an ONNX session or a function."""
-
-    weights: str = ""
-    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
-    drawn."""
-
-    train: bool = True
-    """Let the model learn from the data; false: it is used as it is."""
-
-    perceptual: str = ""
-    """A .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, from the folder of
-    this file: for methods that compare generated images with your own by its features; if empty, they do
-    not."""
-
-    gives: Gives = "auto"
-    """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "model")
-        if not self.name:
-            raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
+from fedstill.node.node_file import NodeFile, OwnModelConfig
 
 
 def make_model(file: NodeFile, folder: Path, form: Form, most: int = 0) -> nn.Module:

@@ -8,18 +8,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from fedstill.core import owner_only, toml
-from fedstill.core.choices import check_choices
+from fedstill.core import certificates, owner_only, toml
 from fedstill.core.commented import commented
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
@@ -28,83 +26,20 @@ from fedstill.core.tables import read_table
 from fedstill.data import private
 from fedstill.data.form import Form
 from fedstill.data.in_form import locate
-from fedstill.data.private_config import PrivateConfig
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
-from fedstill.node.gate import PRIVATE_DATA, Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
-from fedstill.node.own_model import OwnModelConfig, check_named, make_model, perceptual
-from fedstill.node.training import LocalConfig
+from fedstill.node.node_file import NodeFile
+from fedstill.node.own_model import check_named, make_model, perceptual
 from fedstill.node.witness import released
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.questions import Question
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
 
 FILE, SECRET, KIT = "node.toml", "secret", "kit"
-NAME = "1 to 64 letters, digits, '-' and '_'"
-
-
-@dataclass(frozen=True)
-class ComputeConfig:
-    """What a node computes on."""
-
-    device: str = "cpu"
-    """A torch device, for example cpu or cuda."""
-
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """bfloat16 is faster where the processor computes in it (auto finds out), with other last digits."""
-
-    channels_last: bool = True
-    """Keep images with channels last in memory, which is faster for convolutions."""
-
-    threads: int = 0
-    """CPU threads; 0 leaves it to torch."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "compute")
-        if self.threads < 0:
-            raise ArgumentError("compute.threads", self.threads, "0 (torch's own choice) or more")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFile:
-    """What an owner says of a node: ``node.toml``."""
-
-    name: str
-    """The node's name, as it was given with the startup kit."""
-
-    seed: int = 0
-    """Of first weights and of the order of training examples."""
-
-    online: bool = True
-    """This node joins a live federation; false: it only answers files of questions, which are carried to it
-    (`fedstill node answer`)."""
-
-    data: PrivateConfig = field(default_factory=PrivateConfig)
-    """Your data. They never leave this machine."""
-
-    model: OwnModelConfig = field(default_factory=OwnModelConfig)
-    """Your model. It never leaves this machine, unless the policy below allows parameters."""
-
-    local: LocalConfig = field(default_factory=LocalConfig)
-    """How your model learns from your data."""
-
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """What may leave this machine. Nothing else does, whatever a server asks."""
-
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    """How your records are protected, and how much of their privacy may be spent."""
-
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    """What this machine computes on."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
-            raise ArgumentError("name", self.name, NAME)
-        if self.seed < 0:
-            raise ArgumentError("seed", self.seed, "a whole number from 0 up")
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -427,10 +362,8 @@ def valid_until(folder: Path) -> datetime:
     Raises:
         FedstillError: it is no certificate.
     """
-    from fedstill.federation import provision
-
     try:
-        return provision.valid_until(folder / KIT)
+        return certificates.valid_until(folder / KIT)
     except ValueError as error:
         raise FedstillError(f"{folder / KIT / 'startup' / 'client.crt'} is no certificate") from error
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from fedstill.core.errors import FedstillError
 from fedstill.node.guard import PARTS, Guard, unpriced
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon, longest
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import Price
+from fedstill.protocol.schedule import LocalConfig
 
 TRAINING = "local training"
 KNOBS = ("steps", "rounds", "predictions")  # options of methods by which they ask more often

@@ -12,8 +12,8 @@ from typing import Any
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.groups import largest, limit_groups
+from fedstill.models import private
 from fedstill.models.vector import to_vector
-from fedstill.node import dpsgd
 from fedstill.node.account import Account
 from fedstill.node.fit import architecture
 from fedstill.node.guard import Guard
@@ -97,7 +97,7 @@ def protect(
     guard.several = several
     guard.binding = _binding(node, guard, method, setting, secret)
     if config.mechanism == "dp-sgd":
-        dpsgd.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
+        private.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
     node.private = guard.networks()
     if config.mechanism == "pate":
         _teach(node, config)

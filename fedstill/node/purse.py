@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.account import Account, Entry, Spent
+from fedstill.node.asked import Asked
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import ANSWER
 from fedstill.privacy.bill import total
@@ -21,9 +21,6 @@ from fedstill.privacy.pate import epsilon_data_dependent
 from fedstill.privacy.votes import Votes
 from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
-
-if TYPE_CHECKING:
-    from fedstill.node.gate import Asked
 
 Tensors = Mapping[str, torch.Tensor]
 TRAINING = "training"  # what the first release of a run pays for beside itself

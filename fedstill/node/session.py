@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 
 from fedstill.core import owner_only
+from fedstill.core.compute import Compute
 from fedstill.core.errors import (
     ArgumentError,
     FedstillError,
@@ -42,22 +43,21 @@ from fedstill.node.account import DATA, Account
 from fedstill.node.desk import Desk
 from fedstill.node.disk import RUNS, Disk
 from fedstill.node.fit import architecture, fitted
-from fedstill.node.gate import INDICES, Gate
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.limits import limited
 from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
+from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
-from fedstill.node.training import Span
 from fedstill.node.witness import released
 from fedstill.protocol.digests import digest
+from fedstill.protocol.kinds import INDICES
 from fedstill.protocol.messages import INPUTS, SCALE, Tensors, size
 from fedstill.protocol.plan import PLAN_FILE, Plan
 from fedstill.protocol.questions import GRADIENTS, NodeSetting, Question
-
-if TYPE_CHECKING:
-    from fedstill.node.host import Host
+from fedstill.protocol.schedule import Span
 
 logger = logging.getLogger("fedstill.node")
 
@@ -74,7 +74,9 @@ class Session:
     """One run at a node.
 
     Args:
-        host: the node's folder, file and device.
+        folder: the node's own.
+        file: what its owner says.
+        compute: device and precision.
         plan: the run.
         public: its public data.
 
@@ -82,25 +84,27 @@ class Session:
         FedstillError: data or model do not have the plan's form, or another process is at work on the run.
     """
 
-    def __init__(self, host: Host, plan: Plan, public: Public | None) -> None:
-        file, form, compute = host.file, plan.form, host.compute
+    def __init__(
+        self, folder: Path, file: NodeFile, compute: Compute, plan: Plan, public: Public | None
+    ) -> None:
+        form = plan.form
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.folder = host.folder / RUNS / plan.run
-        self.disk = Disk(host.folder, file.name, file.policy, plan.run)
+        self.folder = folder / RUNS / plan.run
+        self.disk = Disk(folder, file.name, file.policy, plan.run)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method, config = METHODS[plan.method["name"]], plan.config()
         self.task = form.make_task()
         self.needs = method.needs(config)
         self.ledger = Ledger()
         try:
-            data = owner.load_data(file, host.folder, form, self._most)
+            data = owner.load_data(file, folder, form, self._most)
             self.task.check(data, f"data of {file.name}")
-            model = own_model.make_model(file, host.folder, form, self._most)
+            model = own_model.make_model(file, folder, form, self._most)
             owner.require_sound(file, data, model)
             shared = 0 if public is None else len(public)
             memory.check_run(model, form, len(data), file.local.batch, shared, self._most)
-            secret = owner.secret(host.folder)
-            features = own_model.perceptual(file, host.folder, form)
+            secret = owner.secret(folder)
+            features = own_model.perceptual(file, folder, form)
             whose = f"model of {file.name}"
             parted, vocabulary = self.needs.split, form.vocabulary
             network = fitted(
@@ -120,13 +124,13 @@ class Session:
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
         self._alone: IO[bytes] | None = None
-        seen = released(host.folder)  # before the account is opened
-        path = host.folder / Path(file.privacy.ledger).expanduser()
+        seen = released(folder)  # before the account is opened
+        path = folder / Path(file.privacy.ledger).expanduser()
         self.account = Account(path, secret, witness=seen)
         with ExitStack() as undo:  # whatever fails, nothing stays open or locked
             undo.callback(self.close)
             self.account.require_sound()
-            self._open(host.folder, config, secret, told)
+            self._open(folder, config, secret, told)
             undo.pop_all()
 
     def _open(self, folder: Path, config: Any, secret: int, told: Mapping[str, Any]) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.data.public import Public
-from fedstill.node.group import Group
-from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, LocalConfig, Span
+from fedstill.protocol.schedule import WHOLE, LocalConfig, Span
 from fedstill.tasks import Task
 
 Handler = Callable[..., Mapping[str, torch.Tensor]]
@@ -113,9 +112,9 @@ class NodeSide:
     """
 
     questions: Mapping[str, Question]
-    prepare: Callable[[Sequence[Node]], None] = _nothing
-    rehearse: Callable[[Group], None] = _nothing
-    look: Callable[[Sequence[Node], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    prepare: Callable[[Sequence[Any]], None] = _nothing
+    rehearse: Callable[[Any], None] = _nothing
+    look: Callable[[Sequence[Any], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
     learns: bool = True
     notes: tuple[str, ...] = ()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedstill.core.words import number
-from fedstill.node.gate import PRIVATE_DATA
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
+from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.report import budgets
 from fedstill.report.compare_leakage import Leak
 from fedstill.report.files import Metrics

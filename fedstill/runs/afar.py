@@ -37,8 +37,8 @@ from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.federation.runs import PROGRESS, STOPPED, stop
-from fedstill.node.own_model import OwnModelConfig
-from fedstill.node.owner import ComputeConfig, NodeFile
+from fedstill.node.node_file import OwnModelConfig
+from fedstill.node.node_file import ComputeConfig, NodeFile
 from fedstill.node.session import SALT
 from fedstill.core.progress import following
 from fedstill.core.records import holding, write_text

@@ -29,8 +29,8 @@ from fedstill.data.config import SplitConfig
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.methods import METHODS, method_of
-from fedstill.node.gate import PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.tasks import TASKS, TaskConfig, task_type
 

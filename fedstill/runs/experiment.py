@@ -27,13 +27,14 @@ from fedstill.methods import Server, ServerSetting, method_of
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.fit import fitted
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.group import Group, signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
 from fedstill.protocol.questions import NodeSetting
-from fedstill.node.training import WHOLE, Span
+from fedstill.protocol.schedule import WHOLE, Span
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records

@@ -33,7 +33,7 @@ from fedstill.data.form import Form
 from fedstill.node.ledger import Ledger
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
-from fedstill.node.training import LocalConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.tasks import make_task

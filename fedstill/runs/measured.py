@@ -20,7 +20,7 @@ from fedstill.methods.counting import Census
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.node import Node
-from fedstill.node.training import WHOLE
+from fedstill.protocol.schedule import WHOLE
 from fedstill.runs.setting import normalisation
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from fedstill.data.public import Public
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.federation import LinkConfig
 from fedstill.methods import Needs, refusal
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.group import signature
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.tasks import Task
 

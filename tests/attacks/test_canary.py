@@ -15,7 +15,7 @@ from fedstill.attacks.audits import Finding, audit, audit_one_run
 from fedstill.attacks.releases import Attack
 from fedstill.attacks.worlds import contradicted
 from fedstill.core.dataset import TensorData
-from fedstill.node import dpsgd, protect, teachers
+from fedstill.node import private_training, protect, teachers
 from fedstill.node.guard import Guard
 from fedstill.node.teachers import shards
 from fedstill.privacy import rules, votes
@@ -113,7 +113,7 @@ def louder(by: float) -> Callable[..., torch.Tensor]:
 
 def noise_times(by: float) -> Break:
     def broken(patch: pytest.MonkeyPatch) -> None:
-        for module in (rules, votes, dpsgd):
+        for module in (rules, votes, private_training):
             patch.setattr(module, "add_noise", louder(by))
 
     return broken
@@ -206,17 +206,17 @@ def fixed_order(patch: pytest.MonkeyPatch) -> None:
         turn = 0
         return batches(*args)
 
-    patch.setattr(dpsgd, "sample", sample)
+    patch.setattr(private_training, "sample", sample)
     patch.setattr(canary, "_moves", moves)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
-    clipped_sum: Callable[..., Any] = dpsgd.clipped_sum
+    clipped_sum: Callable[..., Any] = private_training.clipped_sum
 
     def unclipped(*args: Any) -> Any:
         return clipped_sum(*args[:-1], 1e12)
 
-    patch.setattr(dpsgd, "clipped_sum", unclipped)
+    patch.setattr(private_training, "clipped_sum", unclipped)
 
 
 @pytest.mark.parametrize(

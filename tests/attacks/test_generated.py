@@ -22,8 +22,8 @@ from fedstill.data import DataConfig, load
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.models import build
-from fedstill.node.gate import PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification

@@ -24,7 +24,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loaders import DataConfig, load
 from fedstill.models import build
-from fedstill.node.training import LocalConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 SEEDS = st.integers(0, 2**32)

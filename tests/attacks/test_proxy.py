@@ -18,7 +18,8 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loaders import DataConfig, load
 from fedstill.models import build
-from fedstill.node.training import LocalConfig, predict
+from fedstill.node.training import predict
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 TASK = Classification(10)

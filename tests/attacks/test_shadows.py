@@ -18,10 +18,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)

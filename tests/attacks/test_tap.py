@@ -12,7 +12,7 @@ from fedstill.federation import LinkConfig
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.models.vector import to_vector
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 from tests.test_experiment import setting
 
 FEDAVG = FedAvgConfig(rounds=2)

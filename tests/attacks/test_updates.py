@@ -24,10 +24,11 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, Span
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 4

@@ -37,15 +37,16 @@ from fedstill.federation.remote import Remote
 from fedstill.methods import METHODS, ServerSetting, fedkd
 from fedstill.methods.fedkd import FedKDConfig, FedKDServer, node_side, one_round
 from fedstill.models import build
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import offline
 from fedstill.runs.config import read_toml
 from fedstill.tasks import TaskConfig

@@ -16,10 +16,11 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
 from fedstill.federation import InProcess, partition
 from fedstill.models import PatchCritic, build
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSide, Question
 
 SHAPE, B = (1, 8, 8), 3

@@ -16,12 +16,13 @@ from fedstill.federation import InProcess, choose, inprocess, partition
 from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import build
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

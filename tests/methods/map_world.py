@@ -19,11 +19,12 @@ from fedstill.methods.fediod import METHOD as FEDIOD
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.models import build
 from fedstill.models.vgg import VGGFeatures
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation

@@ -30,8 +30,9 @@ from fedstill.federation import Federation
 from fedstill.methods import METHODS, Method
 from fedstill.models import build
 from fedstill.models.vector import to_vector
-from fedstill.node.gate import NOT_OUTPUTS, PolicyConfig
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.kinds import NOT_OUTPUTS
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification

@@ -16,7 +16,7 @@ from fedstill.federation import LinkConfig
 from fedstill.methods import METHODS, refusal
 from fedstill.methods.asyndgan import AsynDGANConfig
 from fedstill.methods.conditions import told, whose
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 

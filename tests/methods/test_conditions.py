@@ -14,9 +14,10 @@ from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
 from fedstill.methods import ServerSetting
 from fedstill.methods.conditions import Gallery, Maps, MapsConfig, told, whose
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig
 from tests.methods.map_world import FIOD, SEED, TASK, World, blobs, up, world
 
 

@@ -17,11 +17,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.methods.conditions import told, whose
 from fedstill.methods.critics import Critics, critic_loss, doubts
 from fedstill.models.vector import to_vector
-from fedstill.node.dpsgd import DPSGD
 from fedstill.node.group import Group
-from fedstill.node.training import LocalConfig
 from fedstill.privacy import randomness
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

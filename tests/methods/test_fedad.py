@@ -24,14 +24,15 @@ from fedstill.methods.fedad import ATTENTION, METHOD, FedADConfig, FedADServer, 
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.rules import Derived, Exact
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction

@@ -27,14 +27,15 @@ from fedstill.methods.critics import critic_loss
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
 from fedstill.models import build
 from fedstill.models.vector import to_vector
-from fedstill.node.dpsgd import DPSGD
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import randomness
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

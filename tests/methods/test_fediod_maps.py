@@ -18,7 +18,7 @@ from fedstill.methods.conditions import told, whose
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.methods.recall import Known, Recall
 from fedstill.models.vgg import perceptual
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,

@@ -27,14 +27,15 @@ from fedstill.methods.fedkd import METHOD, FedKDConfig, FedKDServer, node_side
 from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.node.account import Account
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import OutputsConfig, PrivacyConfig
 from fedstill.privacy.noise import dequantise
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -24,11 +24,12 @@ from fedstill.methods.fedmd import METHOD, FedMDConfig, FedMDServer, distance, n
 from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, Span
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

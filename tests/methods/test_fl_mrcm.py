@@ -25,14 +25,15 @@ from fedstill.methods.parameters import AveragingServer
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

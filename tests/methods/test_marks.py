@@ -20,10 +20,11 @@ from fedstill.methods.ensemble import EnsembleConfig
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
 from fedstill.tasks import Ensemble

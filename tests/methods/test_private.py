@@ -20,9 +20,8 @@ from fedstill.methods import METHODS
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
-from fedstill.node.gate import PolicyConfig
 from fedstill.node.guard import Guard
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import (
@@ -33,6 +32,7 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import LEDGER, RUN, Experiment
 from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification

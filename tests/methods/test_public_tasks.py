@@ -26,12 +26,13 @@ from fedstill.methods.public_only import PublicOnlyConfig
 from fedstill.methods.server import ServerSetting
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.models import build
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task

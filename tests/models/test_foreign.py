@@ -23,11 +23,13 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
 from fedstill.models.foreign import LEAST, Predictor
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group, alike
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, predict, prepare
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.training import predict, prepare
+from fedstill.protocol.schedule import LocalConfig
 
 SHAPE, TEN = (1, 8, 8), tuple(map(str, range(10)))
 FLAT, LABELS = load_digits(return_X_y=True)

@@ -21,7 +21,7 @@ from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.methods.fedad import FedADConfig
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.messages import WireConfig, pack, unpack

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from fedstill.core.dataset import TensorData
 from fedstill.methods.counting import count_labels, tell_size
 from fedstill.node.guard import Guard
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
 SIDE, SCALE = 8, 5.0

@@ -17,14 +17,15 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.desk import KEPT, Desk
-from fedstill.node.dpsgd import DPSGD
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import Span
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import Span
 
 B = 2
 X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))

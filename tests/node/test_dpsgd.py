@@ -24,13 +24,15 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.models import PatchCritic, build
-from fedstill.node import dpsgd, training
-from fedstill.node.dpsgd import DPSGD, NotPrivate, check, clipped_sum, price, rate, step
+from fedstill.models.private import NotPrivate, check
+from fedstill.node import private_training, training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, Span
+from fedstill.node.private_training import step
 from fedstill.privacy import randomness
+from fedstill.privacy.dpsgd import DPSGD, clipped_sum, price, rate
 from fedstill.privacy.events import Event, Price
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -149,7 +151,7 @@ def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatc
     node = made(n=20)
     together = total(node, 0.5)
     for room in (6 * len(together), 1):
-        monkeypatch.setattr(dpsgd, "ROOM", room)
+        monkeypatch.setattr(private_training, "ROOM", room)
         torch.testing.assert_close(total(node, 0.5), together)
 
 
@@ -180,7 +182,7 @@ def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> t
     """What the first step of a real training moves, times the records: minus the sum of their gradients."""
     node.asking = asking
     before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
-    assert dpsgd.train(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
+    assert private_training.train(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
     return (vector(node.model) - before) * len(node.data)
 
 
@@ -211,13 +213,13 @@ def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> N
 
 def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    drawn = dpsgd.moves(inputs, randomness.seeded(0, "a"))
+    drawn = private_training.moves(inputs, randomness.seeded(0, "a"))
     assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
     assert drawn.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(dpsgd.moves(some, randomness.seeded(0, "a")), drawn[:, order])
-    assert not (dpsgd.moves(inputs, randomness.seeded(0, "b")) == drawn).any()
+    assert torch.equal(private_training.moves(some, randomness.seeded(0, "a")), drawn[:, order])
+    assert not (private_training.moves(inputs, randomness.seeded(0, "b")) == drawn).any()
     places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
     places = 4 * places + drawn[3] % 4
     assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
@@ -231,7 +233,7 @@ def test_samples_are_poissons() -> None:
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     drawn = torch.zeros(times, n)
     for turn in range(times):
-        drawn[turn, dpsgd.sample(data, q, randomness.seeded(0, turn)).targets] += 1
+        drawn[turn, private_training.sample(data, q, randomness.seeded(0, turn)).targets] += 1
     assert drawn.max() == 1, "no record twice"
     sizes = drawn.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
@@ -248,8 +250,8 @@ def test_samples_are_poissons() -> None:
 
 def test_a_rate_of_one_draws_everyone_and_a_small_one_may_draw_nobody() -> None:
     data = made(n=50).data
-    assert len(dpsgd.sample(data, 1.0, randomness.seeded(0))) == 50
-    assert len(dpsgd.sample(data, 1e-9, randomness.seeded(0))) == 0
+    assert len(private_training.sample(data, 1.0, randomness.seeded(0))) == 50
+    assert len(private_training.sample(data, 1e-9, randomness.seeded(0))) == 0
 
 
 def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() -> None:
@@ -304,14 +306,14 @@ def test_equal_noise_is_never_on_two_different_sums(monkeypatch: pytest.MonkeyPa
     one = noise()
     assert torch.equal(noise(), one)
     assert alike(noise(scale=2.0), one) < 0.1, "other records"
-    exact = dpsgd.clipped_sum
+    exact = private_training.clipped_sum
 
     def rounded(*args: Any) -> tuple[torch.Tensor, float]:
         found, loss = exact(*args)
         found[-1] = torch.nextafter(found[-1], torch.tensor(math.inf))
         return found, loss
 
-    monkeypatch.setattr(dpsgd, "clipped_sum", rounded)
+    monkeypatch.setattr(private_training, "clipped_sum", rounded)
     assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
 
 
@@ -442,7 +444,7 @@ def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimiser: Any, m
         epochs=6, batch=20, optimiser=optimiser, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
     )
     ours, theirs = prepared(model, config), prepared(model, config)
-    assert dpsgd.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
+    assert private_training.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
     assert training.train([theirs], TASK, config, COMPUTE) == 6
     torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
     (group,) = ours.optimisers["model"].param_groups
@@ -454,24 +456,24 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(augment: Any) -
     config = LocalConfig(epochs=3, batch=8, augment=augment)
     dp = private(1.0)
     unbroken = prepared("small-cnn:4", config)
-    assert dpsgd.train(unbroken, TASK, config, COMPUTE, dp=dp) == 8
+    assert private_training.train(unbroken, TASK, config, COMPUTE, dp=dp) == 8
     stopped = prepared("small-cnn:4", config)
-    assert dpsgd.train(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
+    assert private_training.train(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
     state = stopped.state()
     torch.manual_seed(99)
     fresh = prepared("small-cnn:4", config)
     fresh.load(state)
-    assert dpsgd.train(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
+    assert private_training.train(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
     assert torch.equal(vector(fresh.model), vector(unbroken.model))
 
 
 def test_rounds_take_the_steps_of_one_go() -> None:
     dp, config = private(1.0), LocalConfig(epochs=3, batch=8)
     whole, rounds = prepared(config=config), prepared(config=config)
-    dpsgd.train(whole, TASK, config, COMPUTE, dp=dp)
+    private_training.train(whole, TASK, config, COMPUTE, dp=dp)
     told: list[int] = []
     done = [
-        dpsgd.train(
+        private_training.train(
             rounds,
             TASK,
             config,
@@ -504,7 +506,7 @@ def test_a_network_that_draws_while_it_learns_is_stopped_even_unchecked() -> Non
 
 
 def trained(node: Node, config: LocalConfig = PLAIN, **how: Any) -> torch.Tensor:
-    dpsgd.train(node, TASK, config, COMPUTE, dp=private(), **how)
+    private_training.train(node, TASK, config, COMPUTE, dp=private(), **how)
     return vector(node.model)
 
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.models import build
-from fedstill.node import dpsgd, training
-from fedstill.node.dpsgd import DPSGD, clipped_sum
+from fedstill.models import build, private
+from fedstill.node import private_training, training
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig
 from fedstill.privacy import randomness
+from fedstill.privacy.dpsgd import DPSGD, clipped_sum
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
 N, SIDE, LENGTH, WORDS = 5, 16, 6, 11
@@ -81,7 +81,7 @@ def test_gradients_by_example_are_those_of_a_loop(case: Case) -> None:
     assert (lengths > 0).all()
     clip = lengths.median().item()  # some are shortened, some are not
     expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
-    losses = dpsgd._losses(task, LocalConfig(smoothing=0.1))
+    losses = private_training._losses(task, LocalConfig(smoothing=0.1))
     trained = dict(model.named_parameters())
     total, _ = clipped_sum(model, trained, losses, data.inputs, data.targets, clip)
     torch.testing.assert_close(total, expected, rtol=1e-3, atol=1e-5)
@@ -102,7 +102,7 @@ def test_a_batch_loses_the_mean_of_what_its_examples_lose_each_by_itself(case: C
 def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
-        dpsgd.check(model, "the model", tuple(data.inputs.shape[1:]))
+        private.check(model, "the model", tuple(data.inputs.shape[1:]))
         gate: Any = SimpleNamespace(purse=None)
         node = Node("n", data, model, gate, 0)
         node.private = {"model": DPSGD(0.5, 1.0, partial(randomness.seeded, 0))}

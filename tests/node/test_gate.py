@@ -13,15 +13,18 @@ import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.account import Account, Spent
-from fedstill.node.gate import PARAMETERS, Asked, Gate, PolicyConfig
+from fedstill.node.asked import Asked
+from fedstill.node.gate import Gate
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.purse import Purse
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
 from fedstill.privacy.events import Event, Price
+from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 QUESTION = Question(

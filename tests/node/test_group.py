@@ -13,10 +13,11 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.models import PatchCritic, build
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Bench, Group, alike
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 
 NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")
 G, B = 3, 4

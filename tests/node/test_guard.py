@@ -13,9 +13,7 @@ from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods.counting import count_labels
 from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fl_mrcm import FEATURES
-from fedstill.node.gate import PARAMETERS
 from fedstill.node.guard import Guard, unpriced
-from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import (
@@ -26,8 +24,10 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text
+from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.messages import SCALE
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks import Kind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel

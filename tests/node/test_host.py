@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from fedstill.core.errors import FedstillError, QuestionRefused
 from fedstill.data.form import Form
 from fedstill.models.vector import to_vector
-from fedstill.node import dpsgd
+from fedstill.node import private_training
 from fedstill.node import session as at
 from fedstill.node.account import DATA
 from fedstill.node.host import Host
@@ -457,7 +457,7 @@ def paid(clinic: Clinic) -> dict[str, int]:
 def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
     """Counts private steps from now on; one of them may fail once it was taken."""
     taken: list[int] = []
-    step = dpsgd.step
+    step = private_training.step
 
     def counted(*args: Any, **more: Any) -> float:
         loss = step(*args, **more)
@@ -466,7 +466,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
             raise RuntimeError("out of memory")
         return loss
 
-    monkeypatch.setattr(dpsgd, "step", counted)
+    monkeypatch.setattr(private_training, "step", counted)
     return taken
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node.gate import GENERATOR_PARAMETERS, PolicyConfig
 from fedstill.node.networks import within_parameters
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.questions import NodeSide, Question
 from tests.node.test_host import FEDIOD, PLAN, Clinic
 

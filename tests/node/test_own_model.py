@@ -15,7 +15,7 @@ from fedstill.data.form import Form
 from fedstill.methods import METHODS
 from fedstill.models.vgg import BLOCKS, _places
 from fedstill.node import own_model, owner
-from fedstill.node.owner import NodeFile
+from fedstill.node.node_file import NodeFile
 from fedstill.tasks import TaskConfig
 from tests.models.test_vgg import weights
 

@@ -27,9 +27,9 @@ from fedstill.methods import METHODS
 from fedstill.models.foreign import Predictor
 from fedstill.node import own_model, owner
 from fedstill.node.account import Account
-from fedstill.node.owner import NodeFile
-from fedstill.node.training import LocalConfig
+from fedstill.node.node_file import NodeFile
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
 from fedstill.tasks import TaskConfig, make_task
 

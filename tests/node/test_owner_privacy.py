@@ -14,7 +14,7 @@ from fedstill.cli.main import main
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults
-from fedstill.node.gate import PolicyConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Event

@@ -18,16 +18,16 @@ from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
 from fedstill.methods.fediod import FedIODConfig, node_side
 from fedstill.models import build
+from fedstill.models.private import NotPrivate
 from fedstill.node import training
 from fedstill.node.account import Account
-from fedstill.node.dpsgd import NotPrivate
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
 from fedstill.node.teachers import Teachers
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import (
     GradientsConfig,
@@ -39,6 +39,7 @@ from fedstill.privacy.config import (
 from fedstill.privacy.events import Event, Price, as_text
 from fedstill.privacy.statement import SEVERAL
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation

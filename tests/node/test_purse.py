@@ -12,15 +12,17 @@ import torch
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.account import Account, LedgerError, Spent
-from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.asked import Asked
+from fedstill.node.gate import Gate
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.purse import Purse
-from fedstill.node.training import LocalConfig, Span
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, from_text
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 ROWS, EXAMPLES = 8, 100

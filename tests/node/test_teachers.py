@@ -21,7 +21,7 @@ from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.teachers import Teachers, _Clipped, shards, teachers_of
-from fedstill.node.training import LocalConfig
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

@@ -14,17 +14,19 @@ from fedstill.cli.main import main
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node import owner
 from fedstill.node.account import Account
+from fedstill.node.asked import Asked
 from fedstill.node.faults import privacy_faults
-from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted
 from fedstill.node.purse import Purse
-from fedstill.node.training import LocalConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import PateConfig, PrivacyConfig
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.node.test_owner_privacy import charge, folder_of, said
 

@@ -21,11 +21,12 @@ from fedstill.data.augment import shifted
 from fedstill.federation import choose, partition
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.gate import Gate, PolicyConfig
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.training import LocalConfig, Span, cosine
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import LocalConfig, Span, cosine
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

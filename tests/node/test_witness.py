@@ -17,15 +17,17 @@ import torch
 from fedstill.core.errors import RunFolderError
 from fedstill.node.account import DATA, Account, Entry, LedgerError, Spent
 from fedstill.node.anchor import Totals
-from fedstill.node.gate import Asked, Gate, PolicyConfig
+from fedstill.node.asked import Asked
+from fedstill.node.gate import Gate
 from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.purse import Purse
-from fedstill.node.training import LocalConfig
 from fedstill.node.witness import released
 from fedstill.privacy.config import OutputsConfig, PrivacyConfig
 from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 

@@ -1,5 +1,6 @@
-"""DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy"): how a node's networks learn so that
-what they have learned may be told at a price known before.
+"""DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy"): learning at a price known before.
+
+Pure functions; :mod:`fedstill.node.private_training` takes the steps.
 
 Each step draws each record by itself (Poisson sampling), shortens each record's gradient to an L2 norm of at
 most ``clip``, and adds Gaussian noise of standard deviation ``noise * clip`` to their sum. One record moves
@@ -10,8 +11,7 @@ or in what order: networks that draw at random while they learn (dropout) are re
 augmented follows from what it shows.
 
 Assumed: neighbouring data differ by one record (or one group of ``group`` records) added or removed; how many
-records there are sets rate and steps, and counts as known. What training reports of its losses is for the
-node's owner alone.
+records there are sets rate and steps, and counts as known.
 """
 
 from __future__ import annotations
@@ -25,26 +25,15 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedstill.core.compute import Compute, as_laid_out
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.augment import augmented
-from fedstill.models.private import NotPrivate, check
-from fedstill.node.node import Node
-from fedstill.node.training import WHOLE, LocalConfig, Report, Span, cosine, set_lr
 from fedstill.privacy.bounds import kept, lengths
 from fedstill.privacy.events import Event, Price
-from fedstill.privacy.randomness import Draws, add_noise
-from fedstill.tasks import Task
-
-__all__ = ["DPSGD", "NotPrivate", "check", "clipped_sum", "price", "rate", "sample", "step", "train"]
+from fedstill.privacy.randomness import Draws
 
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
-# Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
-Augment = Callable[[torch.Tensor, torch.Tensor, Draws], tuple[torch.Tensor, torch.Tensor]]
-
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
 
 
@@ -101,115 +90,6 @@ def price(dp: DPSGD, n: int, batch: int, steps: int) -> Price | None:
     q = rate(n, batch)
     event = Event("gaussian", dp.noise / dp.group) if q == 1 else Event("gaussian", dp.noise, q, dp.group)
     return Price({event: steps} if steps else {})
-
-
-def step(
-    node: Node,
-    role: str,
-    dp: DPSGD,
-    rate: float,
-    *purpose: str | int,
-    private_loss: PrivateLoss,
-    batch: float,
-    public_loss: PublicLoss | None = None,
-    augment: Augment | None = None,
-) -> float:
-    """One private step of a node's network.
-
-    An empty sample is a step like any other: noise alone.
-
-    Args:
-        node: whose network learns, with its optimiser, on its own data.
-        role: of the network.
-        dp: clip, noise and draws.
-        rate: at which each record is drawn.
-        purpose: names the step's draws, together with what the node is being asked.
-        private_loss: of the drawn records.
-        batch: how many are drawn on average; the noisy sum of gradients is divided by it.
-        public_loss: is added to the mean of the private one; costs nothing.
-        augment: changes inputs and targets; what it does to one must not depend on others, nor on its place.
-
-    Returns:
-        The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
-    """
-    module, optimiser = node.modules[role], node.optimisers[role]
-    names = (node.asking, *purpose)  # what is asked again otherwise is another release, with other noise
-    drawn = sample(node.data, rate, dp.draws(*names, "sample"))
-    trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
-    training = module.training
-    module.train()
-    inputs, targets = drawn.inputs, drawn.targets
-    if augment is not None and len(drawn):
-        inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
-    total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip)
-    if dp.noise:
-        # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits on
-        # another machine, then so does all of its noise, and no difference of two steps is without noise.
-        noise = dp.draws(*names, "noise", _digest(total)).normal(tuple(total.shape))
-        total = add_noise(total, noise, dp.noise * dp.clip)
-    gradient = total / batch
-    if public_loss is not None:
-        gradient = gradient + _public_gradient(module, trained, public_loss)
-    module.train(training)
-    pieces = torch.split(gradient, [own.numel() for own in trained.values()])
-    for own, piece in zip(trained.values(), pieces, strict=True):
-        own.grad = as_laid_out(piece.view(own.shape), own)
-    optimiser.step()
-    optimiser.zero_grad()
-    return loss
-
-
-def train(
-    node: Node,
-    task: Task,
-    config: LocalConfig,
-    compute: Compute,
-    *,
-    dp: DPSGD,
-    span: Span = WHOLE,
-    start: int = 0,
-    steps: int | None = None,
-    report: Report | None = None,
-    purpose: str = "local",
-    private_loss: PrivateLoss | None = None,
-    public_loss: PublicLoss | None = None,
-) -> int:
-    """Train a node's model privately: :func:`fedstill.node.training.train`, one node, one private step each.
-
-    Each step's draws follow from its number, so a training that was stopped goes on as if it had not been.
-
-    Args:
-        node: with an optimiser for its model.
-        task, config, compute, span, start, steps, report, purpose: as there; a batch is an average here.
-        dp: clip, noise and draws.
-        private_loss: None for the task's own.
-        public_loss: added to it in each step, at no price: a penalty on the parameters, say.
-
-    Returns:
-        Steps of the span done in all.
-    """
-    total = max(config.steps(len(node.data)), span.of)
-    numbers = span.steps(total)
-    end = len(numbers) if steps is None else min(len(numbers), start + steps)
-    q = rate(len(node.data), config.batch)
-    for number in numbers[start:end]:
-        set_lr(node.optimisers["model"], cosine(number, total, config.lr, config.lr_end))
-        with compute.step(node.seed, node.name, purpose, number):
-            loss = step(
-                node,
-                "model",
-                dp,
-                q,
-                purpose,
-                number,
-                private_loss=private_loss or _losses(task, config),
-                batch=q * len(node.data),
-                public_loss=public_loss,
-                augment=_augment(task, config),
-            )
-        if report is not None:
-            report([node], number - numbers[0] + 1, torch.tensor([loss]))
-    return end
 
 
 def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
@@ -277,7 +157,7 @@ class _Bound(nn.Module):
         return self.function(self.module, *args)
 
 
-def _public_gradient(
+def public_gradient(
     module: nn.Module, trained: dict[str, nn.Parameter], public_loss: PublicLoss
 ) -> torch.Tensor:
     """``(P,)``, as :func:`clipped_sum` orders it."""
@@ -297,22 +177,6 @@ def _parts(
         yield inputs[first : first + size], targets[first : first + size]
 
 
-def _losses(task: Task, config: LocalConfig) -> PrivateLoss:
-    """The task's loss of each example: each is a batch of one."""
-
-    def losses(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return task.loss(module(inputs).float().unsqueeze(1), targets.unsqueeze(1), config.smoothing)
-
-    return losses
-
-
-def _augment(task: Task, config: LocalConfig) -> Augment | None:
-    how = config.augment
-    if how == "none":
-        return None
-    return lambda inputs, targets, draws: augmented(task, inputs, targets, moves(inputs, draws), how)
-
-
 def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Four random numbers of each input, ``(4, B)`` int64 from 0: a keyed hash of what it holds.
 
@@ -329,5 +193,5 @@ def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
     return torch.from_numpy(numbers.astype(np.int64)).view(-1, 4).T
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(tensor.cpu().numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,31 @@
+"""Certificates in the startup kit of a site."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.core.errors import DeployError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+
+def valid_until(kit: Path) -> datetime:
+    """When the certificate of a kit runs out.
+
+    Raises:
+        DeployError: the folder is no startup kit.
+    """
+    return certificate(kit).not_valid_after_utc
+
+
+def certificate(kit: Path) -> x509.Certificate:
+    from cryptography import x509
+
+    for name in ("client.crt", "server.crt"):
+        path = kit / "startup" / name
+        if path.exists():
+            return x509.load_pem_x509_certificate(path.read_bytes())
+    raise DeployError(f"{kit} is no startup kit: it has no certificate in startup/")

@@ -1,0 +1,109 @@
+"""What an owner says of a node, as a typed configuration: ``node.toml``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.data.private_config import PrivateConfig
+from fedstill.models.foreign import Gives
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.schedule import LocalConfig
+
+
+@dataclass(frozen=True)
+class OwnModelConfig:
+    """Which model a node has."""
+
+    name: str = "small-cnn"
+    """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
+    own, called with the shape (channels, height, width) and the number of classes, which gives a torch
+    module, an estimator with predict_proba, an ONNX session or a function."""
+
+    weights: str = ""
+    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
+    drawn."""
+
+    train: bool = True
+    """Let the model learn from the data; false: it is used as it is."""
+
+    perceptual: str = ""
+    """A .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, from the folder of
+    this file: for methods that compare generated images with your own by its features; if empty, they do
+    not."""
+
+    gives: Gives = "auto"
+    """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "model")
+        if not self.name:
+            raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
+
+
+NAME = "1 to 64 letters, digits, '-' and '_'"
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """What a node computes on."""
+
+    device: str = "cpu"
+    """A torch device, for example cpu or cuda."""
+
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16 is faster where the processor computes in it (auto finds out), with other last digits."""
+
+    channels_last: bool = True
+    """Keep images with channels last in memory, which is faster for convolutions."""
+
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "compute")
+        if self.threads < 0:
+            raise ArgumentError("compute.threads", self.threads, "0 (torch's own choice) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFile:
+    """What an owner says of a node: ``node.toml``."""
+
+    name: str
+    """The node's name, as it was given with the startup kit."""
+
+    seed: int = 0
+    """Of first weights and of the order of training examples."""
+
+    online: bool = True
+    """This node joins a live federation; false: it only answers files of questions, which are carried to it
+    (`fedstill node answer`)."""
+
+    data: PrivateConfig = field(default_factory=PrivateConfig)
+    """Your data. They never leave this machine."""
+
+    model: OwnModelConfig = field(default_factory=OwnModelConfig)
+    """Your model. It never leaves this machine, unless the policy below allows parameters."""
+
+    local: LocalConfig = field(default_factory=LocalConfig)
+    """How your model learns from your data."""
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """What may leave this machine. Nothing else does, whatever a server asks."""
+
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    """How your records are protected, and how much of their privacy may be spent."""
+
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    """What this machine computes on."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            raise ArgumentError("name", self.name, NAME)
+        if self.seed < 0:
+            raise ArgumentError("seed", self.seed, "a whole number from 0 up")

@@ -1,0 +1,98 @@
+"""Local training as server and node plan it: how long, at which rate, in which parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+
+
+class Span(NamedTuple):
+    """A part of a node's local training: from ``first / of`` of its steps to ``last / of``.
+
+    Rounds are spans, so that a run of R rounds takes exactly the steps of a run in one go.
+
+    >>> [Span(r, r + 1, 3).steps(10) for r in range(3)]
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+
+    first: int
+    last: int
+    of: int
+
+    def steps(self, total: int) -> range:
+        """The steps, of ``total``, that lie in this part; of fewer steps than parts, each part has one."""
+        total = max(total, self.of)
+        return range(total * self.first // self.of, total * self.last // self.of)
+
+
+WHOLE = Span(0, 1, 1)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """How each node trains its own model."""
+
+    epochs: float = 30.0
+    """Passes over the node's own data."""
+    least_steps: int = 0
+    """Steps that even the smallest node takes."""
+    batch: int = 32
+    """Examples a step."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """Adam, or SGD with momentum."""
+    lr: float = 1e-3
+    """Learning rate of the first step."""
+    lr_end: float = 1e-5
+    """Learning rate of the last step; between them a cosine."""
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 0.0
+    """L2 penalty."""
+    smoothing: float = 0.1
+    """Share of each label spread over all classes. A node that was taught certainty is certain of what
+    it never saw, too; that costs the ensemble more than it gains the node."""
+    augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
+    """Random shifts by up to an eighth of the image; mirror images; turn: both, and quarter turns, where no
+    direction is up (tissue). A class of each pixel moves with its pixel. Not for texts."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "local")
+        names = ("epochs", "least_steps", "batch", "lr", "lr_end", "momentum", "weight_decay")
+        for name in names:
+            value, least = getattr(self, name), int(name == "batch")
+            if not math.isfinite(value) or value < least:
+                raise ArgumentError(f"local.{name}", value, f"{least} or more")
+        if not 0 <= self.smoothing < 1:
+            raise ArgumentError("local.smoothing", self.smoothing, "from 0 to below 1")
+        if self.epochs == 0 and self.least_steps == 0:
+            raise ArgumentError("local.epochs", self.epochs, "above 0, or local.least_steps above 0")
+
+    def steps(self, examples: int) -> int:
+        """Steps of a node with so many examples.
+
+        >>> LocalConfig(epochs=2, batch=32).steps(100)
+        7
+        """
+        return max(self.least_steps, math.ceil(self.epochs * examples / self.batch), 1)
+
+
+def cosine(step: int, steps: int, start: float, end: float) -> float:
+    """The learning rate of step 0..steps-1 on half a cosine from ``start`` to ``end``.
+
+    >>> [round(cosine(step, 3, 1.0, 0.0), 3) for step in range(3)]
+    [1.0, 0.5, 0.0]
+    """
+    share = step / max(steps - 1, 1)
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all parameters."""
+    for part in optimiser.param_groups:
+        part["lr"] = lr
