@@ -34,6 +34,7 @@ demo: $(VENV)/.runs
 test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 2 --durations=10 fedstill tests
 
 clean:

@@ -30,8 +30,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.federation import InProcess, choose
-from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
+from fedstill.methods.server import ServerSetting
 from fedstill.models import Generator
 from fedstill.node import training
 from fedstill.node.gate import Gate

@@ -12,7 +12,7 @@ import pytest
 
 import fedstill
 from fedstill.core.errors import ArgumentError
-from fedstill.methods import METHODS, method_of
+from fedstill.protocol.method import METHODS, method_of
 
 ROOT = Path(fedstill.__file__).parent
 ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # the library, `python -m`, the command

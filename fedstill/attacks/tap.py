@@ -121,7 +121,7 @@ class Overheard(Experiment):
 
         What that costs is charged to an account that begins anew: a run's own is closed with the run.
         """
-        self.account = Account(None, self._ledger_key, durable=False)
+        self.account = Account(None, self.ledger_key, durable=False)
         for node in self.nodes:
             if node.gate.purse is not None:
                 node.gate.purse.account = self.account

@@ -32,10 +32,10 @@ from fedstill.attacks.updates import Gradient, Part, Schedule, Update, as_gradie
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.methods import method_of
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
+from fedstill.protocol.method import method_of
 from fedstill.protocol.schedule import Span
 
 TITLES = {

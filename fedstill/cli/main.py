@@ -280,7 +280,7 @@ def _changes(words: list[str]) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.cli.options import group
     from fedstill.compare.plan import shared_options
-    from fedstill.methods import METHODS
+    from fedstill.protocol.method import METHODS
     from fedstill.runs.config import from_dict, to_dict
 
     known = shared_options()
@@ -416,9 +416,10 @@ def _override(config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
     from fedstill.cli.options import override
-    from fedstill.runs.config import method_name, run_type
+    from fedstill.protocol.method import method_name
+    from fedstill.runs.config import run_type
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
     about = f"{type(config).__doc__}\n\n{OUR_OPTIONS}"
-    changed = override(run_type(method_name(config)), plain, words, prog, about)
+    changed = override(run_type(method_name(config.method)), plain, words, prog, about)
     return dataclasses.replace(changed, paper=config.paper)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fedstill.core.dataset import TensorData
     from fedstill.data.form import Form
     from fedstill.data.public import Public
-    from fedstill.methods import Method
     from fedstill.node.owner import Examined
+    from fedstill.protocol.method import Method
     from fedstill.protocol.questions import NodeSide
     from fedstill.runs.config import RunConfig
     from fedstill.tasks import TaskConfig
@@ -291,7 +291,7 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     from rich.table import Table
 
     from fedstill.cli.node_privacy import payment, unprotected
-    from fedstill.methods import method_of
+    from fedstill.protocol.method import method_of
 
     config = asking.config
     method = method_of(config.method)
@@ -331,7 +331,7 @@ def _print_methods(console: Console, found: Examined) -> None:
     from rich.table import Table
 
     from fedstill.cli.node_privacy import unprotected
-    from fedstill.methods import METHODS
+    from fedstill.protocol.method import METHODS
     from fedstill.tasks import TaskConfig
 
     if found.file is None:

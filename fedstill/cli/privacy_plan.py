@@ -134,7 +134,7 @@ def _simulated(target: str) -> tuple[Run, list[Place]]:
 
 
 def _require_public(run: Run, note: str) -> None:
-    from fedstill.methods import method_of
+    from fedstill.protocol.method import method_of
 
     if run.public is None and method_of(run.method).needs(run.method).public:
         told = f" ({note})" if note else ""
@@ -149,7 +149,7 @@ def _require_public(run: Run, note: str) -> None:
 def _guard(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Guard:
     """The guard that the node would have in the run."""
     from fedstill.core.compute import Compute
-    from fedstill.methods import method_of
+    from fedstill.protocol.method import method_of
     from fedstill.protocol.questions import NodeSetting
 
     setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)

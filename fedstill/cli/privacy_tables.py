@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.ledger_tables import events
 from fedstill.cli.privacy import up
-from fedstill.methods import method_of
 from fedstill.node.guard import PARTS, Guard
 from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 from fedstill.privacy.accounting import epsilon, within
 from fedstill.privacy.events import Price, as_text
+from fedstill.protocol.method import method_of
 
 if TYPE_CHECKING:
     from rich.console import Console

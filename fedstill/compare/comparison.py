@@ -17,8 +17,8 @@ import tomli_w
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
 from fedstill.core.toml import Table
-from fedstill.methods import method_of
 from fedstill.protocol.kinds import NOT_OUTPUTS, OF_MAPS
+from fedstill.protocol.method import method_of
 from fedstill.protocol.questions import NodeSetting, Question, stand_in
 from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict

@@ -20,7 +20,7 @@ from fedstill.compare.comparison import SINGLE, Comparison, Place, merged, quest
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.tables import options, read_table
 from fedstill.core.toml import Table
-from fedstill.methods import METHODS
+from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, from_dict, run_type, to_dict
 

@@ -28,12 +28,11 @@ from fedstill.data.public import Public
 from fedstill.federation import signed
 from fedstill.federation.order import natural
 from fedstill.federation.replies import About
-from fedstill.methods import METHODS
-from fedstill.methods.public import LOGITS
-from fedstill.methods.server import Ask
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
+from fedstill.protocol.kinds import LOGITS
 from fedstill.protocol.messages import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
+from fedstill.protocol.method import METHODS, Ask
 from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import LocalConfig

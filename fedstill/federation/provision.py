@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # The classes that a job may name, at the server and at a node: what carries calls, and what answers them.
 SERVER_CLASSES = (
     "nvflare.collab.runtime.controller.CollabController",
-    "fedstill.federation.flare.ServerProgram",
+    "fedstill.runs.flare.ServerProgram",
 )
 NODE_CLASSES = (
     "nvflare.collab.runtime.executor.CollabExecutor",

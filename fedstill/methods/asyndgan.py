@@ -34,8 +34,9 @@ from fedstill.methods.counting import tell_size
 from fedstill.methods.critics import Critics, GANForm, doubts
 from fedstill.methods.parameters import finite
 from fedstill.methods.public import optimiser_of
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.node.group import Group
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import cosine, set_lr
 

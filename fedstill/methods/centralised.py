@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.methods.public import labelled
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.node import training
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group, stack
@@ -22,6 +22,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.protocol.schedule import Span
 

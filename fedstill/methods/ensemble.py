@@ -16,9 +16,10 @@ import torch
 from fedstill.core.choices import check_choices
 from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census, count_labels
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 

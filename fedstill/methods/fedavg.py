@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fedstill.methods import parameters
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
-from fedstill.methods.server import Method, Needs
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
 

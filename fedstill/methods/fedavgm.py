@@ -17,8 +17,9 @@ from fedstill.core.errors import ArgumentError
 from fedstill.methods import parameters
 from fedstill.methods.fedavg import node_side
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
-from fedstill.methods.server import Method, Needs, ServerSetting
+from fedstill.methods.server import ServerSetting
 from fedstill.models.vector import to_vector, weighted_mean
+from fedstill.protocol.method import Method, Needs
 
 
 @dataclass(frozen=True, kw_only=True)

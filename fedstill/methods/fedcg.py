@@ -32,13 +32,14 @@ from fedstill.methods.generators import (
     make_adam,
     train_generators,
 )
-from fedstill.methods.server import Method, Needs, ServerSetting
+from fedstill.methods.server import ServerSetting
 from fedstill.models.features import FeatureCritic, condition, hidden_widths
 from fedstill.models.split import EXTRACTOR, HEAD, features, split
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.training import Work
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import WHOLE, Span
 

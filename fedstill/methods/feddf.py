@@ -25,10 +25,11 @@ from fedstill.methods import parameters
 from fedstill.methods.counting import count_labels, tell_size
 from fedstill.methods.parameters import RoundsConfig, drawn, finite
 from fedstill.methods.public import distil, known, optimiser_of
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import signature
 from fedstill.node.training import predict
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble

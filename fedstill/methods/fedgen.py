@@ -26,7 +26,7 @@ from fedstill.methods.counting import LABEL_COUNTS, Census, count_labels
 from fedstill.methods.diversity import Diversity, diversity
 from fedstill.methods.generators import GeneratorConfig, Received, imagined, make_generator
 from fedstill.methods.parameters import KINDS, drawn
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -34,6 +34,7 @@ from fedstill.node import training
 from fedstill.node.group import Bench, Group
 from fedstill.node.training import Work
 from fedstill.protocol import kinds
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 

@@ -34,10 +34,11 @@ from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.critics import Critics, Tensors, doubts
 from fedstill.methods.parameters import finite
 from fedstill.methods.recall import Augment, Known, Recall
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol.kinds import LABEL_MAPS
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble

@@ -30,22 +30,13 @@ from fedstill.methods.counting import count_labels
 from fedstill.methods.ensemble import look
 from fedstill.methods.one_shot import OneShotServer
 from fedstill.methods.parameters import finite
-from fedstill.methods.public import (
-    AT_ONCE,
-    LOGITS,
-    SCHEDULE,
-    Views,
-    distil,
-    known,
-    logits,
-    optimiser_of,
-    passes,
-)
-from fedstill.methods.server import Ask, Method, Needs, ServerSetting
+from fedstill.methods.public import AT_ONCE, Views, distil, known, logits, optimiser_of, passes
+from fedstill.methods.server import ServerSetting
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.privacy.noise import dequantise, laplace, quantise
-from fedstill.protocol.kinds import INDICES
+from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
+from fedstill.protocol.method import Ask, Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Ensemble
 

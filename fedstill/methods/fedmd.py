@@ -29,21 +29,12 @@ from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census, count_labels
 from fedstill.methods.ensemble import look
 from fedstill.methods.parameters import finite, round_span, train_round
-from fedstill.methods.public import (
-    AT_ONCE,
-    LOGITS,
-    SCHEDULE,
-    Distance,
-    distil,
-    known,
-    logits,
-    optimiser_of,
-    passes,
-)
-from fedstill.methods.server import Method, Needs, Server, ServerSetting
+from fedstill.methods.public import AT_ONCE, Distance, distil, known, logits, optimiser_of, passes
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.node import training
 from fedstill.node.group import Group, stack
-from fedstill.protocol.kinds import INDICES
+from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.protocol.schedule import Span, cosine, set_lr
 from fedstill.tasks import Task

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from fedstill.methods import parameters
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
-from fedstill.methods.server import Method, Needs, ServerSetting
+from fedstill.methods.server import ServerSetting
 from fedstill.models.split import EXTRACTOR
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
 

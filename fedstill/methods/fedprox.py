@@ -13,9 +13,9 @@ import torch
 
 from fedstill.methods import parameters
 from fedstill.methods.parameters import AveragingServer, RoundsConfig
-from fedstill.methods.server import Method, Needs
 from fedstill.node.group import Group
 from fedstill.node.training import Work
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
 

@@ -28,7 +28,7 @@ from fedstill.methods import parameters
 from fedstill.methods.asking import ask_those
 from fedstill.methods.counting import tell_size
 from fedstill.methods.parameters import AveragingServer, RoundsConfig, drawn, round_span, train_round
-from fedstill.methods.server import Method, Needs, ServerSetting
+from fedstill.methods.server import ServerSetting
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node import training
@@ -36,6 +36,7 @@ from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.node.training import Work
 from fedstill.protocol import kinds
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 
 FEATURES = "latent features"  # a kind of tensor: made from a node's own records, without any protection

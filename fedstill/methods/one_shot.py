@@ -12,7 +12,8 @@ from fedstill.core.compute import lay_out
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
 from fedstill.methods.counting import Census
-from fedstill.methods.server import Ask, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
+from fedstill.protocol.method import Ask
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 

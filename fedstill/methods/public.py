@@ -23,7 +23,6 @@ from fedstill.node.group import Group
 from fedstill.node.training import at_once, make_optimiser
 from fedstill.protocol.schedule import LocalConfig
 
-LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)

@@ -12,7 +12,8 @@ from typing import ClassVar
 from fedstill.core.dataset import TensorData
 from fedstill.methods.centralised import CentralisedServer
 from fedstill.methods.public import known, labelled
-from fedstill.methods.server import Method, Needs, ServerSetting
+from fedstill.methods.server import ServerSetting
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
 

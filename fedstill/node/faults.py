@@ -13,10 +13,10 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.methods import METHODS, refusal
 from fedstill.models import private
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.method import METHODS, refusal
 from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import TaskConfig, TaskName, any_task

@@ -17,11 +17,11 @@ from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.imports import OWN, find, first_line, is_path
 from fedstill.core.seeds import seeded
 from fedstill.data.form import Form
-from fedstill.methods import Needs
 from fedstill.models.foreign import Predictor
 from fedstill.node import memory
 from fedstill.node.fit import fitted
 from fedstill.node.node_file import NodeFile, OwnModelConfig
+from fedstill.protocol.method import Needs
 
 
 def make_model(file: NodeFile, folder: Path, form: Form, most: int = 0) -> nn.Module:

@@ -37,7 +37,6 @@ from fedstill.core.errors import (
 from fedstill.core.state import load_state, save_state
 from fedstill.data.memory import fits
 from fedstill.data.public import Public
-from fedstill.methods import METHODS
 from fedstill.node import memory, own_model, owner, training
 from fedstill.node.account import DATA, Account
 from fedstill.node.desk import Desk
@@ -55,6 +54,7 @@ from fedstill.node.witness import released
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import INDICES
 from fedstill.protocol.messages import INPUTS, SCALE, Tensors, size
+from fedstill.protocol.method import METHODS
 from fedstill.protocol.plan import PLAN_FILE, Plan
 from fedstill.protocol.questions import GRADIENTS, NodeSetting, Question
 from fedstill.protocol.schedule import Span

@@ -14,3 +14,4 @@ INDICES = "indices"  # of public data
 NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
 # Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
 OUTPUTS = ("attention maps", "critic", "data sizes", "gradients", "label counts", "logit range", "logits")
+LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor

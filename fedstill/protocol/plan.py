@@ -12,9 +12,9 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.tables import read_table
 from fedstill.data.form import Form
 from fedstill.data.public import Public
-from fedstill.methods import METHODS
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import WireConfig
+from fedstill.protocol.method import METHODS
 
 PROTOCOL = 3  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from fedstill.methods import METHODS, refusal
+from fedstill.protocol.method import METHODS, refusal
 from fedstill.tasks import TASKS, TaskConfig, any_task
 
 

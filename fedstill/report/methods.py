@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstill.compare.plan import questions, what_leaves
-from fedstill.methods import METHODS, refusal
+from fedstill.protocol.method import METHODS, refusal
 from fedstill.report.table import CENTRAL, NEEDS
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, TaskConfig, any_task

@@ -61,7 +61,7 @@ def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
 def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:
     from fedstill.compare import plan as compare
     from fedstill.compare import running as comparing
-    from fedstill.methods import method_of
+    from fedstill.protocol.method import method_of
 
     figures = _figures(comparison, setting)
     metric = figures[0].key

@@ -25,24 +25,23 @@ import tomli_w
 from safetensors.torch import save_file
 
 from fedstill.core import owner_only
-from fedstill.runs.config import NodesConfig, RunConfig, to_dict
-from fedstill.core.tables import as_table
-from fedstill.data.private_config import PrivateConfig
-from fedstill.data.config import SplitConfig
 from fedstill.core.errors import DeployError, FedstillError
-from fedstill.runs.experiment import Experiment
+from fedstill.core.progress import following
+from fedstill.core.records import holding, write_text
+from fedstill.core.state import load_state
+from fedstill.core.tables import as_table
+from fedstill.data.config import SplitConfig
+from fedstill.data.private_config import PrivateConfig
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.federation.runs import PROGRESS, STOPPED, stop
-from fedstill.node.node_file import OwnModelConfig
-from fedstill.node.node_file import ComputeConfig, NodeFile
+from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.session import SALT
-from fedstill.core.progress import following
-from fedstill.core.records import holding, write_text
-from fedstill.core.state import load_state
+from fedstill.runs.config import NodesConfig, RunConfig, to_dict
+from fedstill.runs.experiment import Experiment
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 UP = 60.0  # seconds for the processes of a rehearsal to find each other

@@ -9,29 +9,26 @@ TOML has no null. Where a value may be none, it is written as the text ``"none"`
 
 from __future__ import annotations
 
-from fedstill.core.tables import options, read_table, full_path, describe, read_value, as_table
-
-import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar
 
 import tomli_w
 
-from fedstill.runs import presets
+from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.tables import as_table, describe, full_path, options, read_table, read_value
+from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
-from fedstill.data.config import SplitConfig
-from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.federation import EngineConfig, LinkConfig
-from fedstill.methods import METHODS, method_of
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.method import METHODS, method_name
+from fedstill.protocol.schedule import LocalConfig
+from fedstill.runs import presets
 from fedstill.tasks import TASKS, TaskConfig, task_type
 
 __all__ = [
@@ -45,7 +42,6 @@ __all__ = [
     "full_path",
     "load",
     "load_toml",
-    "method_name",
     "options",
     "read_table",
     "read_toml",
@@ -219,15 +215,6 @@ def run_type(method: str) -> type[RunConfig[Any]]:
     return kind
 
 
-def method_name(config: RunConfig[Any]) -> str:
-    """The name under which the method of a run is known.
-
-    Raises:
-        ArgumentError: its configuration belongs to no known method.
-    """
-    return method_of(config.method).name
-
-
 def load(target: str) -> RunConfig[Any]:
     """The run that a preset or a ``.toml`` file describes.
 
@@ -282,20 +269,4 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig[Any]:
 def to_dict(config: RunConfig[Any]) -> dict[str, Any]:
     """A run as a table of what TOML can hold; :func:`from_dict` gives the same run back."""
     table: dict[str, Any] = as_table(config)
-    return {**table, "method": {"name": method_name(config), **table["method"]}}
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
+    return {**table, "method": {"name": method_name(config.method), **table["method"]}}

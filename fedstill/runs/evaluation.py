@@ -13,10 +13,10 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.node import training
-from fedstill.runs.pictures import portray
 from fedstill.core.records import Records
 from fedstill.core.seeds import torch_generator
+from fedstill.node import training
+from fedstill.runs.pictures import portray
 from fedstill.tasks import Task
 
 Metrics = Mapping[str, float]

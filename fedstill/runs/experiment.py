@@ -1,12 +1,11 @@
 """One experiment, phase by phase: local training, the centralised mark, distillation, evaluation.
 
-Everything is checked before anything is written. What is done is remembered every few seconds, so a
+What is done is remembered every few seconds, so a
 run that was stopped at any moment goes on to the figures it would have reached.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,136 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.runs.evaluation import Evaluation
-from fedstill.federation import InProcess, choose
-from fedstill.runs.measured import Measured
-from fedstill.methods import Server, ServerSetting, method_of
-from fedstill.node import training
-from fedstill.node.account import Account
-from fedstill.node.fit import fitted
-from fedstill.node.gate import Gate
-from fedstill.node.policy import PolicyConfig
-from fedstill.node.group import Group, signature
-from fedstill.node.ledger import Ledger
-from fedstill.node.node import Node
-from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import WHOLE, Span
-from fedstill.privacy.config import PrivacyConfig
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
-from fedstill.core.seeds import derive, seeded
-from fedstill.runs.setting import Setting, check, check_architectures, normalisation, shape_of
+from fedstill.federation import choose
+from fedstill.node import training
+from fedstill.node.account import Account
+from fedstill.node.gate import Gate
+from fedstill.node.group import Group
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.schedule import WHOLE, Span
+from fedstill.runs.measured import Measured
+from fedstill.runs.prepared import LEDGER, Prepared
 from fedstill.runs.turns import drive
 
 CHUNK = 50  # local steps between two looks at the clock
-LEDGER = "ledger.sqlite"  # in a run's folder: what its nodes' privacy has cost
-RUN = "run"  # what a simulation is called in it
 
 
-class Experiment:
-    """A setting made ready to run: every check that can be made beforehand has been made.
-
-    Raises:
-        FedstillError: data, models, policies and method do not fit together.
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting, self.task = setting, setting.task
-        self.method = method_of(setting.method)
-        self.compute = Compute(setting.engine)
-        self.ledger = Ledger()
-        self.needs = self.method.needs(setting.method)
-        names, policies = check(setting)
-        privacies = list(setting.privacies) or [PrivacyConfig()] * len(names)
-        parts = [part.to(self.compute.device) for part in setting.parts]
-        self.nodes = [
-            Node(
-                name,
-                part,
-                self._network(model, f"model of {name}"),
-                Gate(name, policy, self.ledger),
-                setting.seed,
-            )
-            for name, part, model, policy in zip(names, parts, setting.models, policies, strict=True)
-        ]
-        self.student = self._network(setting.student, "student")
-        self.test = setting.test.to(self.compute.device)
-        learned = {node.name: node.data for node in self.nodes}
-        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
-        self.public = None if setting.public is None else setting.public.to(self.compute.device)
-        check_architectures(setting, self.method.title, self.needs, self.nodes, self.student)
-        self.kinds = self._kinds()
-        features = None
-        if setting.perceptual:
-            from fedstill.models.vgg import load_vgg
-
-            scale = [part.flatten().tolist() for part in normalisation(setting)]
-            features = self.compute.place(load_vgg(Path(setting.perceptual), *scale))
-        self.at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public, features)
-        self.side = self.method.node_side(setting.method, self.at_nodes)
-        self.account = Account(None, self._ledger_key, durable=False)
-        self.notes = [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
-        for node, privacy in zip(self.nodes, privacies, strict=True):
-            if wanted(privacy):
-                self._protect(node, privacy)
-        self.learners = [learner for node in self.nodes for learner in node.learners]
-        self.side.prepare(self.nodes)
-        for node in self.nodes:
-            check_priced(node)
-            for module in node.modules.values():
-                self.compute.place(module)
-        if self.side.first is not None:
-            training.prepare(self.learners, setting.local)
-        # Before anything is trained or written: would every node answer what the method asks, and do the
-        # options go with task, student and public data? The server itself knows, so one is made and let go.
-        with seeded(setting.seed, "trial server"):
-            self._make_server([[node] for node in self.nodes], copy.deepcopy(self.student))
-
-        self.records = Records(None)
-        self.bars = Bars(False)
-        self.seconds = {"local_training": 0.0, "centralised": 0.0, "distillation": 0.0}
-        self._earlier = 0.0  # seconds of the run before it was stopped
-        self._start = time.monotonic()
-        self._phase: tuple[str, float] | None = None  # the phase at work, and when it began
-        self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
-        self.groups: dict[str, list[list[str]]] = {}  # chosen once, and kept over stops
-        self.ratios: dict[str, dict[str, float]] = {}
-        self.mark: Node | None = None
-        self.server: Any = None
-        self.known = self.nodes  # whose models can be measured: all, but for what was left out of a rehearsal
-
-    def secret(self, name: str) -> int:
-        """What keys the noise at a node: no secret in a simulation, whose seed is known."""
-        return derive(self.setting.seed, name, "gate")
-
-    @property
-    def _ledger_key(self) -> int:
-        return derive(self.setting.seed, LEDGER)
-
-    def _protect(self, node: Node, privacy: PrivacyConfig) -> None:
-        protect(
-            node,
-            privacy,
-            self.side,
-            self.setting.method,
-            self.at_nodes,
-            account=self.account,
-            run=RUN,
-            secret=self.secret(node.name),
-        )
+class Experiment(Prepared):
+    """A setting's run, in phases, in this process."""
 
     def _open_account(self, path: Path) -> None:
         """Charge to a file from now on, so that a run that goes on finds what it has spent."""
         purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
         if purses:
             self.account.close()
-            self.account = Account(path, self._ledger_key, durable=False)
+            self.account = Account(path, self.ledger_key, durable=False)
         for purse in purses:
             purse.account = self.account
 
@@ -194,7 +93,7 @@ class Experiment:
             for learner in node.learners:
                 learner.optimisers.pop("model", None)
             node.load(nodes[node.name])
-        self.server = self._make_server([[node] for node in self.nodes])
+        self.server = self.make_server([[node] for node in self.nodes])
         self.server.load(server["server"])
         self.ledger.open(out / "ledger.jsonl")
         self.ledger.close()
@@ -267,7 +166,7 @@ class Experiment:
         setting = self.setting
         with self._timed("distillation"):
             groups = self._parted("distillation", self.nodes, self.side.rehearse)
-            self.server = self._make_server(groups)
+            self.server = self.make_server(groups)
             if saved:
                 self.server.load(saved)
             drive(
@@ -277,29 +176,11 @@ class Experiment:
                 metric=self.task.metric,
                 every=setting.every,
                 samples=setting.samples,
-                pixels=self._pixels,
+                pixels=self.pixels,
                 before=self.seconds["distillation"],
                 look=Measured(self).look,
                 save=self._save,
             )
-
-    def _make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
-        """The method's program at the server, at its beginning; with another student, if one is given."""
-        mean, std = normalisation(self.setting)
-        at_server = ServerSetting(
-            federation=self._federation(groups),
-            student=self.student if student is None else student,
-            task=self.task,
-            shape=shape_of(self.setting),
-            mean=tuple(mean.flatten().tolist()),
-            std=tuple(std.flatten().tolist()),
-            compute=self.compute,
-            seed=self.setting.seed,
-            local=self.setting.local,
-            public=self.public,
-            kinds=self.kinds,
-        )
-        return self.method.server(self.setting.method, at_server)
 
     def _train(self, nodes: Sequence[Node], phase: str, span: Span) -> None:
         """Train one group to the end of a span, from the step that it has reached."""
@@ -328,44 +209,6 @@ class Experiment:
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals[name] for group in groups for name in group)
 
-    @property
-    def has_student(self) -> bool:
-        """Whether the server ends with a whole model; an average made to evaluate never leaves this file."""
-        return self.method.central == "student"
-
-    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised inputs ``(n, C, H, W)`` as bytes."""
-        mean, std = normalisation(self.setting)
-        # Contiguous, as a file of safetensors needs it.
-        return (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
-
-    # --- the rest -----------------------------------------------------------------------------------
-
-    def _network(self, model: nn.Module, whose: str) -> nn.Module:
-        """A network on the device, in two parts if the method needs them."""
-        parted = self.needs.split
-        return fitted(
-            model,
-            self.compute,
-            shape_of(self.setting),
-            self.setting.seed,
-            whose,
-            parted=parted,
-            vocabulary=self.setting.vocabulary,
-        )
-
-    def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
-        """The nodes' names by architecture, with a network of each in its first state."""
-        kinds: dict[tuple[Any, ...], list[Node]] = {}
-        for node in self.nodes:
-            kinds.setdefault(signature(node.model), []).append(node)
-        return tuple(
-            (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
-        )
-
-    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
-
     def _parted(self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None]) -> list[list[Node]]:
         """Nodes in the groups chosen for a phase; chosen once, so that a run goes on as it began."""
         if phase not in self.groups:
@@ -381,10 +224,6 @@ class Experiment:
         yield
         self.seconds[phase] += time.monotonic() - start
         self._phase = None
-
-    def elapsed(self) -> float:
-        """Seconds of the run so far, those before a stop included."""
-        return self._earlier + time.monotonic() - self._start
 
     def _save(self) -> None:
         """Remember where the run stands."""

@@ -15,30 +15,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.version import __version__
 from fedstill import models
 from fedstill.core.compute import Compute
-from fedstill.runs.config import RunConfig, to_dict
+from fedstill.core.errors import MethodRefused
+from fedstill.core.progress import Bars
+from fedstill.core.records import Records
+from fedstill.core.version import __version__
+from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
-from fedstill.core.errors import MethodRefused
-from fedstill.runs.evaluation import Evaluation, plain
 from fedstill.federation.remote import Link, Meter, Remote
 from fedstill.federation.replies import About
-from fedstill.runs.result import common, told_cases
-from fedstill.methods import Server, ServerSetting, method_of, refusal
 from fedstill.methods.counting import Census
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.node.fit import architecture, fitted
-from fedstill.data.form import Form
 from fedstill.node.ledger import Ledger
+from fedstill.protocol.messages import WireConfig
+from fedstill.protocol.method import method_of, refusal
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.core.progress import Bars
-from fedstill.core.records import Records
-from fedstill.tasks import make_task
+from fedstill.runs.config import RunConfig, to_dict
+from fedstill.runs.evaluation import Evaluation, plain
+from fedstill.runs.result import common, told_cases
 from fedstill.runs.turns import drive
-from fedstill.protocol.messages import WireConfig
+from fedstill.tasks import make_task
 
 
 class Live:
@@ -196,7 +197,8 @@ class Live:
             public=self.public,
             kinds=((self.federation.nodes, self.student),),
         )
-        return self.method.server(self.config.method, setting)
+        server: Server = self.method.server(self.config.method, setting)
+        return server
 
     def _look(self) -> Mapping[str, float]:
         """What the server can measure by itself: its student on its own test data."""

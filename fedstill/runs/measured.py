@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from fedstill.runs.evaluation import Metrics, deviation, mean, number, plain
 from fedstill.federation import Answers
-from fedstill.runs.result import common
 from fedstill.methods.counting import Census
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.node import Node
 from fedstill.protocol.schedule import WHOLE
+from fedstill.runs.evaluation import Metrics, deviation, mean, number, plain
+from fedstill.runs.prepared import Prepared
+from fedstill.runs.result import common
 from fedstill.runs.setting import normalisation
-
-if TYPE_CHECKING:
-    from fedstill.runs.experiment import Experiment
 
 
 class Measured:
@@ -34,7 +32,7 @@ class Measured:
         experiment: whose server has been made.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Prepared) -> None:
         self.of, self.evaluation, self.task = experiment, experiment.evaluation, experiment.task
         self.nodes, self.known = experiment.nodes, experiment.known
 

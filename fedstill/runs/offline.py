@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core import owner_only
-from fedstill.runs.config import RunConfig, run_type, to_dict, to_toml
+from fedstill.core.errors import ArgumentError, BundleError, MethodRefused, QuestionRefused, RunFolderError
+from fedstill.core.progress import Bars
+from fedstill.core.records import write_text
 from fedstill.core.tables import options
+from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.data.validation import check_measured_on_test
-from fedstill.core.errors import ArgumentError, BundleError, MethodRefused, QuestionRefused, RunFolderError
 from fedstill.federation import signed
 from fedstill.federation.bundles import (
     ANSWERS,
@@ -40,24 +42,21 @@ from fedstill.federation.bundles import (
     unpack_answers,
     write_answers,
 )
-from fedstill.runs.live import Live
-from fedstill.methods import METHODS, method_of, refusal
-from fedstill.methods.server import Ask
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry, LedgerError
-from fedstill.data.form import Form
 from fedstill.node.gate import Gate
 from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
 from fedstill.node.limits import limited
-from fedstill.protocol.plan import Plan, fingerprint, public_tensors
 from fedstill.node.session import Session
 from fedstill.node.witness import released
-from fedstill.core.progress import Bars
-from fedstill.core.records import write_text
+from fedstill.protocol.messages import Tensors
+from fedstill.protocol.method import METHODS, Ask, method_of, refusal
+from fedstill.protocol.plan import Plan, fingerprint, public_tensors
+from fedstill.runs.config import RunConfig, run_type, to_dict, to_toml
+from fedstill.runs.live import Live
 from fedstill.runs.run import COMMAND, check_folder
 from fedstill.runs.run import _machine as machine
-from fedstill.protocol.messages import Tensors
 
 BEGUN = "files.json"  # in the run's folder: of which files it is
 KEPT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it

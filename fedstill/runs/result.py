@@ -11,9 +11,10 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
-from fedstill.methods import Method, Needs, Server
+from fedstill.methods.server import Server
 from fedstill.node.ledger import Ledger
 from fedstill.privacy.statement import Statement, summary
+from fedstill.protocol.method import Method, Needs
 from fedstill.tasks import Task
 
 

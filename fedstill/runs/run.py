@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstill.core.version import __version__
 from fedstill import models
-from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.core.dataset import Column, DataSet, TensorData
+from fedstill.core.errors import ArgumentError, MethodRefused, RunFolderError
+from fedstill.core.records import write_text
+from fedstill.core.seeds import numpy_generator
+from fedstill.core.version import __version__
 from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.splits import conceal, split
 from fedstill.data.validation import check_measured_on_test
-from fedstill.core.errors import ArgumentError, MethodRefused, RunFolderError
+from fedstill.protocol.method import method_of, refusal
+from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.result import told_cases
-from fedstill.methods import method_of, refusal
-from fedstill.core.records import write_text
-from fedstill.core.seeds import numpy_generator
 from fedstill.runs.setting import Setting
 from fedstill.tasks import make_task
 

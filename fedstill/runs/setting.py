@@ -12,15 +12,15 @@ from torch import nn
 from fedstill import models
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.data.public import Public
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods import Needs, refusal
-from fedstill.node.policy import PolicyConfig
 from fedstill.node.group import signature
 from fedstill.node.node import Node
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.method import Needs, refusal
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 Shape = tuple[int, ...]

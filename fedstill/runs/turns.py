@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fedstill.methods.server import Server
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
+from fedstill.methods.server import Server
 
 PHASES = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # in the progress bar
 

@@ -13,7 +13,7 @@ from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fediod import FedIODConfig
 from fedstill.models.vector import to_vector
 from fedstill.node.policy import PolicyConfig
-from tests.test_experiment import setting
+from tests.runs.test_experiment import setting
 
 FEDAVG = FedAvgConfig(rounds=2)
 FEDIOD = FedIODConfig(

@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.methods.standalone import StandaloneConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.tasks.multi_label import MultiLabel
-from tests.test_experiment import SHAPE, setting
+from tests.runs.test_experiment import SHAPE, setting
 
 
 def labelled(*numbers: int) -> TensorData:

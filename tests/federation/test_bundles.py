@@ -34,8 +34,9 @@ from fedstill.federation.bundles import (
     write_questions,
 )
 from fedstill.federation.remote import Remote
-from fedstill.methods import METHODS, ServerSetting, fedkd
+from fedstill.methods import fedkd
 from fedstill.methods.fedkd import FedKDConfig, FedKDServer, node_side, one_round
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
@@ -44,6 +45,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import pack, unpack
+from fedstill.protocol.method import METHODS
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig

@@ -13,8 +13,8 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, choose, inprocess, partition
-from fedstill.methods import ServerSetting
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group

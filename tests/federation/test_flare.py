@@ -28,9 +28,9 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.records import write_text
 from fedstill.core.state import load_state
 from fedstill.federation import site
-from fedstill.federation.flare import ServerProgram
 from fedstill.node.rights import open_to_others
 from fedstill.runs.config import to_toml
+from fedstill.runs.flare import ServerProgram
 from tests.federation.sites import Unbroken, lines, small, told, told_time, until
 from tests.federation.test_remote import tiny
 

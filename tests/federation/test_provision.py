@@ -77,7 +77,11 @@ class Federation:
         """A job like those of fedstill, but with the programs above."""
         job = provision.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
         for path in (job / "app" / "config").iterdir():
-            path.write_text(path.read_text().replace("fedstill.federation.flare.", "programs."))
+            path.write_text(
+                path.read_text()
+                .replace("fedstill.federation.flare.", "programs.")
+                .replace("fedstill.runs.flare.", "programs.")
+            )
         return job
 
     def admin(self) -> Admin:
@@ -152,7 +156,7 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
     assert provision.SERVER_CLASSES == (
         "nvflare.collab.runtime.controller.CollabController",
-        "fedstill.federation.flare.ServerProgram",
+        "fedstill.runs.flare.ServerProgram",
     )
     assert provision.NODE_CLASSES == (
         "nvflare.collab.runtime.executor.CollabExecutor",

@@ -22,7 +22,6 @@ from fedstill.data.form import Form
 from fedstill.federation import LinkConfig, remote
 from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
 from fedstill.federation.replies import About
-from fedstill.methods import METHODS
 from fedstill.methods.counting import Census
 from fedstill.models.vector import to_vector, weighted_mean
 from fedstill.node.account import DATA, Account
@@ -30,6 +29,7 @@ from fedstill.node.host import Host
 from fedstill.node.ledger import Ledger
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.messages import pack, unpack
+from fedstill.protocol.method import METHODS
 from fedstill.protocol.plan import PROTOCOL, Plan
 from fedstill.protocol.questions import Question
 from fedstill.runs import afar, run

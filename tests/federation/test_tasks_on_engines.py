@@ -103,7 +103,7 @@ def tiny(
     make, model, data = TASKS[task]
     from dataclasses import fields
 
-    from fedstill.methods import METHODS
+    from fedstill.protocol.method import METHODS
 
     known = {field.name for field in fields(METHODS[method].config)}
     options: dict[str, Any] = {**TINY, "batch": 4, "student_batch": 4, "levels": 0}

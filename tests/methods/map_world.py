@@ -12,11 +12,11 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, partition
-from fedstill.methods import ServerSetting
 from fedstill.methods.asyndgan import METHOD as ASYNDGAN
 from fedstill.methods.asyndgan import AsynDGANConfig
 from fedstill.methods.fediod import METHOD as FEDIOD
 from fedstill.methods.fediod import FedIODConfig
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.models.vgg import VGGFeatures
 from fedstill.node.gate import Gate

@@ -27,11 +27,11 @@ from fedstill.core.errors import FedstillError, MethodRefused, QuestionRefused
 from fedstill.core.records import Records
 from fedstill.data.public import Public
 from fedstill.federation import Federation
-from fedstill.methods import METHODS, Method
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import NOT_OUTPUTS
+from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import LinkConfig
-from fedstill.methods import METHODS, refusal
 from fedstill.methods.asyndgan import AsynDGANConfig
 from fedstill.methods.conditions import told, whose
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.method import METHODS, refusal
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 

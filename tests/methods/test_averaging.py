@@ -18,13 +18,13 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation import InProcess, partition
-from fedstill.methods import ServerSetting, method_of
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fedavgm import FedAvgMConfig
 from fedstill.methods.fedper import FedPerConfig
 from fedstill.methods.fedprox import FedProxConfig
 from fedstill.methods.lg_fedavg import LGFedAvgConfig
 from fedstill.methods.parameters import AveragingServer, drawn
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import to_vector
@@ -34,6 +34,7 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.method import method_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification

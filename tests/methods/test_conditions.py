@@ -12,8 +12,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods import ServerSetting
 from fedstill.methods.conditions import Gallery, Maps, MapsConfig, told, whose
+from fedstill.methods.server import ServerSetting
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig

@@ -19,8 +19,9 @@ from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
-from fedstill.methods import ServerSetting, fedad
+from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, METHOD, FedADConfig, FedADServer, node_side, outside
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector

@@ -21,10 +21,10 @@ from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.seeds import torch_generator
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import Answers, InProcess, partition
-from fedstill.methods import ServerSetting
 from fedstill.methods.counting import Census
 from fedstill.methods.critics import critic_loss
 from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.gate import Gate

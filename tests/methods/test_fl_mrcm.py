@@ -18,10 +18,10 @@ from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess, partition
 from fedstill.federation.link import LinkConfig
-from fedstill.methods import ServerSetting, method_of
 from fedstill.methods.fedavg import FedAvgConfig
 from fedstill.methods.fl_mrcm import FEATURES, FLMRCMConfig, FLMRCMServer, aligned, coarse, latent
 from fedstill.methods.parameters import AveragingServer
+from fedstill.methods.server import ServerSetting
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
@@ -32,6 +32,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.method import method_of
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction

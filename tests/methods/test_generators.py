@@ -22,7 +22,7 @@ from fedstill.methods.fedcg import FedCGConfig
 from fedstill.methods.fedgen import FedGENConfig
 from fedstill.methods.fedmd_cg import FedMDCGConfig
 from fedstill.methods.generators import Uploads, crossed, ensembled, imagined, kl
-from fedstill.methods.server import Method, Server, ServerSetting
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.features import FeatureGenerator, condition
 from fedstill.models.split import Split, split
@@ -32,6 +32,7 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification

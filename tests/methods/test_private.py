@@ -16,7 +16,6 @@ from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.methods import METHODS
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
@@ -32,8 +31,10 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.protocol.method import METHODS
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import LEDGER, RUN, Experiment
+from fedstill.runs.experiment import Experiment
+from fedstill.runs.prepared import LEDGER, RUN
 from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification
 

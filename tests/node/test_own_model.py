@@ -12,10 +12,10 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.form import Form
-from fedstill.methods import METHODS
 from fedstill.models.vgg import BLOCKS, _places
 from fedstill.node import own_model, owner
 from fedstill.node.node_file import NodeFile
+from fedstill.protocol.method import METHODS
 from fedstill.tasks import TaskConfig
 from tests.models.test_vgg import weights
 

@@ -23,11 +23,11 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.data.form import Form
-from fedstill.methods import METHODS
 from fedstill.models.foreign import Predictor
 from fedstill.node import own_model, owner
 from fedstill.node.account import Account
 from fedstill.node.node_file import NodeFile
+from fedstill.protocol.method import METHODS
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.methods import METHODS, refusal
+from fedstill.protocol.method import METHODS, refusal
 from fedstill.report.matrix import tasks_by_method
 from fedstill.tasks import TASKS, Task, TaskConfig, any_task
 

@@ -22,7 +22,7 @@ from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.runs.config import from_dict, load_toml
-from fedstill.runs.experiment import LEDGER, RUN
+from fedstill.runs.prepared import LEDGER, RUN
 from fedstill.runs.run import prepare
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic

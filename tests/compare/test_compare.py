@@ -24,8 +24,8 @@ from fedstill.compare import running as comparing
 from fedstill.compare.plan import Comparison, Place
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.records import holding
-from fedstill.methods import METHODS
 from fedstill.protocol.kinds import NOT_OUTPUTS
+from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.compare import summarise, write_comparison
 from fedstill.runs import config, run

@@ -20,7 +20,7 @@ from fedstill import __version__
 from fedstill.cli import main as cli
 from fedstill.compare.plan import Comparison
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
-from fedstill.methods import METHODS
+from fedstill.protocol.method import METHODS
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
 

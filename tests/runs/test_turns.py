@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
-from fedstill.methods import Server
+from fedstill.methods.server import Server
 from fedstill.runs.turns import drive
 
 

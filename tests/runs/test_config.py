@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedstill import methods
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.config import SplitConfig, check_options
-from fedstill.methods import METHODS
+from fedstill.protocol.method import METHODS
 from fedstill.runs import config, presets
 
 FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}

@@ -1,0 +1,88 @@
+"""The server's half of a run in FLARE's job: it asks the nodes and leaves its results to be fetched."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from nvflare.collab import collab
+
+from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.progress import Noted
+from fedstill.core.records import write_text
+from fedstill.federation.flare import RUNS, FlareLink, environment
+from fedstill.federation.runs import JOB, PROGRESS, STOPPED
+from fedstill.runs.config import read_toml
+from fedstill.runs.live import Live
+
+logger = logging.getLogger("fedstill.server")
+UNFORESEEN = "it failed where it should not: the server's log says how"
+
+
+class ServerProgram:
+    """The server's half of one run, as FLARE's job runs it.
+
+    Args:
+        config: the run's configuration, as TOML.
+        run: its name; a run of this name that was stopped goes on.
+        nodes: with which the run began, also those that are not in this job; none is those that are.
+    """
+
+    def __init__(self, config: str, run: str, nodes: Sequence[str] = ()) -> None:
+        self.config, self.run_name, self.nodes = config, run, list(nodes)
+
+    @collab.main  # type: ignore[untyped-decorator,unused-ignore]
+    def main(self) -> None:
+        """Run, and leave the results in the job's workspace, from where they are fetched."""
+        folder = Path(environment(RUNS)) / self.run_name
+        kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
+        self._work(folder, kept)
+
+    def _work(self, folder: Path, kept: Path) -> None:
+        """Run in a folder that is this job's alone meanwhile.
+
+        Args:
+            folder: of the run, shared by all jobs of its name.
+            kept: where this job's results are to be.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / JOB).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                kept.mkdir(parents=True)
+                self._stopped(kept, RunFolderError(f"{folder} is in use: another job is at work on this run"))
+                return
+            (folder / STOPPED).unlink(missing_ok=True)
+            # Any other error goes on to FLARE, which logs it; who waits for the run is told this much.
+            wrong: Exception | None = FedstillError(UNFORESEEN)
+            try:
+                self._run(folder)
+                wrong = None
+            except (FedstillError, OSError) as error:
+                wrong = error
+            finally:
+                if wrong is not None:
+                    self._stopped(folder, wrong)
+                left = shutil.ignore_patterns("state.safetensors*", f"{PROGRESS}*", JOB)
+                shutil.copytree(folder, kept, ignore=left)
+
+    def _stopped(self, folder: Path, error: Exception) -> None:
+        """Leave word of why a run stopped."""
+        logger.error("run %s stopped: %s", self.run_name, error)
+        told = {"error": type(error).__name__, "text": " ".join(str(error).split())}
+        write_text(folder / STOPPED, json.dumps(told) + "\n")
+
+    def _run(self, folder: Path) -> None:
+        config = read_toml(self.config)
+        link, bars = FlareLink(collab.clients, self.nodes), Noted(folder / PROGRESS)
+        live = Live(config, link, self.run_name, folder, bars)
+        logger.info("run %s begins", self.run_name)
+        figures = live.run()
+        result = {**live.about(), **figures}
+        live.records.finish(result, live.trained(), keep_state=True)
+        logger.info("run %s is done", self.run_name)
