@@ -27,7 +27,7 @@ import torch
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.methods.fediod import METHOD, FedIODConfig
+from fedstill.methods.fediod import FedIOD
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.asked import Asked
@@ -83,9 +83,9 @@ def question_seconds(
 ) -> list[float]:
     """Of so many questions, each: what the gate takes."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
-    config = FedIODConfig(steps=times, batch=ROWS)
+    config = FedIOD(steps=times, batch=ROWS)
     setting = NodeSetting(make_task(TaskConfig(), CLASSES), LocalConfig(), compute)
-    side = METHOD.node_side(config, setting)
+    side = config.node_side(setting)
     path = Path(tempfile.mkdtemp(dir=folder))
     if privacy is not None:
         account = Account(path / "ledger.sqlite", 1)
@@ -112,8 +112,8 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task(TaskConfig(), CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
-    setting, method = NodeSetting(task, local, compute), FedIODConfig(gan=0.0)
-    side = METHOD.node_side(method, setting)
+    setting, method = NodeSetting(task, local, compute), FedIOD(gan=0.0)
+    side = method.node_side(setting)
     privacy = replace(NOISY, mechanism="dp-sgd", epsilon=float("inf"))
     account = Account(None, 1)
     protect(private, privacy, side, method, setting, account=account, run="r", secret=1)

@@ -30,8 +30,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.federation import InProcess, choose
-from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import Generator
 from fedstill.node import training
 from fedstill.node.gate import Gate
@@ -96,9 +96,9 @@ class Options:
     assert_not_slower: float | None = None
     """Exit with 1 if auto takes more than so many times as long as the plain loop."""
 
-    def fediod(self) -> FedIODConfig:
+    def fediod(self) -> FedIOD:
         """The method's options in this benchmark: its defaults but for the sizes."""
-        return FedIODConfig(
+        return FedIOD(
             steps=1000, batch=self.batch, student_steps=self.student_steps, student_batch=self.student_batch
         )
 
@@ -191,7 +191,7 @@ class PlainDistillation:
         self.done = 0
 
     def step(self) -> list[float]:
-        """One step; the losses in the order in which FedIODServer names them."""
+        """One step; the losses in the order in which Server names them."""
         config, t, device = self.config, self.done, self.compute.device
         set_lr(self.g_adam, cosine(t, config.steps, config.generator_lr, config.generator_lr_end))
         set_lr(self.s_adam, cosine(t, config.steps, config.student_lr, config.student_lr_end))
@@ -306,7 +306,7 @@ def distillation(
     config, task, shape, ledger = options.fediod(), Classification(CLASSES), shape_of(model), Ledger()
     ledger.open(folder / f"{way}.jsonl")
     nodes = make_nodes(options, model, compute, ledger)
-    side = node_side(config, NodeSetting(task, LocalConfig(), compute))
+    side = config.node_side(NodeSetting(task, LocalConfig(), compute))
     side.prepare(nodes)
     timing = Timing()
     if way == "plain":
@@ -320,7 +320,7 @@ def distillation(
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = make_student(options, model)
-    server = FedIODServer(
+    server = Server(
         config,
         ServerSetting(federation, student, task, shape, half, half, compute, options.seed, LocalConfig()),
     )

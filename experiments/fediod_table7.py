@@ -28,12 +28,12 @@ from fediod_fig4 import LOCAL, SMALL, distilled, divided
 
 from fedstill.attacks.quality import inception_scores
 from fedstill.core.errors import ArgumentError
-from fedstill.methods.fediod import FedIODConfig
-from fedstill.methods.standalone import StandaloneConfig
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.standalone import Standalone
 from fedstill.runs.experiment import Experiment
 
 FULL = replace(SMALL, balance=0.0)
-ROWS: dict[str, FedIODConfig] = {
+ROWS: dict[str, FedIOD] = {
     "L_gan": replace(FULL, mimic=0.0, conf=0.0, unique=0.0),
     "L_gan, L_mimic (***)": replace(FULL, importance="size", conf=0.0, unique=0.0),
     "L_gan, L_mimic (Eq. 8)": replace(FULL, conf=0.0, unique=0.0),
@@ -71,7 +71,7 @@ def main(
     began = time.monotonic()
     federation = divided(root, nodes, 0.1, seed, False, judge_epochs)
     setting = replace(federation.setting, local=replace(LOCAL, epochs=epochs))
-    local = Experiment(replace(setting, method=StandaloneConfig()))
+    local = Experiment(replace(setting, method=Standalone()))
     local.run()
     teachers = {node.name: node.model.eval().requires_grad_(False) for node in local.nodes}
     print(f"judge: {federation.accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)

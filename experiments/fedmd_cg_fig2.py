@@ -21,8 +21,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loaders import DataConfig, load
-from fedstill.methods.fedmd_cg import FedMDCGConfig, generator_work
-from fedstill.methods.generators import give_generators, train_generators
+from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.features import condition
 from fedstill.models.split import split
@@ -90,10 +89,10 @@ def main(
     panels = [Panel("teacher", (real - mean) @ axes, labels)]
     print(f"{data.name}: teacher {accuracy:.1f} %, spread within a class {within(real, labels):.3f}")
     for form in ("none", "div0", "div1", "div2"):
-        config = FedMDCGConfig(diversity=form)
-        give_generators([node], config, setting, beta=0.9)
-        train_generators(Group([node]), config, setting, WHOLE, generator_work(config, setting, 0))
-        z = torch.randn(len(labels), config.noise, generator=torch_generator(seed, "z"))
+        method, nodes = FedMDCG(diversity=form), Group([node]).knowing(setting)
+        method.prepare([node], setting)
+        method.train_generators(nodes, WHOLE, method.generator_work(nodes, 0))
+        z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
         made = training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
         known = task.metrics(training.predict(model.head, made, compute), labels)["accuracy"]
         panels.append(Panel(form, (made - mean) @ axes, labels))

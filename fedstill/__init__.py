@@ -12,25 +12,26 @@ if TYPE_CHECKING:
     from fedstill.core.compute import EngineConfig
     from fedstill.core.dataset import TensorData
     from fedstill.federation.link import LinkConfig
-    from fedstill.methods.asyndgan import AsynDGANConfig
-    from fedstill.methods.centralised import CentralisedConfig
-    from fedstill.methods.ensemble import EnsembleConfig
-    from fedstill.methods.fedad import FedADConfig
-    from fedstill.methods.fedavg import FedAvgConfig
-    from fedstill.methods.fedavgm import FedAvgMConfig
-    from fedstill.methods.fedcg import FedCGConfig
-    from fedstill.methods.feddf import FedDFConfig
-    from fedstill.methods.fedgen import FedGENConfig
-    from fedstill.methods.fediod import FedIODConfig
-    from fedstill.methods.fedkd import FedKDConfig
-    from fedstill.methods.fedmd import FedMDConfig
-    from fedstill.methods.fedmd_cg import FedMDCGConfig
-    from fedstill.methods.fedper import FedPerConfig
-    from fedstill.methods.fedprox import FedProxConfig
-    from fedstill.methods.fl_mrcm import FLMRCMConfig
-    from fedstill.methods.lg_fedavg import LGFedAvgConfig
-    from fedstill.methods.public_only import PublicOnlyConfig
-    from fedstill.methods.standalone import StandaloneConfig
+    from fedstill.methods.asyndgan import AsynDGAN
+    from fedstill.methods.centralised import Centralised
+    from fedstill.methods.ensemble import NodeEnsemble
+    from fedstill.methods.fedad import FedAD
+    from fedstill.methods.fedavg import FedAvg
+    from fedstill.methods.fedavgm import FedAvgM
+    from fedstill.methods.fedcg import FedCG
+    from fedstill.methods.feddf import FedDF
+    from fedstill.methods.fedgen import FedGEN
+    from fedstill.methods.fediod import FedIOD
+    from fedstill.methods.fediod_maps import FedIODMaps
+    from fedstill.methods.fedkd import FedKD
+    from fedstill.methods.fedmd import FedMD
+    from fedstill.methods.fedmd_cg import FedMDCG
+    from fedstill.methods.fedper import FedPer
+    from fedstill.methods.fedprox import FedProx
+    from fedstill.methods.fl_mrcm import FLMRCM
+    from fedstill.methods.lg_fedavg import LGFedAvg
+    from fedstill.methods.public_only import PublicOnly
+    from fedstill.methods.standalone import Standalone
     from fedstill.node.policy import PolicyConfig
     from fedstill.privacy.config import (
         GradientsConfig,
@@ -43,34 +44,35 @@ if TYPE_CHECKING:
     from fedstill.tasks.config import TaskConfig
 
 __all__ = [
-    "AsynDGANConfig",
-    "CentralisedConfig",
+    "FLMRCM",
+    "AsynDGAN",
+    "Centralised",
     "EngineConfig",
-    "EnsembleConfig",
-    "FLMRCMConfig",
-    "FedADConfig",
-    "FedAvgConfig",
-    "FedAvgMConfig",
-    "FedCGConfig",
-    "FedDFConfig",
-    "FedGENConfig",
-    "FedIODConfig",
-    "FedKDConfig",
-    "FedMDCGConfig",
-    "FedMDConfig",
-    "FedPerConfig",
-    "FedProxConfig",
+    "FedAD",
+    "FedAvg",
+    "FedAvgM",
+    "FedCG",
+    "FedDF",
+    "FedGEN",
+    "FedIOD",
+    "FedIODMaps",
+    "FedKD",
+    "FedMD",
+    "FedMDCG",
+    "FedPer",
+    "FedProx",
     "GradientsConfig",
-    "LGFedAvgConfig",
+    "LGFedAvg",
     "LinkConfig",
     "LocalConfig",
+    "NodeEnsemble",
     "Outcome",
     "OutputsConfig",
     "PateConfig",
     "PolicyConfig",
     "PrivacyConfig",
-    "PublicOnlyConfig",
-    "StandaloneConfig",
+    "PublicOnly",
+    "Standalone",
     "StepsConfig",
     "TaskConfig",
     "TensorData",
@@ -80,34 +82,35 @@ __all__ = [
 
 # Imported when first used: torch takes seconds, and `fedstill --help` should not wait for it.
 _HOMES = {
-    "AsynDGANConfig": "fedstill.methods.asyndgan",
-    "CentralisedConfig": "fedstill.methods.centralised",
+    "AsynDGAN": "fedstill.methods.asyndgan",
+    "Centralised": "fedstill.methods.centralised",
     "EngineConfig": "fedstill.core.compute",
-    "EnsembleConfig": "fedstill.methods.ensemble",
-    "FLMRCMConfig": "fedstill.methods.fl_mrcm",
-    "FedADConfig": "fedstill.methods.fedad",
-    "FedAvgConfig": "fedstill.methods.fedavg",
-    "FedAvgMConfig": "fedstill.methods.fedavgm",
-    "FedCGConfig": "fedstill.methods.fedcg",
-    "FedDFConfig": "fedstill.methods.feddf",
-    "FedGENConfig": "fedstill.methods.fedgen",
-    "FedIODConfig": "fedstill.methods.fediod",
-    "FedKDConfig": "fedstill.methods.fedkd",
-    "FedMDCGConfig": "fedstill.methods.fedmd_cg",
-    "FedMDConfig": "fedstill.methods.fedmd",
-    "FedPerConfig": "fedstill.methods.fedper",
-    "FedProxConfig": "fedstill.methods.fedprox",
+    "NodeEnsemble": "fedstill.methods.ensemble",
+    "FLMRCM": "fedstill.methods.fl_mrcm",
+    "FedAD": "fedstill.methods.fedad",
+    "FedAvg": "fedstill.methods.fedavg",
+    "FedAvgM": "fedstill.methods.fedavgm",
+    "FedCG": "fedstill.methods.fedcg",
+    "FedDF": "fedstill.methods.feddf",
+    "FedGEN": "fedstill.methods.fedgen",
+    "FedIOD": "fedstill.methods.fediod",
+    "FedIODMaps": "fedstill.methods.fediod_maps",
+    "FedKD": "fedstill.methods.fedkd",
+    "FedMDCG": "fedstill.methods.fedmd_cg",
+    "FedMD": "fedstill.methods.fedmd",
+    "FedPer": "fedstill.methods.fedper",
+    "FedProx": "fedstill.methods.fedprox",
     "GradientsConfig": "fedstill.privacy.config",
-    "LGFedAvgConfig": "fedstill.methods.lg_fedavg",
+    "LGFedAvg": "fedstill.methods.lg_fedavg",
     "LinkConfig": "fedstill.federation.link",
-    "LocalConfig": "fedstill.node.training",
+    "LocalConfig": "fedstill.protocol.schedule",
     "Outcome": "fedstill.api",
     "OutputsConfig": "fedstill.privacy.config",
     "PateConfig": "fedstill.privacy.config",
-    "PolicyConfig": "fedstill.node.gate",
+    "PolicyConfig": "fedstill.node.policy",
     "PrivacyConfig": "fedstill.privacy.config",
-    "PublicOnlyConfig": "fedstill.methods.public_only",
-    "StandaloneConfig": "fedstill.methods.standalone",
+    "PublicOnly": "fedstill.methods.public_only",
+    "Standalone": "fedstill.methods.standalone",
     "StepsConfig": "fedstill.privacy.config",
     "TaskConfig": "fedstill.tasks.config",
     "TensorData": "fedstill.core.dataset",

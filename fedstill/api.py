@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.records import write_text
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods.fediod import FedIODConfig
+from fedstill.methods.fediod import FedIOD
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
@@ -84,7 +84,7 @@ def distil(
             ``(B, classes)``, or ``(B, classes, H, W)`` where each pixel has one, or ``(B, 1, H, W)`` where
             outputs are images.
         task: what is learned: a name, as in ``fedstill list``, or a ``TaskConfig`` with options.
-        method: which method, with its options, as ``FedAvgConfig(rounds=10)``; None is FedIOD with its
+        method: which method, with its options, as ``FedAvg(rounds=10)``; None is FedIOD with its
             defaults.
         local: how nodes train their models; None is the default.
         engine: device, precision, stacked or one by one; None is the default.
@@ -122,7 +122,7 @@ def distil(
     >>> from fedstill.models import LeNet5, MLP, SmallCNN
     >>> models = [SmallCNN((1, 8, 8), 10), LeNet5((1, 8, 8), 10), MLP((1, 8, 8), 10)]
     >>> student = SmallCNN((1, 8, 8), 10, width=16)
-    >>> quick = dict(method=fedstill.FedIODConfig(steps=3), local=fedstill.LocalConfig(epochs=2))
+    >>> quick = dict(method=fedstill.FedIOD(steps=3), local=fedstill.LocalConfig(epochs=2))
     >>> outcome = fedstill.distil(clinics, models, student, (x[1400:], y[1400:]), 10, **quick)
     >>> sorted(outcome.figures["bytes"]["by_kind"])
     ['critic', 'gradients', 'inputs', 'label counts', 'logits']
@@ -141,7 +141,7 @@ def distil(
         models=models,
         student=student,
         test=_tensors(test, "test", learned),
-        method=method or FedIODConfig(),
+        method=method or FedIOD(),
         names=names,
         policies=policies,
         privacies=privacies,

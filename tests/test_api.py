@@ -41,7 +41,7 @@ def few(**changes: Any) -> dict[str, Any]:
         "student": SmallCNN(SHAPE, 3, 8),
         "test": blobs(60, 3),
         "classes": 3,
-        "method": fedstill.FedIODConfig(steps=6, generator_width=8, critic_width=8),
+        "method": fedstill.FedIOD(steps=6, generator_width=8, critic_width=8),
         "local": fedstill.LocalConfig(epochs=2, batch=16),
         "engine": fedstill.EngineConfig(name="one-by-one"),
         "every": 2,
@@ -261,7 +261,8 @@ def test_seconds_cover_the_phases_and_the_time_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("fedstill.runs.experiment.time", clock)
+    for module in ("experiment", "prepared"):
+        monkeypatch.setattr(f"fedstill.runs.{module}.time", clock)
     whole = fedstill.distil(**few(out=tmp_path / "whole")).figures["seconds"]
     assert whole["local_training"] > 0 < whole["distillation"]
     phases = sum(value for name, value in whole.items() if name != "total")
@@ -292,7 +293,7 @@ class Clock:
 OTHERS = {
     "data[0]": {"data": [blobs(60, 7), blobs(90, 2)]},
     "test": {"test": blobs(60, 7)},
-    "method": {"method": fedstill.FedIODConfig(steps=7, generator_width=8, critic_width=8)},
+    "method": {"method": fedstill.FedIOD(steps=7, generator_width=8, critic_width=8)},
     "local": {"local": fedstill.LocalConfig(epochs=3, batch=16)},
     "engine": {"engine": fedstill.EngineConfig(name="stacked")},
     "names": {"names": ["north", "south"]},
@@ -409,7 +410,7 @@ def test_findings_are_reported_by_their_names() -> None:
             test=(x, labels),
             classes=["Mass", "Edema", "Hernia"],
             task="multi-label",
-            method=fedstill.FedIODConfig(steps=1, generator_width=8, critic_width=8),
+            method=fedstill.FedIOD(steps=1, generator_width=8, critic_width=8),
         )
     )
     assert outcome.figures["labels"]["names"] == ["Mass", "Edema", "Hernia"]

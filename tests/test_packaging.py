@@ -97,7 +97,7 @@ def test_everything_that_comes_with_it_is_pinned() -> None:
     assert {"torch", "sympy", "pytest", "iniconfig"} <= seen  # the walk went all the way
 
 
-@pytest.mark.parametrize("name", ["py.typed", "presets/demo.toml"])
+@pytest.mark.parametrize("name", ["py.typed", "runs/presets/demo.toml"])
 def test_files_that_are_no_modules_are_in_the_package(name: str) -> None:
     assert Path(fedstill.__file__).parent.joinpath(name).is_file()
 

@@ -25,10 +25,8 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.records import read_result
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
-from fedstill.methods.counting import DATA_SIZES, LABEL_COUNTS
 from fedstill.node.ledger import Ledger
-from fedstill.protocol.kinds import INDICES
-from fedstill.protocol.messages import INPUTS
+from fedstill.protocol.kinds import DATA_SIZES, INDICES, INPUTS, LABEL_COUNTS
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.setting import Setting

@@ -26,6 +26,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.records import holding, read_result, write_text
 from fedstill.core.tables import as_table
 from fedstill.core.version import __version__
+from fedstill.protocol.method import method_name
 from fedstill.runs.run import machine
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
@@ -68,7 +69,7 @@ def attack(
         "command": command,
         "seconds": time.monotonic() - start,
         "config": as_table(config),
-        "method": experiment.method.name,
+        "method": method_name(experiment.method),
         "title": experiment.method.title,
         "task": experiment.task.name,
         "epsilon": _epsilon(result),

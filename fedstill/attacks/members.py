@@ -134,7 +134,8 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.central == "ensemble":
         experiment.reopen()
-        asked = [experiment.server.predict(part) for part in torch.split(inputs, training.at_once(inputs))]
+        server, parts = experiment.server, torch.split(inputs, training.at_once(inputs))
+        asked = [server.ensemble(server.ask("predict", x=part)) for part in parts]
         return torch.cat(asked).float().cpu()
     told = Measured(experiment).answers(inputs)
     if told is not None:

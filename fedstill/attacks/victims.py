@@ -35,7 +35,6 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
-from fedstill.protocol.method import method_of
 from fedstill.protocol.schedule import Span
 
 TITLES = {
@@ -157,7 +156,7 @@ def section(again: Replay, config: InversionsConfig, seed: int) -> Inverted:
         )
         pictures[f"inversion.{name}"] = _bytes(torch.cat([each.images for each in got]), pixels)
     if not told:
-        raise MethodRefused(method_of(again.config.method).title, "every victim", refused[0][1])
+        raise MethodRefused(again.config.method.title, "every victim", refused[0][1])
     schedule = found[0].schedule
     return Inverted(
         {
@@ -184,7 +183,7 @@ def victims(again: Replay, config: InversionsConfig, seed: int) -> list[Victim]:
     Raises:
         FedstillError: see :func:`section`.
     """
-    run, method = again.config, method_of(again.config.method)
+    run, method = again.config, again.config.method
     setting = again.setting
     if setting.task.kind != "class" or setting.task.tokens:
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")

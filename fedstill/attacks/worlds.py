@@ -17,7 +17,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.loaders import DataConfig, load
 from fedstill.federation import partition
-from fedstill.methods.fediod import FedIODConfig, node_side
+from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.account import Account
@@ -31,6 +31,7 @@ from fedstill.node.protect import protect
 from fedstill.node.teachers import shards
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Price, from_text
+from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -76,9 +77,9 @@ class World:
             linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
         )
         self.node = Node(NAME, self.data, network, gate, 0)
-        method = FedIODConfig(gan=float(self.critics), critic_width=4, batch=self.rows, steps=1)
+        method = FedIOD(gan=float(self.critics), critic_width=4, batch=self.rows, steps=1)
         setting = NodeSetting(self.task, self.local, self.compute)
-        side = node_side(method, setting)
+        side = side_of(method, setting)
         self.account = Account(None, self.secret, durable=False)
         protect(
             self.node,

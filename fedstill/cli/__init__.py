@@ -1,1 +1,4 @@
-"""The commands of real federations, one file each; :mod:`fedstill.cli.main` calls them."""
+"""The command ``fedstill``: one short file a command, called by ``main``; no logic of its own.
+
+May import everything. A newcomer adds a command here: a file with ``main(words)``, and a line in ``main``.
+"""

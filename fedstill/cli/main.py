@@ -23,6 +23,8 @@ from fedstill.core.version import __version__
 from fedstill.runs import presets
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedstill.compare.plan import Comparison
     from fedstill.runs.config import RunConfig
 
@@ -47,7 +49,7 @@ usage:
   fedstill compare FILE.toml                the comparison that a file describes
   fedstill compare --resume DIR             go on with a comparison that was stopped
   fedstill attack RUN [--OPTION VALUE ...]  what an adversary gets from what left the nodes in a finished run
-  fedstill list                             methods, presets, data sets, models
+  fedstill list [METHOD|presets|tasks]      methods, tasks, data sets, models; more of one of them
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
   fedstill run PRESET --help                every option, with its meaning and default
@@ -315,33 +317,43 @@ def _show_comparison(folder: Path) -> None:
 
 
 def _list(words: list[str]) -> None:
-    _nothing_more(words)
     from rich.console import Console
+
+    from fedstill.protocol.method import METHODS
+    from fedstill.report.matrix import print_tasks
+    from fedstill.report.methods import print_method, print_methods
+
+    console = Console()
+    if not words:
+        print_methods(console)
+        _print_names(console)
+    elif len(words) > 1:
+        raise ArgumentError("fedstill list", " ".join(words), "one method, or presets or tasks, or nothing")
+    elif words[0] == "presets":
+        for name in presets.names():
+            console.print(f"{name:<30} {presets.describe(name)}", soft_wrap=True, highlight=False)
+    elif words[0] == "tasks":
+        print_tasks(console)
+    elif words[0] in METHODS:
+        print_method(words[0], console)
+    else:
+        raise UnknownName("method", words[0], [*METHODS, "presets", "tasks"])
+
+
+def _print_names(console: Console) -> None:
+    """What else can be named, a line each."""
     from rich.table import Table
 
     from fedstill.data.loaders import available
     from fedstill.models import MODELS, TEXTS
-    from fedstill.report.matrix import print_tasks
-    from fedstill.report.methods import print_methods
+    from fedstill.tasks import TASKS
 
-    console = Console()
-    print_methods(console)
-    print_tasks(console)
-    sections = {
-        "presets": {name: presets.describe(name) for name in presets.names()},
-        "data sets": dict.fromkeys(available(), ""),
-        "models": {name: _first_line(model) for name, model in {**MODELS, **TEXTS}.items()},
-    }
-    for title, rows in sections.items():
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
-        for name, text in rows.items():
-            table.add_row(f"  {name}", text)
-        console.print(table)
-        console.print()
-
-
-def _first_line(thing: object) -> str:
-    return next(iter((thing.__doc__ or "").strip().splitlines()), "")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for what, names in (("tasks", TASKS), ("data sets", available()), ("models", (*MODELS, *TEXTS))):
+        table.add_row(what, ", ".join(names))
+    table.add_row("presets", f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets")
+    console.print(table)
+    console.print("\nMore of one method: fedstill list METHOD; which runs which task: fedstill list tasks")
 
 
 def _show(words: list[str]) -> None:
@@ -362,11 +374,6 @@ def _report(words: list[str]) -> None:
     from fedstill.report import write_report
 
     print(f"Report: {write_report(Path(words[0]))}")
-
-
-def _nothing_more(words: list[str]) -> None:
-    if words:
-        raise ArgumentError("fedstill list", " ".join(words), "no argument")
 
 
 def _in_full(word: str) -> str:

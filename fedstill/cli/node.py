@@ -271,11 +271,10 @@ def _about_model(found: Examined) -> str:
     return f"{sum(sizes):,} parameters{weights}, {share} trained here"
 
 
-def _side(
-    method: Method, config: Any, found: Examined, public: Public | None, task_config: TaskConfig
-) -> NodeSide:
+def _side(method: Method, found: Examined, public: Public | None, task_config: TaskConfig) -> NodeSide:
     """A method's part at this node; of the task that is named where the data do not say their form."""
     from fedstill.core.compute import Compute
+    from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
     from fedstill.tasks import any_task
 
@@ -283,7 +282,7 @@ def _side(
     local = found.file.local if found.file else None
     known = public or stand_in(task, found.form.shape if found.form else ())
     setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
-    return method.node_side(config, setting)
+    return side_of(method, setting)
 
 
 def _print_questions(console: Console, folder: Path, asking: _Asking, found: Examined) -> None:
@@ -291,15 +290,14 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     from rich.table import Table
 
     from fedstill.cli.node_privacy import payment, unprotected
-    from fedstill.protocol.method import method_of
 
     config = asking.config
-    method = method_of(config.method)
+    method = config.method
     if asking.note:
         whose = "those of yours" if found.form else "not known"
         console.print(f"The run's own data are not here, so shape and classes are {whose} ({asking.note}).")
         console.print()
-    side = _side(method, config.method, found, asking.public, config.task)
+    side = _side(method, found, asking.public, config.task)
     questions = side.questions
     rules, against = _rules(method, config, found, questions, _student(asking, found))
     bare, dear, guard = unprotected(found, side, folder)
@@ -341,8 +339,9 @@ def _print_methods(console: Console, found: Examined) -> None:
     for head in ("  method", "can take part", "what the node does"):
         table.add_column(head, header_style="bold")
     unseen = found.data is None or found.model is None or found.compute is None
-    for name, method in METHODS.items():
-        side = _side(method, method.config(), found, None, TaskConfig())
+    for name in (*METHODS.own, *found.file.policy.methods):
+        method = METHODS[name]()
+        side = _side(method, found, None, TaskConfig())
         questions = side.questions
         rules, against = _rules(method, None, found, questions, None)
         bare, dear, _ = unprotected(found, side, None)
@@ -384,7 +383,7 @@ def _rules(
         return {}, None
     model = found.model or nn.Identity()
     rules = owner.objections(found.file, model, questions)
-    needs = method.needs(config.method if config is not None else method.config())
+    needs = method.needs()
     limit, total = found.file.policy.most_questions, sum(question.times for question in questions.values())
     against = None
     if rules:

@@ -18,6 +18,7 @@ from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, from_text
+from fedstill.protocol.method import side_of
 
 if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
@@ -134,9 +135,8 @@ def _simulated(target: str) -> tuple[Run, list[Place]]:
 
 
 def _require_public(run: Run, note: str) -> None:
-    from fedstill.protocol.method import method_of
 
-    if run.public is None and method_of(run.method).needs(run.method).public:
+    if run.public is None and run.method.needs().public:
         told = f" ({note})" if note else ""
         raise FedstillError(
             f"the public data of {run.name} are not here{told}, and its price follows from them"
@@ -149,11 +149,10 @@ def _require_public(run: Run, note: str) -> None:
 def _guard(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Guard:
     """The guard that the node would have in the run."""
     from fedstill.core.compute import Compute
-    from fedstill.protocol.method import method_of
     from fedstill.protocol.questions import NodeSetting
 
     setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)
-    side = method_of(method).node_side(method, setting)
+    side = side_of(method, setting)
     return Guard(place.name, privacy, side, local, place.examples, setting.task)
 
 

@@ -14,7 +14,6 @@ from fedstill.node.guard import PARTS, Guard
 from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 from fedstill.privacy.accounting import epsilon, within
 from fedstill.privacy.events import Price, as_text
-from fedstill.protocol.method import method_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +104,7 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
     if most.found == "steps":
         most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
     config, statement = most.guard.config, most.guard.statement()
-    console.print(f"{run.name} ({method_of(run.method).title}), before anything is trained")
+    console.print(f"{run.name} ({run.method.title}), before anything is trained")
     if not most.guard.protects:
         facts = {"mechanism": "none: releases leave as they are, without any guarantee"}
     else:

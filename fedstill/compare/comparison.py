@@ -17,8 +17,8 @@ import tomli_w
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
 from fedstill.core.toml import Table
-from fedstill.protocol.kinds import NOT_OUTPUTS, OF_MAPS
-from fedstill.protocol.method import method_of
+from fedstill.protocol.kinds import PRIVATE_DATA, Kind
+from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting, Question, stand_in
 from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict
@@ -102,8 +102,12 @@ class Comparison:
         if says(table, "nodes", "policy", "outputs_only"):
             return config
         leaves, policy = set(what_leaves(config)), config.nodes.policy
-        only, maps = not leaves & set(NOT_OUTPUTS), bool(leaves & set(OF_MAPS))
-        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps)
+        only = not any(kind.of == "model" or kind == PRIVATE_DATA for kind in leaves)
+        maps, foreign = (
+            any(kind.of_maps for kind in leaves),
+            tuple(sorted(kind for kind in leaves if kind.package)),
+        )
+        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps, kinds=foreign)
         return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
 
     def to_toml(self) -> str:
@@ -137,10 +141,11 @@ def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
     """The questions that a run's method declares, by name."""
     task = any_task(config.task)
     setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
-    return method_of(config.method).node_side(config.method, setting).questions
+    questions: Mapping[str, Question] = side_of(config.method, setting).questions
+    return questions
 
 
-def what_leaves(config: RunConfig[Any]) -> tuple[str, ...]:
+def what_leaves(config: RunConfig[Any]) -> tuple[Kind, ...]:
     """The kinds of tensor that leave a node in a run, in alphabetical order."""
     asked = questions(config).values()
     return tuple(sorted({kind for question in asked for kind in question.kinds().values()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fedstill.core.errors import ArgumentError
@@ -18,12 +19,14 @@ def check_choices(config: Any, prefix: str) -> None:
     Raises:
         ArgumentError: naming field, value and choices.
     """
-    for name, choices in _choices(type(config)):
+    kind: Any = type(config)
+    for name, choices in _choices(kind):
         value = getattr(config, name)
         if value not in choices:
             raise ArgumentError(f"{prefix}.{name}", value, f"one of {', '.join(map(str, choices))}")
 
 
+@cache  # each instance asks, and hints are slow
 def _choices(kind: type[Any]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     hints = get_type_hints(kind)
     return tuple(

@@ -119,7 +119,8 @@ class QuestionRefused(FedstillError):
 
 def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
     """That some nodes refuse one question, in words."""
-    way_out = "; its owner may allow it: policy outputs_only = false" if "outputs_only" in rule else ""
+    told = "outputs_only" not in rule or "policy.kinds" in rule  # the rule itself says what would allow it
+    way_out = "" if told else "; its owner may allow it: policy outputs_only = false"
     who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{who} question {question!r} by rule {rule}{way_out}"
 

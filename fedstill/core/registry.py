@@ -7,7 +7,8 @@ imported until it is asked for by name, so that a broken plug-in is in nobody's 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.imports import OWN, find, first_line, is_path
 
 T = TypeVar("T")
+OURS = "fedstill"  # the package whose things need no leave
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -25,7 +27,8 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         what: it is, for errors: "method".
         own: ``module:Name`` of each of the package's own, by name.
-        kind: of what it must be an instance, or for a class a subclass; None is anything.
+        base: the class of which it must be a subclass; None is anything.
+        wrong: says what is wrong with one of somebody else's.
 
     >>> from fedstill.core.errors import ArgumentError
     >>> errors = Registry("error", {"argument": "fedstill.core.errors:ArgumentError"})
@@ -37,8 +40,14 @@ class Registry(Mapping[str, T], Generic[T]):
     fedstill.core.errors.UnknownName: unknown error 'arguments': did you mean 'argument'?
     """
 
-    def __init__(self, what: str, own: Mapping[str, str], kind: type | None = None) -> None:
-        self.what, self.own, self.kind = what, dict(own), kind
+    def __init__(
+        self,
+        what: str,
+        own: Mapping[str, str],
+        base: type | None = None,
+        wrong: Callable[[Any], str | None] = lambda found: None,
+    ) -> None:
+        self.what, self.own, self.base, self.wrong = what, dict(own), base, wrong
         self._found: dict[str, T] = {}
 
     @property
@@ -67,9 +76,26 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def known(self) -> tuple[str, ...]:
-        """Names of the package's own, and of what has been asked for."""
-        return tuple(dict.fromkeys((*self.own, *self._found)))
+    def working(self) -> dict[str, T]:
+        """All that can be imported, by name: who does not name a broken one is not to be stopped by it."""
+        found = {}
+        for name in self:
+            try:
+                found[name] = self[name]
+            except ArgumentError:
+                continue
+        return found
+
+    def name_of(self, thing: Any) -> str | None:
+        """The name of a class or function that can be asked for by one; None: it has none.
+
+        >>> Registry("error", {"argument": "fedstill.core.errors:ArgumentError"}).name_of(ArgumentError)
+        'argument'
+        """
+        place = f"{thing.__module__}:{thing.__qualname__}"
+        ours = [name for name, where in self.own.items() if where == place]
+        asked = [name for name, found in self._found.items() if found is thing]
+        return next(iter((*ours, *asked)), None)
 
     def origin(self, name: str) -> str:
         """The distribution or module that a name comes from; ``"fedstill"`` is this package.
@@ -78,12 +104,11 @@ class Registry(Mapping[str, T], Generic[T]):
         'my_lab'
         """
         if name in self.own:
-            return "fedstill"
-        return (
-            (name if is_path(name) else _installed(self.group)[name].value)
-            .partition(":")[0]
-            .partition(".")[0]
-        )
+            return OURS
+        installed = _installed(self.group)
+        module = (installed[name].value if name in installed else name).partition(":")[0]
+        package = module.partition(".")[0]
+        return module if package == OURS else package  # what lies among ours without being listed is not ours
 
     def _load(self, name: str) -> T:
         if name in self.own:
@@ -99,11 +124,16 @@ class Registry(Mapping[str, T], Generic[T]):
                 reason = f"one that can be imported: {installed[name].value} cannot, {first_line(error)}"
                 raise ArgumentError(self.what, name, reason) from error
         elif is_path(name):
+            with suppress(*OWN, SyntaxError):  # what is installed comes before what lies in this folder
+                importlib.import_module(name.partition(":")[0])
             found = find(name, Path.cwd(), self.what)
         else:
             raise UnknownName(self.what, name, list(self))
-        if self.kind is not None and not isinstance(found, self.kind):
-            raise ArgumentError(self.what, name, f"a {self.kind.__name__}, and this is {found!r}")
+        if self.base is not None and not (isinstance(found, type) and issubclass(found, self.base)):
+            raise ArgumentError(self.what, name, f"a subclass of {self.base.__name__}, and this is {found!r}")
+        wrong = self.wrong(found)
+        if wrong is not None:
+            raise ArgumentError(self.what, name, wrong)
         thing: T = found
         return thing
 

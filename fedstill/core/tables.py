@@ -39,7 +39,7 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     """A configuration of one type from a table.
 
     Args:
-        kind: a dataclass, or a generic one with its argument, as ``RunConfig[FedIODConfig]``.
+        kind: a dataclass, or a generic one with its argument, as ``RunConfig[FedIOD]``.
         table: values by field; fields that are not named have their defaults.
         prefix: the dotted path of the table, for errors.
 

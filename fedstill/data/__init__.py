@@ -1,5 +1,10 @@
 """Data sets, and how they are divided over nodes.
 
+``config`` says which data and which division; ``loaders`` is the way from a name or a path to a data set,
+``private`` that of a node's owner. ``splits`` and ``draws`` divide, ``public`` sets public data aside.
+
+May import models, tasks and core. A newcomer adds a reader: a file here, and a name in ``config``.
+
 >>> import numpy
 >>> data = load(DataConfig(name="digits"))
 >>> parts = split(data.train.targets, len(data.classes), SplitConfig(nodes=3), numpy.random.default_rng(0))

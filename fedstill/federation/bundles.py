@@ -32,7 +32,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import LOGITS
 from fedstill.protocol.messages import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
-from fedstill.protocol.method import METHODS, Ask
+from fedstill.protocol.method import Ask, side_of
 from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import LocalConfig
@@ -140,7 +140,8 @@ class Questions:
     def declared(self) -> Mapping[str, Question]:
         """What the method declares about its questions."""
         setting = NodeSetting(self.plan.form.make_task(), LocalConfig(), Compute(), self.public)
-        return METHODS[self.plan.method["name"]].node_side(self.plan.config(), setting).questions
+        questions: Mapping[str, Question] = side_of(self.plan.config(), setting).questions
+        return questions
 
     @property
     def asked(self) -> tuple[Asked, ...]:
@@ -177,7 +178,10 @@ def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) ->
 
 
 def read_questions(
-    path: Path, signers: Collection[str] | None = None, most_header: int = MOST_HEADER
+    path: Path,
+    signers: Collection[str] | None = None,
+    most_header: int = MOST_HEADER,
+    methods: Collection[str] = (),
 ) -> Questions:
     """The questions in a file, once its signature has been found good.
 
@@ -185,6 +189,7 @@ def read_questions(
         path: the file.
         signers: fingerprints of keys of which one must have signed; None is any.
         most_header: bytes before its tensors; 0 is no limit.
+        methods: names of methods that may be looked up beside the package's own.
 
     Raises:
         BundleError: missing, changed, unsigned, of a key that is not expected, or no questions that this
@@ -192,7 +197,7 @@ def read_questions(
     """
     file = signed.read(path, signers)
     table, tensors = _unpack(path, QUESTIONS, file.blob, most_header)
-    plan = _plan(path, table.pop("plan", None))
+    plan = _plan(path, table.pop("plan", None), methods)
     header = _header(path, QuestionsHeader, table)
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     public = None
@@ -210,11 +215,11 @@ def read_questions(
     return questions
 
 
-def _plan(path: Path, table: object) -> Plan:
+def _plan(path: Path, table: object, methods: Collection[str]) -> Plan:
     if not isinstance(table, dict):
         raise BundleError(f"{path} has no plan")
     try:
-        return Plan.from_dict(table)
+        return Plan.from_dict(table, methods)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
 

@@ -14,19 +14,7 @@ from fedstill.protocol.messages import SCALE
 from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
-# Kinds whose size is compared between nodes, and the size (root mean square) that is none too many whatever
-# the others have: an untrained critic says next to nothing, and weights come with counts of batches.
-SIZED = {
-    "logits": 0.0,
-    "logit range": 0.0,
-    "critic": 1.0,
-    "parameters": 1.0,
-    "extractor parameters": 1.0,
-    "head parameters": 1.0,
-    "generator parameters": 1.0,
-}
-WHOLE_NUMBERS, COUNTED = "data sizes", "label counts"  # kinds of numbers of examples, or of shares of one
-LARGEST = 1e12  # of these
+LARGEST = 1e12  # number of examples, or of labels
 TINY = 1e-30  # stands for nothing where it is divided by
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -72,9 +60,9 @@ def faults(
         found |= _miscounted(node, answer, question)
     sound = _without(answers, found)
     for name, kind in question.releases.items():
-        if kind in SIZED:
+        if kind.common is not None:
             sizes = _sizes({node: [answer[name]] for node, answer in sound.items()})
-            found |= _blamed(_larger(sizes, outlier, SIZED[kind]), sizes, name, outlier, question.name)
+            found |= _blamed(_larger(sizes, outlier, kind.common), sizes, name, outlier, question.name)
     return found
 
 
@@ -165,9 +153,9 @@ def _unlike(
     """Whether a node's logits have a row for each input, and in it what the task has."""
     for name, kind in question.releases.items():
         shape = tuple(answer[name].shape)
-        if kind in SIZED and answer[name].dtype == torch.bool:
+        if kind.common is not None and answer[name].dtype == torch.bool:
             return {node: f"{name} are {answer[name].dtype}"}
-        if kind != "logits":
+        if kind.of != "scores":
             continue
         if rows is not None and shape[:1] != (rows,):
             return {node: f"{name} are {shape}, for {rows} inputs"}
@@ -204,14 +192,14 @@ def _misshapen(answers: Mapping[str, Tensors], question: str) -> dict[str, str]:
 
 def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str]:
     """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
-    kinds = {name: kind for name, kind in question.releases.items() if kind in (WHOLE_NUMBERS, COUNTED)}
+    kinds = {name: kind for name, kind in question.releases.items() if kind.of == "counts"}
     counted = {name: answer[name].double() for name in kinds}
     for name, numbers in counted.items():
         if not ((numbers >= 0) & (numbers < LARGEST)).all():
             return {node: f"{name} are not numbers from 0 up to {LARGEST:g}"}
-        if kinds[name] == WHOLE_NUMBERS and not (numbers == numbers.round()).all():
+        if not kinds[name].by_class and not (numbers == numbers.round()).all():
             return {node: f"{name} are not whole numbers"}
-    if kinds.get("counts") == kinds.get("sizes") == COUNTED:  # sizes are their sum
+    if "counts" in kinds and kinds["counts"] == kinds.get("sizes"):  # sizes are their sum
         labels, examples = float(counted["counts"].sum()), float(counted["sizes"].sum())
         if abs(labels - examples) > 1e-6 * examples:  # float32 does not tell all large numbers apart
             return {node: f"counts are {labels:g} labels in all, of {examples:g} examples"}

@@ -19,7 +19,8 @@ from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRe
 from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.replies import clip
-from fedstill.protocol.messages import GRADIENTS, INPUTS, refine
+from fedstill.protocol.kinds import GRADIENTS, INPUTS
+from fedstill.protocol.messages import refine
 from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]

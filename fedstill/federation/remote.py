@@ -40,9 +40,10 @@ from fedstill.federation.replies import (
 )
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.protocol.digests import digest
+from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.messages import SCALE, Tensors, kind_of, pack, size, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan, public_tensors
-from fedstill.protocol.questions import GRADIENTS, Question
+from fedstill.protocol.questions import Question
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
 PAUSE = 0.5  # seconds between two attempts where nothing is connected

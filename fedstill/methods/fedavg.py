@@ -10,30 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.methods import parameters
-from fedstill.methods.parameters import AveragingServer, RoundsConfig
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.methods._averaging import Averaging
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgConfig(RoundsConfig):
+class FedAvg(Averaging):
     """FedAvg's options."""
 
-    name: ClassVar[str] = "fedavg"
-
-
-def node_side(config: FedAvgConfig, setting: NodeSetting) -> NodeSide:
-    """What a node answers: its data's size, and its model after a round of training."""
-    return parameters.node_side(setting, parameters.questions(config, setting))
-
-
-METHOD = Method(
-    name="fedavg",
-    title="FedAvg",
-    paper="McMahan et al., AISTATS 2017",
-    config=FedAvgConfig,
-    node_side=node_side,
-    server=AveragingServer,  # w = sum_k (n_k / n) w_k
-    needs=lambda config: Needs(trainable=True, same_architecture=True),
-)
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

@@ -11,9 +11,10 @@ teach every student.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -21,25 +22,39 @@ from torch import nn
 from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.methods import parameters
-from fedstill.methods.counting import count_labels, tell_size
-from fedstill.methods.parameters import RoundsConfig, drawn, finite
-from fedstill.methods.public import distil, known, optimiser_of
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods._averaging import Averaged, Averaging, finite
+from fedstill.methods._histogram import CountsLabels
+from fedstill.methods._options import above_zero, at_least
+from fedstill.methods._public import Batch, distil, known, optimiser_of
+from fedstill.methods.server import Server
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import signature
 from fedstill.node.training import predict
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.method import Needs
+from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 
 
+@dataclass
+class Fused(Averaged):
+    """What changes from round to round.
+
+    Args:
+        students: one an architecture, by the first node that has it; one of them is the central student.
+        counts: the nodes' examples of each class, by node, where they weigh.
+    """
+
+    students: dict[str, nn.Module] = field(default_factory=dict)
+    counts: dict[str, list[float]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedDFConfig(RoundsConfig):
+class FedDF(CountsLabels, Averaging):
     """FedDF's options."""
 
-    name: ClassVar[str] = "feddf"
+    title: ClassVar[str] = "FedDF"
+    paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
 
     steps: int = 50
     """N, distillation steps a round; 0 leaves the averages as they are."""
@@ -60,146 +75,102 @@ class FedDFConfig(RoundsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self, "method")
-        if self.steps < 0:
-            raise ArgumentError("method.steps", self.steps, "0 or more")
-        if self.batch < 1:
-            raise ArgumentError("method.batch", self.batch, "1 or more")
+        at_least(self, 0, "steps")
+        at_least(self, 1, "batch")
         finite(self, "lr", "lr_end")
-        if not self.tau > 0:
-            raise ArgumentError("method.tau", self.tau, "above 0, or inf")
+        above_zero(self, "tau")
 
+    def needs(self) -> Needs:
+        """A student of one of the nodes' architectures, and inputs d."""
+        return Needs(trainable=True, student_kind=True, public=True)
 
-def node_side(config: FedDFConfig, setting: NodeSetting) -> NodeSide:
-    """What a node answers: its data's size (by class, if wanted), and its model after a round of training."""
-    told = count_labels(setting.task) if config.weights == "counts" else tell_size()
-    return parameters.node_side(setting, [told, parameters.train(config, setting)])
+    @property
+    def tells(self) -> str:
+        """The question by which nodes tell n_k."""
+        return "count_labels" if self.weights == "counts" else "tell_size"
 
+    def questions(self, at: NodeSetting) -> Iterable[Question]:
+        """The size of a node's data (by class, if wanted), and its model after a round of training."""
+        return [question for question in super().questions(at) if question.name in (self.tells, "train")]
 
-class FedDFServer(Server):
-    """Rounds of averaging and distillation.
+    # --- at the server ----------------------------------------------------------------------------------
 
-    The central model is the student of its own architecture; :attr:`students` holds those of the others
-    too, in the order of ``setting.kinds``.
+    def begin(self, server: Server) -> Fused:
+        """One student an architecture; the central one must be of one of them."""
+        students: dict[str, nn.Module] = {}
+        for names, network in server.kinds:
+            mine = signature(network) == signature(server.student)
+            students[names[0]] = server.student if mine else copy.deepcopy(network)
+        if server.student not in students.values():
+            allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
+            raise ArgumentError("student.model", type(server.student).__name__, allowed)
+        return Fused(students=students)
 
-    Args:
-        config: FedDF's options.
-        setting: what the server is made of.
-
-    Raises:
-        ArgumentError: the student is of none of the nodes' architectures.
-    """
-
-    def __init__(self, config: FedDFConfig, setting: ServerSetting) -> None:
-        super().__init__(setting)
-        self.config, self.total = config, config.rounds
-        self.public = known(setting.public)
-        own = [signature(network) == signature(self.student) for _, network in setting.kinds]
-        if not any(own):
-            allowed = ", ".join(f"that of {names[0]}" for names, _ in setting.kinds)
-            raise ArgumentError(
-                "student.model", type(self.student).__name__, f"an architecture of the nodes: {allowed}"
-            )
-        self.names = [names for names, _ in setting.kinds]  # of the nodes of each architecture
-        self.students: list[nn.Module] = [
-            self.student if mine else copy.deepcopy(network)
-            for mine, (_, network) in zip(own, setting.kinds, strict=True)
-        ]
-        self.sizes: dict[str, float] = {}  # n_k, by node
-        self.counts: dict[str, list[float]] = {}  # its examples of each class
-
-    def step(self) -> Mapping[str, float]:
+    def turn(self, server: Server, state: Fused, t: int) -> Mapping[str, float]:
         """One round of Algorithm 1 (of Algorithm 3, with several architectures)."""
-        t = self.done
-        if not self.sizes:
-            self._begin()
-        known = [name for name in self.federation.present if name in self.sizes]
-        taking_part = drawn(known, self.config.participation, self.seed, t)
-        received: list[torch.Tensor] = []  # x_k of each architecture's nodes, (K_a, P_a)
-        teachers: list[str] = []  # their names
-        for student, names in zip(self.students, self.names, strict=True):
+        if not state.sizes:
+            told = server.ask(self.tells)
+            state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
+            if self.weights == "counts":
+                state.counts = dict(zip(told.nodes, told["counts"].tolist(), strict=True))
+        present = [name for name in server.federation.present if name in state.sizes]
+        taking_part = self.drawn(present, server.seed, t)
+        received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
+        for (first, student), (names, _) in zip(state.students.items(), server.kinds, strict=True):
             asked = [name for name in taking_part if name in names]
-            if not asked:  # its student is taught all the same
-                received.append(to_vector(student).new_empty(0, 0))
-                continue
-            round = torch.tensor(t)
-            answers = self.federation.ask("train", of=asked, parameters=to_vector(student), round=round)
-            n = torch.tensor([self.sizes[name] for name in answers.nodes], device=self.compute.device)
-            received.append(answers["parameters"])
-            teachers += answers.nodes
-            load_vector(student, weighted_mean(answers["parameters"], n))  # x_0 = sum n_k x_k / sum n_k
-        loss = self._distil(t, received, teachers) if self.config.steps else 0.0
-        self.done += 1
-        return {"student": loss}
+            if asked:  # or else its student is taught all the same
+                answers = server.ask("train", of=asked, parameters=to_vector(student), round=t)
+                x_k = answers["parameters"]  # (K_a, P_a)
+                n = torch.tensor([state.sizes[name] for name in answers.nodes], device=server.device)
+                load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
+                received[first] = dict(zip(answers.nodes, x_k, strict=True))
+        return {"student": self.fuse(server, state, received, t) if self.steps else 0.0}
 
-    def state(self) -> dict[str, Any]:
-        """See :class:`Server`."""
-        students = [dict(student.state_dict()) for student in self.students]
-        return {**super().state(), "sizes": self.sizes, "counts": self.counts, "students": students}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Server`."""
-        super().load(state)
-        self.sizes, self.counts = state["sizes"], state["counts"]
-        for student, values in zip(self.students, state["students"], strict=True):
-            student.load_state_dict(values)
-
-    def _begin(self) -> None:
-        """Learn how many examples the nodes hold."""
-        counting = self.config.weights == "counts"
-        told = self.federation.ask("count_labels" if counting else "tell_size")
-        self.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
-        if counting:
-            self.counts = dict(zip(told.nodes, told["counts"].tolist(), strict=True))
-
-    def _distil(self, t: int, received: list[torch.Tensor], teachers: list[str]) -> float:
+    def fuse(
+        self, server: Server, state: Fused, received: Mapping[str, Mapping[str, torch.Tensor]], t: int
+    ) -> float:
         """Teach every student; the distance that is left to the central one, averaged over the steps."""
-        config, inputs = self.config, self.public.inputs
-        shape = (config.steps, config.batch)
-        d = torch.randint(len(inputs), shape, generator=torch_generator(self.seed, "d", t))
+        inputs = known(server.public).inputs
+        generator = torch_generator(server.seed, "d", t)
+        d = torch.randint(len(inputs), (self.steps, self.batch), generator=generator)
         # Each public input that some step uses goes once through each teacher.
         used, place = torch.unique(d, return_inverse=True)
         x = inputs[used.to(inputs.device)]
-        target = self._taught(received, teachers, x)  # (U, C, ...)
-        losses = []
-        for student in self.students:
-            optimiser = optimiser_of(student, config.lr)
+        target = self.taught(server, state, received, x)  # (U, C, ...)
+        distance = partial(
+            server.task.distance, tau=self.tau
+        )  # KL(sigma(ensembled logits), sigma(student's))
+        found = 0.0
+        for student in state.students.values():
+            optimiser = optimiser_of(student, self.lr)
             student.eval()  # batch norm keeps the averaged statistics: public inputs are not what it is for
-            batches = self._batches(optimiser, place.to(x.device), x, target)
-            loss = distil(student, optimiser, batches, self._distance, self.compute, self.seed, "student", t)
-            losses.append(loss)
-        return next(loss for loss, one in zip(losses, self.students, strict=True) if one is self.student)
+            batches = self.batches(optimiser, place.to(x.device), x, target)
+            loss = distil(student, optimiser, batches, distance, server.compute, server.seed, "student", t)
+            found = loss if student is server.student else found
+        return found
 
-    def _taught(self, received: list[torch.Tensor], teachers: list[str], x: torch.Tensor) -> torch.Tensor:
+    def taught(
+        self,
+        server: Server,
+        state: Fused,
+        received: Mapping[str, Mapping[str, torch.Tensor]],
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         """The mean of all received models' logits, or what else their ensemble is: ``(U, C, ...)``."""
-        answers = []
-        for student, vectors in zip(self.students, received, strict=True):
-            teacher = copy.deepcopy(student).eval()
-            for vector in vectors:
-                load_vector(teacher, vector)
-                answers.append(predict(teacher, x, self.compute))
-        each = [self.counts.get(name, [1.0] * self.task.classes) for name in teachers]
-        weights = self.task.importance(torch.tensor(each, device=x.device))  # (K, 1, C)
-        return self.task.ensemble(torch.stack(answers), weights, self.config.ensemble)
+        answers, counts = [], []
+        for first, models in received.items():
+            teacher = copy.deepcopy(state.students[first]).eval()
+            for name, x_k in models.items():
+                load_vector(teacher, x_k)
+                answers.append(predict(teacher, x, server.compute))
+                counts.append(state.counts.get(name, [1.0] * server.task.classes))
+        omega = server.task.importance(torch.tensor(counts, device=x.device))  # (K, 1, C)
+        return server.task.ensemble(torch.stack(answers), omega, self.ensemble)
 
-    def _batches(
+    def batches(
         self, optimiser: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[Batch]:
         """The round's batches in order, each at its learning rate."""
         for step, rows in enumerate(place):
-            set_lr(optimiser, cosine(step, len(place), self.config.lr, self.config.lr_end))
+            set_lr(optimiser, cosine(step, len(place), self.lr, self.lr_end))
             yield x[rows], target[rows]
-
-    def _distance(self, student: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """KL(sigma(the teachers' ensembled logits), sigma(the student's)): ``(B,)``."""
-        return self.task.distance(student, target, self.config.tau)
-
-
-METHOD = Method(
-    name="feddf",
-    title="FedDF",
-    paper="Lin et al., NeurIPS 2020",
-    config=FedDFConfig,
-    node_side=node_side,
-    server=FedDFServer,
-    needs=lambda config: Needs(trainable=True, student_kind=True, public=True),
-)

@@ -10,39 +10,53 @@ averaged; then the server teaches G features that the nodes' heads, ensembled, t
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
 from fedstill.core.choices import check_choices
-from fedstill.core.compute import lay_out
-from fedstill.core.seeds import seeded
-from fedstill.methods import parameters
-from fedstill.methods.counting import LABEL_COUNTS, Census, count_labels
-from fedstill.methods.diversity import Diversity, diversity
-from fedstill.methods.generators import GeneratorConfig, Received, imagined, make_generator
-from fedstill.methods.parameters import KINDS, drawn
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods._averaging import KINDS, finite
+from fedstill.methods._diversity import Diversity, diversity
+from fedstill.methods._generators import FeatureGenerators, Received, imagined
+from fedstill.methods._histogram import LabelHistogram, Tensors
+from fedstill.methods._uploads import uploaded
+from fedstill.methods.server import Server
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.group import Bench, Group
-from fedstill.node.training import Work
-from fedstill.protocol import kinds
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.node.training import Work, train_round
+from fedstill.protocol.kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, PARAMETERS, SCHEDULE
+from fedstill.protocol.questions import question
+from fedstill.tasks import Task
+
+
+@dataclass
+class Teaching:
+    """What changes at the server from round to round, beside the student.
+
+    Args:
+        G: the generator.
+        adam: its optimiser.
+        histogram: n_i^y and n_i.
+    """
+
+    G: nn.Module
+    adam: torch.optim.Optimizer
+    histogram: LabelHistogram
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGENConfig(GeneratorConfig):
+class FedGEN(FeatureGenerators):
     """FedGEN's options."""
 
-    name: ClassVar[str] = "fedgen"
+    title: ClassVar[str] = "FedGEN"
+    paper: ClassVar[str] = "Zhu et al., ICML 2021"
 
     shares: Literal["head", "model"] = "head"
     """What nodes share: the head alone (partial sharing, as FedMD-CG compares with it) or the whole model."""
@@ -56,182 +70,129 @@ class FedGENConfig(GeneratorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self, "method")
-        parameters.finite(self, "alpha", "eta")
+        finite(self, "alpha", "eta")
 
     @property
     def part(self) -> str:
         """The part of the model that is shared."""
         return HEAD if self.shares == "head" else ""
 
+    # --- at the nodes -----------------------------------------------------------------------------------
 
-# --- at the nodes -----------------------------------------------------------------------------------
+    @question(name="begin", sends={"parameters": PARAMETERS}, times=1)
+    def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
+        """All nodes take the server's first weights; nothing leaves."""
+        nodes.load("model", parameters)
+        return {}
 
-
-def node_side(config: FedGENConfig, setting: NodeSetting) -> NodeSide:
-    """What a node answers: its label counts, and its head or model after a round of training."""
-    task, local, compute = setting.task, setting.local, setting.compute
-
+    @question(
+        sends=lambda self, at: {
+            "generator": GENERATOR_PARAMETERS,
+            "parameters": KINDS[self.part],
+            "counts": LABEL_COUNTS,
+            "round": SCHEDULE,
+        },
+        releases=lambda self, at: {"parameters": KINDS[self.part]},
+        times=lambda self, at: self.rounds,
+        beside="cross-entropy on what the global generator gives",
+    )
     def train(
-        group: Group,
-        number: int,
+        self,
+        nodes: Group,
         generator: torch.Tensor,
         parameters: torch.Tensor,
         counts: torch.Tensor,
-        round: torch.Tensor,
-    ) -> Mapping[str, torch.Tensor]:
-        """One round at a node."""
-        t = int(round[0])
-        G = Received(config, group, generator, counts, t)
-        group.load("model", parameters, config.part)
-        # Before the first round nobody has taught G anything.
-        train_round(group, setting, t, config.rounds, model_work(config, setting, G if t else None))
-        return {"parameters": group.vectors("model", config.part)}
+        round: int,
+    ) -> Tensors:
+        """One round at a node: its head or model, trained on its own data and on what G gives."""
+        G = Received(self, nodes, generator, counts, round)
+        nodes.load("model", parameters, self.part)
+        train_round(nodes, round, self.rounds, self.work(nodes, G))
+        return {"parameters": nodes.vectors("model", self.part)}
 
-    train_round = parameters.train_round
+    def work(self, nodes: Group, G: Received) -> Work:
+        """A step of F_i and D_i on CE(D_i(F_i(x)), y) + alpha CE(D_i(G(z, y')), y')."""
+        task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
 
-    def rehearse(group: Group) -> None:
-        """A few steps of local training, for the engine to time."""
-        node = group.nodes[0]
-        fresh = make_generator(config, node.model, node.data.inputs.shape[1:], task.classes)
-        counts = torch.ones(len(group), task.classes, device=group.device)
-        G = Received(config, group, to_vector(fresh).unsqueeze(0), counts, 0)
-        training.prepare(group.nodes, local)
-        training.train(group.nodes, task, local, compute, steps=3, work=model_work(config, setting, G))
+        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            turn, model = next(turns), group.bench("model")
+            loss: torch.Tensor = task.loss(model(model(x, EXTRACTOR), HEAD), y, smoothing)  # (G,)
+            if G.t:  # before the first round nobody has taught G anything
+                y_hat = G.labels(group, y.shape, turn)
+                d_hat = model(G.features(group, y_hat, turn), HEAD)  # D_i(G(z, y'))
+                loss = loss + self.alpha * task.loss(d_hat, y_hat)
+            group.step("model", loss)
+            return loss
 
-    kind = KINDS[config.part]
-    question = Question(
-        "train",
-        train,
-        sends={
-            "generator": kinds.GENERATOR_PARAMETERS,
-            "parameters": kind,
-            "counts": LABEL_COUNTS,
-            "round": "schedule",
-        },
-        releases={"parameters": kind},
-        times=config.rounds,
-        beside="cross-entropy on what the global generator gives",
-    )
-    questions = (parameters.begin(), count_labels(task), question)
-    return NodeSide({question.name: question for question in questions}, rehearse=rehearse, first=None)
+        return work
 
+    def rehearse(self, nodes: Group) -> None:
+        """A few steps of local training, as after the first round."""
+        at, node = nodes.at, nodes.nodes[0]
+        fresh = to_vector(self.make_generator(node.model, node.data.inputs.shape[1:], at.task.classes))
+        counts = torch.ones(len(nodes), at.task.classes, device=nodes.device)
+        work = self.work(nodes, Received(self, nodes, fresh.unsqueeze(0), counts, 1))
+        training.prepare(nodes.nodes, at.local)
+        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
 
-def model_work(config: FedGENConfig, setting: NodeSetting, G: Received | None) -> Work:
-    """A step of F_i and D_i on CE(D_i(F_i(x)), y) + alpha CE(D_i(G(z, y')), y')."""
-    task, turns = setting.task, itertools.count()
+    # --- at the server ----------------------------------------------------------------------------------
 
-    def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        turn, model = next(turns), group.bench("model")
-        loss = task.loss(model(model(x, EXTRACTOR), HEAD), y, setting.local.smoothing)  # (G,)
-        if G is not None:
-            y_hat = G.labels(group, y.shape, turn)
-            d_hat = model(G.features(group, y_hat, turn), HEAD)  # D_i(G(z, y'))
-            loss = loss + config.alpha * task.loss(d_hat, y_hat)
-        group.step("model", loss)
-        return loss
+    def begin(self, server: Server) -> Teaching:
+        """G is not taught yet, and nobody has told anything."""
+        G = self.first_generator(server)
+        return Teaching(G, torch.optim.Adam(G.parameters(), self.server_lr, fused=True), LabelHistogram())
 
-    return work
-
-
-# --- at the server ----------------------------------------------------------------------------------
-
-
-class FedGENServer(Server):
-    """FedGEN's server: averages what is shared, then teaches G.
-
-    Args:
-        config: FedGEN's options.
-        setting: what the server is made of.
-    """
-
-    def __init__(self, config: FedGENConfig, setting: ServerSetting) -> None:
-        super().__init__(setting)
-        self.config, self.total = config, config.rounds
-        with seeded(setting.seed, "generator"):
-            G = make_generator(config, setting.student, setting.shape, setting.task.classes)
-        self.G = setting.compute.place(G)
-        self.adam = torch.optim.Adam(G.parameters(), config.server_lr, fused=True)
-        self.shared = split(self.student, "the student").get_submodule(config.part)
-        self.uploads = Bench([copy.deepcopy(self.shared) for _ in setting.federation.nodes])
-        self.uploads.train(False)
-        self.census: Census | None = None  # n_i^y and n_i
-
-    def step(self) -> Mapping[str, float]:
+    def turn(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
         """One round of Algorithm 1."""
-        config, t = self.config, self.done
-        if self.census is None:
-            self.federation.ask("begin", parameters=to_vector(self.student))
-            self.census = Census.take(self.federation)
-        answers = self.federation.ask(
+        shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram
+        if not histogram.names:
+            server.ask("begin", parameters=to_vector(server.student))
+            histogram.gather(server)
+        answers = server.ask(
             "train",
-            of=drawn(self.census.present(self.federation), config.participation, self.seed, t),
-            generator=to_vector(self.G),
-            parameters=to_vector(self.shared),
-            counts=self.census.counts.sum(0),
-            round=torch.tensor(t),
+            of=self.drawn(histogram.present(server.federation), server.seed, t),
+            generator=to_vector(state.G),
+            parameters=to_vector(shared),
+            counts=histogram.counts.sum(0),
+            round=t,
         )
-        told = self.census.of(answers.nodes)
-        for module, vector in zip(self.uploads.modules, answers["parameters"], strict=False):
-            load_vector(module, vector)
-        load_vector(self.shared, weighted_mean(answers["parameters"], told.sizes))
-        losses = self._teach(t, told.counts)
-        self.done += 1
-        return losses
+        told = histogram.of(answers.nodes)
+        load_vector(shared, weighted_mean(answers["parameters"], told.sizes))
+        return self.teach(server, state, uploaded(shared, answers["parameters"]), told.counts, t)
 
-    def generator_loss(self, z: torch.Tensor, y: torch.Tensor, n_y: torch.Tensor) -> torch.Tensor:
+    def teach(
+        self, server: Server, state: Teaching, uploads: Bench, n_y: torch.Tensor, t: int
+    ) -> Mapping[str, float]:
+        """Steps of G, which learns in training mode: no G of the nodes' own is listened to beside it."""
+        losses = torch.zeros(2)
+        state.G.train()
+        for turn in range(self.server_steps):
+            z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
+            with server.compute.step(server.seed, "student", t, turn):
+                losses = self.generator_loss(server.task, state.G, uploads, z, y, n_y)
+            state.adam.zero_grad()
+            (losses[0] + self.eta * losses[1]).backward()  # type: ignore[no-untyped-call]
+            state.adam.step()
+        state.G.eval()
+        return dict(zip(("generator", "diversity"), losses.tolist(), strict=True))
+
+    def generator_loss(
+        self, task: Task, G: nn.Module, uploads: Bench, z: torch.Tensor, y: torch.Tensor, n_y: torch.Tensor
+    ) -> torch.Tensor:
         """CE of the heads' weighted ensemble on G(z, y), and the diversity loss, unweighted: ``(2,)``.
 
         Args:
+            task: gives loss and weights.
+            G: the generator.
+            uploads: heads or models of K nodes.
             z: noise ``(B, q)``.
             y: labels ``(B,)``.
             n_y: how many examples of each label the uploading nodes hold, ``(K, C)``.
         """
-        classes = self.task.classes
-        c = condition(z, y, classes)
-        f = self.G(c).float()  # G(z, y)  (B, p)
-        head = "" if self.config.part else HEAD
-        d = self.uploads(f.expand(len(n_y), *f.shape), head)  # D_k(G(z, y))  (K, B, C)
-        alpha = self.task.importance(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)
-        ensembled = (alpha.unsqueeze(2) * d).sum(0)  # (B, C)
-        L_ce = self.task.loss(ensembled.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
-        return torch.stack([L_ce, diversity(self.config.diversity, f, z, c[:, z.shape[1] :], True)])
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`Server`."""
-        own = {"G": dict(self.G.state_dict()), "adam": self.adam.state_dict()}
-        return {**super().state(), **own, "census": None if self.census is None else self.census.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Server`."""
-        super().load(state)
-        self.G.load_state_dict(state["G"])
-        self.adam.load_state_dict(state["adam"])
-        lay_out(self.adam)
-        self.census = Census.load(state["census"], self.compute.device)
-
-    def _teach(self, t: int, n_y: torch.Tensor) -> Mapping[str, float]:
-        """Steps of G, which learns in training mode: no G of the nodes' own is listened to beside it."""
-        config = self.config
-        losses = torch.zeros(2)
-        self.G.train()
-        for turn in range(config.server_steps):
-            z, y = imagined(self.compute, n_y, config.server_batch, config.noise, self.seed, t, turn)
-            with self.compute.step(self.seed, "student", t, turn):
-                losses = self.generator_loss(z, y, n_y)
-            self.adam.zero_grad()
-            (losses[0] + config.eta * losses[1]).backward()  # type: ignore[no-untyped-call]
-            self.adam.step()
-        self.G.eval()
-        return dict(zip(("generator", "diversity"), losses.tolist(), strict=True))
-
-
-METHOD = Method(
-    name="fedgen",
-    title="FedGEN",
-    paper="Zhu et al., ICML 2021",
-    config=FedGENConfig,
-    node_side=node_side,
-    server=FedGENServer,
-    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True, one_label=True),
-    central="virtual",
-)
+        c = condition(z, y, task.classes)
+        f = G(c).float()  # G(z, y)  (B, p)
+        d = uploads(f.expand(len(n_y), *f.shape), "" if self.part else HEAD)  # D_k(G(z, y))  (K, B, C)
+        alpha = task.importance(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)
+        ensemble = (alpha.unsqueeze(2) * d).sum(0)  # (B, C)
+        L_ce = task.loss(ensemble.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
+        return torch.stack([L_ce, diversity(self.diversity, f, z, c[:, z.shape[1] :], True)])

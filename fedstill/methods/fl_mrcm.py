@@ -13,41 +13,59 @@ averages parameters. The identifiers stay at the sources.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
-from fedstill.core.seeds import seeded
-from fedstill.methods import parameters
-from fedstill.methods.asking import ask_those
-from fedstill.methods.counting import tell_size
-from fedstill.methods.parameters import AveragingServer, RoundsConfig, drawn, round_span, train_round
-from fedstill.methods.server import ServerSetting
-from fedstill.models.split import EXTRACTOR, split
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.federation.contract import Federation
+from fedstill.methods._alignment import aligned, coarse, give_identifiers, latent
+from fedstill.methods._asking import ask_those
+from fedstill.methods._averaging import Averaged, Averaging, finite
+from fedstill.methods._histogram import Tensors
+from fedstill.methods.server import Server
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node import training
-from fedstill.node.group import Group, stack
+from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.training import Work
-from fedstill.protocol import kinds
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.node.training import train_round
+from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
+from fedstill.protocol.method import Needs
+from fedstill.protocol.questions import NodeSetting, question
 
-FEATURES = "latent features"  # a kind of tensor: made from a node's own records, without any protection
-ENCODER = f"{EXTRACTOR}.encoder"
+FEATURES = Kind(
+    "latent features",
+    "what a node's model makes of its own training examples, half-way through",
+    without="with method.lambda_adv = 0 none are told",
+)
+SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
+
+
+@dataclass
+class Aligning(Averaged):
+    """What changes from round to round, beside the student.
+
+    Args:
+        features: z_t, as the target told last ``(M, p)``.
+    """
+
+    features: torch.Tensor | None = None
+
+
+def adversarial(method: FLMRCM, at: NodeSetting) -> bool:
+    """Whether anything is aligned at all."""
+    return method.lambda_adv > 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class FLMRCMConfig(RoundsConfig):
+class FLMRCM(Averaging):
     """FL-MRCM's options."""
 
-    name: ClassVar[str] = "fl-mrcm"
+    title: ClassVar[str] = "FL-MRCM"
+    paper: ClassVar[str] = "Guo et al., CVPR 2021"
 
     target: str = ""
     """The node whose latent features all others align theirs with; none: the first one. With a name, no
@@ -66,222 +84,107 @@ class FLMRCMConfig(RoundsConfig):
         for name in ("told", "identifier_width"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
-        parameters.finite(self, "lambda_adv", "identifier_lr")
+        finite(self, "lambda_adv", "identifier_lr")
 
+    def needs(self) -> Needs:
+        """Networks alike, in two parts, that learn from images."""
+        return Needs(trainable=True, same_architecture=True, split=True, images=True)
 
-def latent(model: nn.Module) -> str:
-    """The part of a network that gives its latent features: its encoder, or its extractor if it has none."""
-    return ENCODER if isinstance(getattr(model.extractor, "encoder", None), nn.Module) else EXTRACTOR
+    # --- at the nodes -----------------------------------------------------------------------------------
 
-
-def coarse(z: torch.Tensor) -> torch.Tensor:
-    """Latent features as vectors: maps ``(..., B, C, h, w)`` averaged over quarters, ``(..., B, 4 C)``.
-
-    Vectors ``(..., B, p)`` stay. Any number of axes before B, one or none.
-
-    >>> coarse(torch.arange(16.0).view(1, 1, 4, 4))
-    tensor([[ 2.5000,  4.5000, 10.5000, 12.5000]])
-    """
-    if z.ndim < 4:
-        return z
-    front = z.shape[:-3]
-    return F.adaptive_avg_pool2d(z.reshape(-1, *z.shape[-3:]), 2).reshape(*front, -1)
-
-
-def make_identifier(features: int, width: int) -> nn.Module:
-    """C^k: features ``(B, p)`` to one value (B, 1), high where they look like the target's."""
-    return nn.Sequential(nn.Linear(features, width), nn.LeakyReLU(0.2), nn.Linear(width, 1))
-
-
-# --- at the nodes -----------------------------------------------------------------------------------
-
-
-def node_side(config: FLMRCMConfig, setting: NodeSetting) -> NodeSide:
-    """What a node answers: its data's size, its model after a round, and at the target latent features."""
-
-    def prepare(nodes: Sequence[Node]) -> None:
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         """A domain identifier C^k for each node, with its own first weights."""
-        for node in nodes if config.lambda_adv else ():
-            model = split(node.model, node.name)
-            with torch.no_grad():
-                z = coarse(model.eval().get_submodule(latent(model))(node.data.inputs[:2]))
-            if z.ndim != 2:
-                found = tuple(z.shape[1:])
-                raise ModelError(f"latent features of {node.name} are {found}: allowed is (C, h, w) or (p,)")
-            with seeded(node.seed, node.name, "identifier"):
-                identifier = make_identifier(z.shape[1], config.identifier_width)
-            node.add("identifier", identifier, adam)
+        if self.lambda_adv:
+            give_identifiers(nodes, self.identifier_width, self.adam)
 
-    def adam(module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(module.parameters(), config.identifier_lr, betas=(0.5, 0.999), fused=True)
+    def adam(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The identifiers' optimiser."""
+        return torch.optim.Adam(module.parameters(), self.identifier_lr, betas=(0.5, 0.999), fused=True)
 
-    def tell_features(
-        group: Group, number: int, parameters: torch.Tensor, round: torch.Tensor
-    ) -> Mapping[str, torch.Tensor]:
+    @question(
+        sends=SENT,
+        releases={"features": FEATURES},
+        times=lambda self, at: self.rounds,
+        rows=lambda self, at: self.told,
+        reads=("features",),
+        when=adversarial,
+    )
+    def tell_features(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
         """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
-        for node in group.nodes:
-            if config.target not in ("", node.name):
-                raise QuestionRefused(node.name, "tell_features", f"method.target: {config.target}")
-        group.load("model", parameters)
-        x, _ = group.sample(config.told, "target", int(round[0]))
-        bench = group.bench("model")
+        for node in nodes.nodes:
+            if self.target not in ("", node.name):
+                raise QuestionRefused(node.name, "tell_features", f"method.target: {self.target}")
+        nodes.load("model", parameters)
+        x, _ = nodes.sample(self.told, "target", round)
+        bench = nodes.bench("model")
         bench.train(False)
-        return {"features": coarse(bench(x, latent(group.nodes[0].model)))}
+        return {"features": coarse(bench(x, latent(nodes.nodes[0].model)))}
 
-    def align(
-        group: Group, number: int, parameters: torch.Tensor, round: torch.Tensor, features: torch.Tensor
-    ) -> Mapping[str, torch.Tensor]:
+    @question(
+        sends={**SENT, "features": FEATURES},
+        releases={"parameters": PARAMETERS},
+        times=lambda self, at: self.rounds,
+        span=Averaging.round_span,
+        when=adversarial,
+    )
+    def align(self, nodes: Group, parameters: torch.Tensor, round: int, features: torch.Tensor) -> Tensors:
         """One round at source sites, from the server's parameters on."""
-        group.load("model", parameters)
-        t = int(round[0])
-        train_round(group, setting, t, config.rounds, aligned(config, setting, features[0], t))
-        return {"parameters": group.vectors("model")}
+        nodes.load("model", parameters)
+        train_round(nodes, round, self.rounds, aligned(nodes, features[0], round, self.lambda_adv))
+        return {"parameters": nodes.vectors("model")}
 
-    def rehearse(group: Group) -> None:
-        """A few steps as at a source site, for the engine to time."""
-        work = None
-        if config.lambda_adv:
+    def rehearse(self, nodes: Group) -> None:
+        """A few steps as at a source site."""
+        at, node, work = nodes.at, nodes.nodes[0], None
+        if self.lambda_adv:
             with torch.no_grad():
-                part = latent(group.nodes[0].model)
-                z = coarse(group.nodes[0].model.get_submodule(part)(group.nodes[0].data.inputs[:2]))
-            work = aligned(config, setting, z, 0)
-        training.prepare(group.nodes, setting.local)
-        training.train(group.nodes, setting.task, setting.local, setting.compute, steps=3, work=work)
+                z = coarse(node.model.get_submodule(latent(node.model))(node.data.inputs[:2]))
+            work = aligned(nodes, z, 0, self.lambda_adv)
+        training.prepare(nodes.nodes, at.local)
+        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
 
-    sent = {"parameters": kinds.PARAMETERS, "round": "schedule"}
-    questions = [tell_size(), parameters.train(config, setting)]
-    if config.participation < 1:
-        questions.append(parameters.begin())
-    if config.lambda_adv:
-        questions += [
-            Question(
-                "tell_features",
-                tell_features,
-                sent,
-                {"features": FEATURES},
-                times=config.rounds,
-                rows=config.told,
-                reads=("features",),
-            ),
-            Question(
-                "align",
-                align,
-                {**sent, "features": FEATURES},
-                {"parameters": kinds.PARAMETERS},
-                times=config.rounds,
-                span=lambda told: round_span(told, config.rounds),
-            ),
-        ]
-    return NodeSide({question.name: question for question in questions}, prepare, rehearse, first=None)
+    # --- at the server ----------------------------------------------------------------------------------
 
+    def begin(self, server: Server) -> Aligning:
+        """Nobody has told anything yet.
 
-def aligned(config: FLMRCMConfig, setting: NodeSetting, features: torch.Tensor, t: int) -> Work:
-    """A step at source sites: one of C^k, and one of the model on its loss + lambda_adv L_advE.
+        Raises:
+            ArgumentError: the target is none of the nodes.
+        """
+        nodes = server.federation.nodes
+        if self.target not in ("", *nodes):
+            raise ArgumentError("method.target", self.target, f"one of {', '.join(nodes)}")
+        return Aligning()
 
-    C^k learns to be high on the target's features and low on the site's own; the encoder learns to make it
-    high on these. Both are binary cross-entropies, the encoder's in its non-saturating form.
+    def turn(self, server: Server, state: Aligning, t: int) -> Mapping[str, float]:
+        """One round: z_t from the target, local training everywhere, the weighted average.
 
-    Args:
-        config: FL-MRCM's options.
-        setting: what a node is.
-        features: the target's ``(M, p)``, of which each step draws as many as a batch has examples.
-        t: the round.
-    """
-    task, turns = setting.task, itertools.count()
-
-    def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        model, identifier, turn = group.bench("model"), group.bench("identifier"), next(turns)
-        identifier.train(True)
-        part, (active, batch) = latent(group.nodes[0].model), inputs.shape[:2]
-        rows = [
-            torch.randint(len(features), (batch,), generator=node.draw("target's", t, turn))
-            for node in group.nodes[:active]
-        ]
-        z_t = features[stack(rows).to(features.device)]  # (G, B, p)
-        z = coarse(model(inputs, part))  # z^k = E^k(x)
-        L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean((1, 2)) / 2
-        group.step("identifier", L_C)
-        L_advE = F.softplus(-identifier(z)).mean((1, 2))
-        losses = task.loss(model(inputs), targets, setting.local.smoothing)
-        group.step("model", losses + config.lambda_adv * L_advE)
-        return losses
-
-    return work
-
-
-# --- at the server ----------------------------------------------------------------------------------
-
-
-class FLMRCMServer(AveragingServer):
-    """FedAvg's server, which asks the target for its features before each round.
-
-    A target that is left out told its features before; the sources go on with these. If it never told any,
-    they go on as under FedAvg.
-
-    Args:
-        config: FL-MRCM's options.
-        setting: what the server is made of.
-
-    Raises:
-        ArgumentError: the target is none of the nodes.
-    """
-
-    def __init__(self, config: FLMRCMConfig, setting: ServerSetting) -> None:
-        super().__init__(config, setting)
-        self.config = config
-        self.target = config.target or self.federation.nodes[0]
-        if self.target not in self.federation.nodes:
-            allowed = f"one of {', '.join(self.federation.nodes)}"
-            raise ArgumentError("method.target", config.target, allowed)
-        self.features: torch.Tensor | None = None  # z_t, as the target told last  (M, p)
-
-    def step(self) -> Mapping[str, float]:
-        """One round: z_t from the target, local training everywhere, the weighted average."""
-        t = self.done
-        if t == 0:
-            self._begin()
-        w, round = to_vector(self.shared), torch.tensor(t)
-        if self.config.lambda_adv and self.target in self.federation.present:
-            told = ask_those(self.federation, "tell_features", [self.target], parameters=w, round=round)
-            self.features = self.features if told is None else told["features"][0]
-        known = [name for name in self.federation.present if name in self.sizes]
-        taking_part = drawn(known, self.config.participation, self.seed, t)
-        sources = [name for name in taking_part if name != self.target and self.features is not None]
-        received: dict[str, torch.Tensor] = {}
-        for question, names in (("align", sources), ("train", [n for n in taking_part if n not in sources])):
-            if names:
-                sent = {"parameters": w, "round": round}
-                if question == "align" and self.features is not None:
-                    sent["features"] = self.features
-                answers = ask_those(self.federation, question, names, **sent)
-                if answers is not None:
-                    received |= dict(zip(answers.nodes, answers["parameters"], strict=True))
-        if not received:
-            raise NodeFault(", ".join(taking_part), "train", "none of the nodes that were asked is left")
+        A target that is left out told its features before; the sources go on with these. If it never told
+        any, they go on as under FedAvg.
+        """
+        federation, student = server.federation, server.student
+        self.meet(server, state)
+        w, target = to_vector(student), self.target or federation.nodes[0]
+        sent = {"parameters": w, "round": torch.tensor(t)}
+        if self.lambda_adv and target in federation.present:
+            z_t = ask_those(federation, "tell_features", [target], **sent)
+            state.features = state.features if z_t is None else z_t["features"][0]
+        names = self.drawn([name for name in federation.present if name in state.sizes], server.seed, t)
+        sources = [name for name in names if name != target and state.features is not None]
+        updates = {
+            **asked(federation, "align", sources, **sent, features=state.features),
+            **asked(federation, "train", [name for name in names if name not in sources], **sent),
+        }
+        if not updates:
+            raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
         # In the order of the nodes, whichever question they answered.
-        names = [name for name in self.federation.nodes if name in received]
-        n = torch.tensor([self.sizes[name] for name in names], device=w.device)  # (K,)
-        load_vector(self.shared, self.combine(w, torch.stack([received[name] for name in names]), n))
-        self.done += 1
-        return {"moved": (to_vector(self.shared) - w).norm().item()}
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`Server`."""
-        return {**super().state(), "features": self.features}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Server`."""
-        super().load(state)
-        features = state["features"]
-        self.features = None if features is None else features.to(self.compute.device)
+        updates = {name: updates[name] for name in federation.nodes if name in updates}
+        n = torch.tensor([state.sizes[name] for name in updates], device=w.device)  # (K,)
+        load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
+        return {"moved": (to_vector(student) - w).norm().item()}
 
 
-METHOD = Method(
-    name="fl-mrcm",
-    title="FL-MRCM",
-    paper="Guo et al., CVPR 2021",
-    config=FLMRCMConfig,
-    node_side=node_side,
-    server=FLMRCMServer,
-    needs=lambda config: Needs(trainable=True, same_architecture=True, split=True, images=True),
-)
+def asked(federation: Federation, question: str, of: Sequence[str], **sent: Any) -> dict[str, torch.Tensor]:
+    """w_k of those among some nodes who answer, by name."""
+    answers = ask_those(federation, question, of, **sent) if of else None
+    return {} if answers is None else dict(zip(answers.nodes, answers["parameters"], strict=True))

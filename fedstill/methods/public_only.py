@@ -6,51 +6,36 @@ node is asked anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.core.dataset import TensorData
-from fedstill.methods.centralised import CentralisedServer
-from fedstill.methods.public import known, labelled
-from fedstill.methods.server import ServerSetting
+from fedstill.methods._public import known, labelled
+from fedstill.methods._trainee import Trainee
+from fedstill.methods.centralised import Gathered
+from fedstill.methods.server import Server
 from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, NodeSide
 
 
 @dataclass(frozen=True)
-class PublicOnlyConfig:
+class PublicOnly(Method):
     """Training on public data has no options beside those of local training, which it shares."""
 
-    name: ClassVar[str] = "public-only"
+    title: ClassVar[str] = "Public-only"
+    paper: ClassVar[str] = "labelled public data only"
+    turns: ClassVar[int] = 20
+    before: ClassVar[None] = None
+    learns: ClassVar[bool] = False
 
+    def needs(self) -> Needs:
+        """Public data with labels."""
+        return Needs(public=True, public_labels=True)
 
-def node_side(config: PublicOnlyConfig, setting: NodeSetting) -> NodeSide:
-    """No question at all, and nothing that is learned."""
-    return NodeSide({}, first=None, learns=False)
+    def begin(self, server: Server) -> Gathered:
+        """Refuses to go on without public data."""
+        known(server.public)
+        return Gathered(Trainee())
 
-
-class PublicOnlyServer(CentralisedServer):
-    """Trains the student on labelled public data.
-
-    Raises:
-        ArgumentError: public data have no labels.
-    """
-
-    def __init__(self, config: PublicOnlyConfig, setting: ServerSetting) -> None:
-        super().__init__(config, setting)
-        known(setting.public)
-
-    def _data(self) -> TensorData:
-        """What it trains on: the public data."""
-        return labelled(self.public)
-
-
-METHOD = Method(
-    name="public-only",
-    title="Public-only",
-    paper="labelled public data only",
-    config=PublicOnlyConfig,
-    node_side=node_side,
-    server=PublicOnlyServer,
-    needs=lambda config: Needs(public=True, public_labels=True),
-)
+    def turn(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
+        """One part of the training."""
+        return state.trainee.learn(server, t, lambda: labelled(server.public))

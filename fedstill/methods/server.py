@@ -1,18 +1,18 @@
-"""What every method's server has in common, and what the library knows of a method."""
+"""A method's program at the server, as a run drives it: turn by turn, and stopped between two."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, lay_out
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers, Federation
+from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
@@ -48,53 +48,117 @@ class ServerSetting:
     kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
 
 
-class Server(ABC):
-    """A method's program at the server, as a run drives it: turn by turn, and stopped between two.
+class Server:
+    """What a method's program has to work with, and how far it has come.
 
     Args:
-        setting: what it is made of.
+        method: whose program it runs.
+        setting: what it is made of; each part of it is an attribute here, too.
+
+    Attributes:
+        done: turns.
+        state: what the method has made, and changes from turn to turn.
 
     Raises:
         QuestionRefused: a node would not answer a question that the method needs.
+        ArgumentError: the method's options do not go with the task, the student or the public data.
     """
 
-    turn: ClassVar[Literal["step", "epoch", "round"]] = "round"
-    """What one call of :meth:`step` is, in reports."""
-    total: int
-    """Turns of a whole run."""
-
-    def __init__(self, setting: ServerSetting) -> None:
+    def __init__(self, method: Method, setting: ServerSetting) -> None:
         setting.federation.require(tuple(setting.federation.questions))
-        self.federation, self.task, self.compute = setting.federation, setting.task, setting.compute
-        self.seed, self.student = setting.seed, setting.student
-        self.done = 0  # turns
+        self.method, self.setting = method, setting
+        self.federation, self.student, self.task = setting.federation, setting.student, setting.task
+        self.shape, self.mean, self.std = setting.shape, setting.mean, setting.std
+        self.compute, self.seed, self.local = setting.compute, setting.seed, setting.local
+        self.public, self.kinds = setting.public, setting.kinds
+        self.device = setting.compute.device
+        self.done = 0
+        self.state: Any = method.begin(self)
 
-    @abstractmethod
+    @property
+    def name(self) -> str:
+        """The method's name, which is part of the names of what is drawn here."""
+        return method_name(self.method)
+
+    @property
+    def total(self) -> int:
+        """Turns of a whole run."""
+        return self.method.turns
+
+    @property
+    def unit(self) -> str:
+        """What a turn is, in reports."""
+        return self.method.unit
+
     def step(self) -> Mapping[str, float]:
-        """One turn; counts :attr:`done` up by one and gives its losses."""
+        """One turn, and its losses."""
+        losses = self.method.turn(self, self.state, self.done)
+        self.done += 1
+        return losses
+
+    def ask(self, question: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Answers:
+        """What nodes answer to a question; see :meth:`fedstill.federation.contract.Federation.ask`.
+
+        Args:
+            question: its name.
+            of: names of the nodes to ask; None is all. Those that are out are not asked.
+            inputs: tensors that go down with it, or numbers, which arrive as numbers.
+        """
+        tensors: dict[str, Any] = {name: torch.as_tensor(value) for name, value in inputs.items()}
+        return self.federation.ask(question, of=of, **tensors)
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
-        return None
+        return self.method.ensembled(self, self.state, answers)
 
     def imagine(self, count: int) -> torch.Tensor | None:
         """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
-        return None
+        return self.method.imagine(self, self.state, count)
 
     def imagined_from(self, count: int) -> torch.Tensor | None:
         """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
-        return None
+        return self.method.imagined_from(self, self.state, count)
 
-    def state(self) -> dict[str, Any]:
-        """What the server must remember to go on; methods add their own."""
+    def kept(self) -> dict[str, Any]:
+        """What the server must remember to go on."""
         return {
             "done": self.done,
             "federation": self.federation.state(),
             "student": dict(self.student.state_dict()),
+            "method": {name: _kept(value) for name, value in vars(self.state).items()},
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a remembered state."""
-        self.done = state["done"]
-        self.federation.load(state["federation"])
-        self.student.load_state_dict(state["student"])
+    def take_up(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what was remembered."""
+        self.done = kept["done"]
+        self.federation.load(kept["federation"])
+        self.student.load_state_dict(kept["student"])
+        for name, value in kept["method"].items():
+            setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
+
+
+def _kept(value: Any) -> Any:
+    """What is remembered of one thing that a method has made."""
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
+        return dict(value.state_dict())
+    if isinstance(value, Mapping):
+        return {name: _kept(part) for name, part in value.items()}
+    return value.state() if hasattr(value, "state") else value
+
+
+def _taken_up(thing: Any, kept: Any, device: torch.device) -> Any:
+    """The thing as it was; in the place of one that :meth:`Method.begin` has made, where it has a memory."""
+    if isinstance(thing, nn.Module | torch.optim.Optimizer):
+        thing.load_state_dict(kept)
+        if isinstance(thing, torch.optim.Optimizer):
+            lay_out(thing)
+        return thing
+    if hasattr(thing, "load"):
+        thing.load(kept, device)
+        return thing
+    if isinstance(kept, Mapping):
+        here = thing if isinstance(thing, Mapping) else {}
+        return {name: _taken_up(here.get(name), part, device) for name, part in kept.items()}
+    if isinstance(kept, list | tuple):
+        return type(kept)(_taken_up(None, part, device) for part in kept)
+    return kept.to(device) if isinstance(kept, torch.Tensor) else kept

@@ -1,4 +1,11 @@
-"""Networks, and how a name in a configuration becomes one."""
+"""Networks, and how a name in a configuration becomes one.
+
+``classifiers``, ``unet`` and ``transformer`` are for nodes and student; ``generator``, ``conditional``,
+``critic`` and ``features`` are what methods add. ``split`` parts a network in two, ``vector`` makes it one
+vector. ``foreign`` is a model that is no torch module, ``hub`` one of Hugging Face.
+
+May import tasks and core. A newcomer adds a network: a function here, and a line in ``MODELS``.
+"""
 
 from __future__ import annotations
 

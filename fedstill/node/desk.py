@@ -16,8 +16,9 @@ from fedstill.node.group import Group, stack
 from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.node import Node
 from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
 from fedstill.protocol.messages import WireConfig, kind_of, refine, size
-from fedstill.protocol.questions import GRADIENTS, NodeSide, Question
+from fedstill.protocol.questions import NodeSide, Question
 
 Tensors = Mapping[str, torch.Tensor]
 KEPT = 4  # answers kept for a server that asks again because a reply was lost,
@@ -226,7 +227,9 @@ class Desk:
         inputs = {
             key: self._for_each(tensor, differentiable and key in question.differentiable)
             for key, tensor in tensors.items()
+            if tensor.ndim
         }
+        numbers = {key: tensor.item() for key, tensor in tensors.items() if not tensor.ndim}
         first = self.group.nodes[0]
         for node in self.group.nodes:
             node.asking = chained(node.answered, f"{number} {content} {attempt}")
@@ -235,7 +238,7 @@ class Desk:
             torch.set_grad_enabled(differentiable),
         ):
             self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
-            outputs = question.handler(self.group, number, **inputs)
+            outputs = question.handler(self.group, number, **inputs, **numbers)
         return inputs, outputs
 
     def _question(self, name: str, tensors: Tensors) -> Question:
@@ -246,6 +249,11 @@ class Desk:
             raise ArgumentError(
                 f"tensors of question {name}", sorted(tensors), f"exactly {sorted(question.sends)}"
             )
+        for key, kind in question.sends.items():
+            if kind == SCHEDULE and (tensors[key].ndim or tensors[key].dtype != torch.int64):
+                # A tensor in the place of a number could be priced as one round, and trained as two.
+                found = f"{tensors[key].dtype} of shape {tuple(tensors[key].shape)}"
+                raise ArgumentError(f"{key} of question {name}", found, "one whole number: int64, shape ()")
         return question
 
     def _for_each(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:

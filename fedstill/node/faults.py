@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.models import private
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import METHODS, refusal
+from fedstill.protocol.method import METHODS, refusal, side_of
 from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import TaskConfig, TaskName, any_task
@@ -25,25 +25,39 @@ MAIN = {"dp-sgd": "training", "pate": "pate", "noisy-outputs": "outputs"}  # who
 
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
-    """Questions that no method asks: misspelt, they would be refused."""
-    unknown = [name for name in policy.questions if name != "*" and name not in known_questions()]
-    return [
-        str(UnknownName("question of policy.questions", name, sorted(known_questions()))) for name in unknown
-    ]
+    """Methods that are not installed here; and questions that no method asks: misspelt, they are refused."""
+    found = []
+    for name in policy.methods:
+        try:
+            METHODS[name]
+        except FedstillError as error:
+            found.append(f"policy.methods: {error}")
+    if found:
+        return found
+    named = [name for name in policy.questions if name != "*"]
+    if not named:  # all questions of all methods are not quickly found
+        return found
+    known = known_questions(policy.methods)
+    unknown = [name for name in named if name not in known]
+    return [str(UnknownName("question of policy.questions", name, sorted(known))) for name in unknown]
 
 
 @cache
-def known_questions() -> frozenset[str]:
-    """The names of all questions that some method asks, with some of its options."""
+def known_questions(more: tuple[str, ...] = ()) -> frozenset[str]:
+    """The names of all questions that some method asks, with some of its options.
+
+    Args:
+        more: methods beside the package's own.
+    """
     found: set[str] = set()
     for task in (any_task(TaskConfig(name)) for name in get_args(TaskName)):
         setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
-        for method in METHODS.values():
-            for config in _variants(method.config()):
-                if refusal(method.needs(config), task) is not None:
+        for name in (*METHODS.own, *more):
+            for variant in _variants(METHODS[name]()):
+                if refusal(variant.needs(), task) is not None:
                     continue
                 try:
-                    found.update(method.node_side(config, setting).questions)
+                    found.update(side_of(variant, setting).questions)
                 except ArgumentError:  # an option that is not for this task
                     continue
     return frozenset(found)
@@ -52,7 +66,8 @@ def known_questions() -> frozenset[str]:
 def _variants(config: Any) -> Iterator[Any]:
     """A method's options as they are by default, and with each of its switches the other way."""
     yield config
-    for name, kind in get_type_hints(type(config)).items():
+    hints = get_type_hints(type(config))
+    for name, kind in ((part.name, hints[part.name]) for part in dataclasses.fields(config)):
         others: tuple[Any, ...] = ()
         if get_origin(kind) is Literal:
             others = get_args(kind)

@@ -16,8 +16,8 @@ from fedstill.node.purse import Purse
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.events import Price, as_text
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.kinds import INDICES, LABEL_MAPS, OF_MAPS, OUTPUTS
-from fedstill.protocol.messages import INPUTS, SCALE, WireConfig, kind_of, refine, size
+from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
+from fedstill.protocol.messages import SCALE, WireConfig, kind_of, refine, size
 from fedstill.protocol.questions import Question
 
 
@@ -40,14 +40,21 @@ class Gate:
         if "*" not in allowed and question.name not in allowed:
             return f"questions: {', '.join(allowed) or 'none'}"
         if self.policy.outputs_only:
-            let_out = {*OUTPUTS, *(OF_MAPS if self.policy.label_maps else ())}
-            told = sorted(set(kinds.values()) - let_out)
-            if told and set(OF_MAPS).issuperset(told):
+            told = sorted({kind for kind in kinds.values() if not self._lets_out(kind)})
+            if told and all(kind.of_maps and not kind.package for kind in told):
                 cure = 'with method.conditions = "drawn" none is asked for'
                 return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true; {cure}"
             if told:
-                return f"outputs_only: no {' and '.join(told)}"
+                foreign = any(kind.package for kind in told)
+                cure = ", unless its owner names it in policy.kinds" if foreign else ""
+                return f"outputs_only: no {' and '.join(told)}{cure}"
         return None if self.purse is None else self.purse.objection(question)
+
+    def _lets_out(self, kind: Kind) -> bool:
+        """Whether "outputs only" lets a kind out: an output, or what the owner allows by name."""
+        if kind in self.policy.kinds:
+            return True
+        return not kind.package and (kind.output or (kind.of_maps and self.policy.label_maps))
 
     def inspect(
         self,

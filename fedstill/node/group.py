@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 
 from fedstill.core import deadline
 from fedstill.core.compute import as_laid_out, lay_out
+from fedstill.core.errors import QuestionRefused
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node.node import Node
 
@@ -155,6 +156,13 @@ class Group:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
         self._benches: dict[str, Bench] = {}
+        self.at: Any = None  # what a method finds here (NodeSetting), while it answers
+        self.number = 0  # of the question that is answered, which names what is drawn for it
+
+    def knowing(self, at: Any, number: int = 0) -> Group:
+        """This group, answering question ``number`` of a method that finds ``at`` here."""
+        self.at, self.number = at, number
+        return self
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -191,7 +199,15 @@ class Group:
         return stack([part.inputs for part in parts]), stack([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
-        """One optimiser step of each node's network of a role, on its own loss; ``losses`` (G,)."""
+        """One optimiser step of each node's network of a role, on its own loss; ``losses`` (G,).
+
+        Raises:
+            QuestionRefused: the network learns privately, and this step has no noise.
+        """
+        for node in self.nodes:
+            if role in node.private or "model" in node.private:
+                rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
+                raise QuestionRefused(node.name, "learn", rule)
         self.bench(role).backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimisers[role].step()

@@ -23,28 +23,16 @@ from fedstill.privacy.events import Price
 from fedstill.privacy.randomness import Draws, make_draws
 from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised, Votes
 from fedstill.privacy.statement import Statement, state
-from fedstill.protocol.kinds import LABEL_MAPS, PRIVATE_DATA
-from fedstill.protocol.messages import INPUTS
-from fedstill.protocol.questions import GRADIENTS, NodeSide, Question
+from fedstill.protocol.kinds import INPUTS, Kind
+from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
 
-LABEL_COUNTS, DATA_SIZES = "label counts", "data sizes"
-COUNTED = (LABEL_COUNTS, DATA_SIZES)  # kinds of tensor
-# Kinds that are computed from records, whatever a question says of them: no learning protects them.
-OF_RECORDS = ("difference", LABEL_MAPS, PRIVATE_DATA)
 SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
 PARTS = ("training", "critic", "pate", "gradients", "outputs")  # what a config gives noise for
-CURES = {  # of kinds that have no guarantee: how a method does without them
-    "logit range": "with a bound fixed beforehand (method.z_max) none is told",
-    LABEL_MAPS: 'a server that draws its own (method.conditions = "drawn") asks for none',
-    "difference": 'with method.conditions = "drawn" images are compared with none of the node',
-    "attention maps": "with method.attention = 0 none are told",
-    "latent features": "with method.lambda_adv = 0 none are told",
-}
 FOR = {Votes: "pate", Sanitised: "gradients", NoisyOutputs: "outputs", NoisyCounts: "counts"}
 
 
@@ -114,14 +102,17 @@ class Guard:
 
     def _check(self, question: Question) -> None:
         """Refuse a question that the mechanism cannot protect, whatever the noise."""
-        rule, releases, task = None, set(question.releases.values()), self.task
+        rule, releases, task = None, {kind.of for kind in question.releases.values()}, self.task
         if self.protects and releases and question.reads is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
+        elif self.protects and set(question.trains) - {"critic"}:
+            unknown = ", ".join(sorted(set(question.trains) - {"critic"}))
+            rule = f"mechanism {self.name} cannot protect it: it trains {unknown}, which learns without noise"
         elif self.name == "pate" and question.span is not None:
             rule = "teachers learn once, before the first question, and this one trains the model"
-        elif self.name == "pate" and releases - set(COUNTED) and task.kind != "class":
+        elif self.name == "pate" and releases - {"counts"} and task.kind != "class":
             rule = f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
-        elif self.name == "noisy-outputs" and "logits" in releases and task.kind in ("map", "image"):
+        elif self.name == "noisy-outputs" and "scores" in releases and task.kind in ("map", "image"):
             rule = f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
         if rule is not None:
             raise QuestionRefused(self.node, question.name, f"privacy: {rule}")
@@ -131,45 +122,54 @@ class Guard:
     def rule(self, question: Question, name: str, levels: Levels | None = None) -> Rule:
         """What is done to one tensor of an answer, or of the gradients that follow it."""
         config, kind, level = self.config, question.kinds()[name], levels or self.levels
+        pulled = name not in question.releases  # a gradient, whatever its kind is called
         if not self.protects or question.reads is None:
             return Exact()
-        if name in question.reads or kind in OF_RECORDS:
-            if kind not in COUNTED:
+        noisy = NoisyOutputs(config.outputs.how, level.outputs, config.outputs.bound)
+        if kind.of == "rows" and self.name == "noisy-outputs":  # whatever they are computed from
+            return noisy
+        if name in question.reads or kind.of == "records":
+            if kind.of != "counts" or kind.package:  # by how much a record moves others' counts is not known
                 return Exact()
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
-            least = int(kind == DATA_SIZES)
+            least = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
-        if kind == GRADIENTS and self._reads_records(question):
+        if pulled and self._reads_records(question):
             # They carry the records themselves, whatever the networks learned with.
             return Exact() if self.name == "dp-sgd" else Sanitised(config.gradients.clip, level.gradients)
-        if kind in COUNTED:
+        if kind.of == "counts" and not kind.package:
             return Derived("counts that have left with noise")
-        if self.name == "dp-sgd" or kind == "critic":
+        if self.name == "dp-sgd" or (kind.of == "critic" and not pulled and self._critics):
             # What it costs that they learn is billed where they do.
             return Derived("networks that learn with DP-SGD")
         teachers = config.pate.teachers if self.name == "pate" else 1
-        if kind == GRADIENTS:
+        if pulled:
             return Sanitised(config.gradients.clip, level.gradients, teachers)
-        if kind == "logits" and self.name == "pate":
+        if kind.of == "scores" and self.name == "pate":
             pate = config.pate
             return Votes(
                 teachers, level.pate, pate.release, pate.threshold, pate.threshold_noise, pate.sharpness
             )
-        if kind == "logits":
-            return NoisyOutputs(config.outputs.how, level.outputs, config.outputs.bound)
-        return Exact()
+        return noisy if kind.of == "scores" else Exact()
 
-    def _moves(self, kind: str) -> float:
+    @property
+    def _critics(self) -> bool:
+        """Whether there are critics, which learn privately under every mechanism."""
+        return any("critic" in question.trains for question in self.side.questions.values())
+
+    def _moves(self, kind: Kind) -> float:
         """By how much one record can move counts of a kind, in L1."""
-        if kind != LABEL_COUNTS:
+        if not kind.by_class:
             return 1.0
         return SHARED if self.task.kind == "map" else float(self.task.counted)
 
     @staticmethod
     def _reads_records(question: Question) -> bool:
         """Whether an answer has parts that are computed from the records themselves, beside counts."""
-        read = {kind for name, kind in question.releases.items() if name in (question.reads or ())}
-        return bool((read | (set(question.releases.values()) & set(OF_RECORDS))) - set(COUNTED))
+        return any(
+            kind.of == "records" or (name in (question.reads or ()) and kind.of != "counts")
+            for name, kind in question.releases.items()
+        )
 
     def draws(self, *names: str | int) -> Draws:
         """Noise for one purpose: the same purpose gives the same noise.
@@ -291,8 +291,12 @@ class Guard:
         """
         inputs = [len(tensor) for name, tensor in (sent or {}).items() if question.sends.get(name) == INPUTS]
         rows = max([question.rows, 1, *inputs])
-        forms = {"logits": (rows, self.task.classes), LABEL_COUNTS: (self.task.classes,)}
-        answer = {name: forms.get(kind, (rows,)) for name, kind in question.releases.items()}
+        classes = self.task.classes
+        answer: dict[str, Shape] = {}
+        for name, kind in question.releases.items():
+            answer[name] = (rows, classes) if kind.of in ("scores", "rows") else (rows,)
+            if kind.by_class:
+                answer[name] = (classes,)
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
         return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
 
@@ -374,7 +378,7 @@ def unpriced(guard: Guard, question: Question) -> str | None:
         }
     )
     if bare:
-        cures = "".join(f"; {CURES[kind]}" for kind in bare if kind in CURES)
+        cures = "".join(f"; {kind.without}" for kind in bare if kind.without)
         named = f"mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
         return f"privacy: a budget is set, and {named}{cures}"
     return None

@@ -18,6 +18,12 @@ class PolicyConfig:
     outputs_only: bool = True
     """Refuse any question whose answer carries anything but outputs: parameters of a network, the data
     themselves, or a kind of tensor that is not known. What a tensor is of, the installed method declares."""
+    methods: tuple[str, ...] = ()
+    """Methods that may be run here beside the package's own, by the names under which they are installed: a
+    server can name no other, and none is imported for it."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of tensor that may leave beside those that outputs_only lets out; those of methods that are not
+    the package's own bear the name of theirs: "my_lab: class logits"."""
     label_maps: bool = False
     """Let label maps leave, what is where in each image, from which a server makes images of its own; and how
     far those are from the real ones of the same maps, which, asked often enough, tells the real ones. The

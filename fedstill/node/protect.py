@@ -11,6 +11,7 @@ from typing import Any
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
+from fedstill.core.tables import as_table
 from fedstill.data.groups import largest, limit_groups
 from fedstill.models import private
 from fedstill.models.vector import to_vector
@@ -22,6 +23,7 @@ from fedstill.node.purse import Purse
 from fedstill.node.teachers import Teachers, shards, teachers_of
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
+from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
 # Options that change no answer.
@@ -120,7 +122,8 @@ def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret
     plain = PrivacyConfig()
     budgets = {name: getattr(plain, name) for name in BUDGETS}
     config = replace(guard.config, **budgets)
-    options = (method, guard.local, config, guard.levels, node.seed, compute, setting.task.options())
+    chosen = (method_name(method), sorted(as_table(method).items()))
+    options = (*chosen, guard.local, config, guard.levels, node.seed, compute, setting.task.options())
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
     # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()

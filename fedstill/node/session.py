@@ -52,11 +52,11 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.witness import released
 from fedstill.protocol.digests import digest
-from fedstill.protocol.kinds import INDICES
-from fedstill.protocol.messages import INPUTS, SCALE, Tensors, size
-from fedstill.protocol.method import METHODS
+from fedstill.protocol.kinds import GRADIENTS, INDICES, INPUTS
+from fedstill.protocol.messages import SCALE, Tensors, size
+from fedstill.protocol.method import side_of
 from fedstill.protocol.plan import PLAN_FILE, Plan
-from fedstill.protocol.questions import GRADIENTS, NodeSetting, Question
+from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import Span
 
 logger = logging.getLogger("fedstill.node")
@@ -92,9 +92,9 @@ class Session:
         self.folder = folder / RUNS / plan.run
         self.disk = Disk(folder, file.name, file.policy, plan.run)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
-        method, config = METHODS[plan.method["name"]], plan.config()
+        method = plan.config()
         self.task = form.make_task()
-        self.needs = method.needs(config)
+        self.needs = method.needs()
         self.ledger = Ledger()
         try:
             data = owner.load_data(file, folder, form, self._most)
@@ -119,7 +119,7 @@ class Session:
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
         self.setting = NodeSetting(self.task, file.local, compute, placed, features)
-        side = method.node_side(config, self.setting)
+        side = side_of(method, self.setting)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
@@ -130,7 +130,7 @@ class Session:
         with ExitStack() as undo:  # whatever fails, nothing stays open or locked
             undo.callback(self.close)
             self.account.require_sound()
-            self._open(folder, config, secret, told)
+            self._open(folder, method, secret, told)
             undo.pop_all()
 
     def _open(self, folder: Path, config: Any, secret: int, told: Mapping[str, Any]) -> None:

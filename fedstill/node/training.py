@@ -204,3 +204,21 @@ def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.T
         outputs = torch.cat([model(part).float() for part in torch.split(inputs, at_once(inputs))])
     model.train(training)
     return outputs
+
+
+def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None) -> None:
+    """One round's part of the local training of a group's models.
+
+    The optimiser starts anew, since what it remembers belongs to weights that were replaced.
+
+    Args:
+        nodes: the group.
+        round, rounds: which, of how many.
+        work: a training step; None is the task's own loss.
+    """
+    at = nodes.at
+    prepare(nodes.nodes, at.local)
+    span = Span.one(round, rounds)
+    train(nodes.nodes, at.task, at.local, at.compute, span=span, work=work)
+    for node in nodes.nodes:
+        node.optimisers.pop("model", None)

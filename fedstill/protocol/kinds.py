@@ -1,17 +1,136 @@
-"""What tensors that travel are of: kinds, by which policies, mechanisms and reports know them."""
+"""What tensors that travel are of: kinds, and all that policies, mechanisms, checks and reports know of one.
+
+A method declares a kind of its own where it declares the question that releases it; nobody else has a list.
+"""
 
 from __future__ import annotations
 
-# Kinds of tensor that "outputs only" refuses: what was learned, or learned from, as it is.
-PARAMETERS = "parameters"
-EXTRACTOR_PARAMETERS, HEAD_PARAMETERS = "extractor parameters", "head parameters"
-GENERATOR_PARAMETERS = "generator parameters"
-PRIVATE_DATA = "private data"
-LABEL_MAPS = "label maps"  # of a node's own images, or of what a server asks about
-DIFFERENCE = "difference"  # of a server's images from the node's own
-OF_MAPS = (LABEL_MAPS, DIFFERENCE)  # what policy label_maps lets out
-INDICES = "indices"  # of public data
-NOT_OUTPUTS = (PARAMETERS, EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, GENERATOR_PARAMETERS, PRIVATE_DATA)
-# Kinds that it lets pass, and no others: a kind that nobody has heard of is refused.
-OUTPUTS = ("attention maps", "critic", "data sizes", "gradients", "label counts", "logit range", "logits")
-LOGITS, SCHEDULE = "logits", "schedule"  # kinds of tensor
+from typing import Any, Literal
+
+Of = Literal["question", "scores", "rows", "answers", "critic", "gradients", "counts", "records", "model"]
+
+OUTPUTS = ("scores", "rows", "answers", "critic", "gradients", "counts")
+
+
+class Kind(str):
+    """A kind of tensor, by its name.
+
+    A node's owner lets it out by ``of``; a kind that a plug-in's method releases bears its package's name
+    (``my_lab: class logits``), and is let out only by that name.
+
+    Args:
+        name: by which audit logs, policies and reports know it.
+        says: what it says, for whoever is in charge of the data.
+        of: what it is computed from. ``question``: it only goes down, or is chosen by the server.
+            ``scores``: a row of class scores for each input. ``rows``: other vectors that may be bounded and
+            noised one by one, whatever they are computed from. ``answers``: other outputs of networks.
+            ``critic``: outputs of a network that learns privately under every mechanism. ``gradients``: what
+            is pulled back to the inputs. ``counts``: numbers of records. ``records``: the records themselves,
+            or what is computed from each of them. ``model``: what a network has learned.
+        by_class: of counts: they are counted by class.
+        of_maps: of records: what policy ``label_maps`` lets out.
+        common: the size (root mean square) that is none too many whatever other nodes have; None: sizes
+            are not compared between nodes.
+        without: how a run does without it.
+        package: whose method releases it; empty: one of ours.
+
+    >>> Kind("class logits", "a mean score vector for each class", of="rows").at("my_lab")
+    'my_lab: class logits'
+    """
+
+    says: str
+    of: Of
+    by_class: bool
+    of_maps: bool
+    common: float | None
+    without: str
+    package: str
+
+    def __new__(
+        cls,
+        name: str,
+        says: str = "",
+        *,
+        of: Of = "records",
+        by_class: bool = False,
+        of_maps: bool = False,
+        common: float | None = None,
+        without: str = "",
+        package: str = "",
+    ) -> Kind:
+        kind = super().__new__(cls, name)
+        kind.says, kind.of, kind.by_class, kind.of_maps = says, of, by_class, of_maps
+        kind.common, kind.without, kind.package = common, without, package
+        return kind
+
+    def at(self, package: str) -> Kind:
+        """The same kind as a package's method releases it."""
+        about: dict[str, Any] = {**vars(self), "package": package}
+        return Kind(f"{package}: {self}", **about)
+
+    @property
+    def output(self) -> bool:
+        """Whether it is an output, and neither a record nor a network: what "outputs only" lets out."""
+        return self.of in OUTPUTS
+
+
+INPUTS = Kind("inputs", "the inputs that the server asked about", of="question")
+INDICES = Kind("indices", "which rows of the public data a question is about", of="question")
+SCHEDULE = Kind("schedule", "the number of the round", of="question")
+SOURCES = Kind("sources", "which of the nodes' label maps the server's images are made from", of="question")
+LOGITS = Kind(
+    "logits",
+    "the score that a node's model gives each class, for each input it was asked about",
+    of="scores",
+    common=0.0,
+)
+CRITIC = Kind(
+    "critic",
+    "how unlike its own data a node's critic finds each input, part by part",
+    of="critic",
+    common=1.0,  # an untrained critic says next to nothing
+)
+GRADIENTS = Kind(
+    "gradients", "slopes of the server's loss, which tell it how to change its inputs", of="gradients"
+)
+LABEL_COUNTS = Kind(
+    "label counts", "how many examples of each class a node holds", of="counts", by_class=True
+)
+DATA_SIZES = Kind("data sizes", "how many examples a node holds", of="counts")
+LABEL_MAPS = Kind(
+    "label maps",
+    "what is where in each of a node's training images, or of what the server asks about",
+    of_maps=True,
+    without='a server that draws its own (method.conditions = "drawn") asks for none',
+)
+DIFFERENCE = Kind(
+    "difference",
+    "how far an image that the server made is from the node's own of the same label map",
+    of_maps=True,
+    without='with method.conditions = "drawn" images are compared with none of the node',
+)
+PRIVATE_DATA = Kind("private data", "training examples themselves, as they are")
+# Weights come with counts of batches.
+PARAMETERS = Kind("parameters", "the weights of a model", of="model", common=1.0)
+EXTRACTOR_PARAMETERS = Kind(
+    "extractor parameters", "the weights of a model but for its last part, the head", of="model", common=1.0
+)
+HEAD_PARAMETERS = Kind(
+    "head parameters",
+    "the weights of a model's last part, which tells the classes apart",
+    of="model",
+    common=1.0,
+)
+GENERATOR_PARAMETERS = Kind(
+    "generator parameters",
+    "the weights of a network that makes inputs or features like the node's",
+    of="model",
+    common=1.0,
+)
+
+KNOWN = {str(kind): kind for kind in list(vars().values()) if isinstance(kind, Kind)}
+
+
+def kind_named(name: str) -> Kind:
+    """A kind by its name; of one that is not declared here the worst is supposed."""
+    return name if isinstance(name, Kind) else KNOWN.get(name) or Kind(name)

@@ -18,13 +18,13 @@ from safetensors.torch import load, save
 
 from fedstill.core.choices import check_choices
 from fedstill.core.errors import DataError
+from fedstill.protocol.kinds import INPUTS, kind_named
 
 Tensors = Mapping[str, torch.Tensor]
 Form = Literal["float32", "float16", "int8"]
 SCALE = ":scale"  # "x:scale" goes with an "x" of int8 or float16: what each row is multiplied by
 HEADER, STRIDES = "fedstill", "strides"  # in the metadata of a message
 MOST_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they take fifty times as much memory
-INPUTS, GRADIENTS = "inputs", "gradients"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class WireConfig:
 
     def form(self, kind: str) -> Form:
         """The form in which a kind of tensor travels."""
-        return {INPUTS: self.inputs, GRADIENTS: self.gradients}.get(kind, "float32")
+        if kind_named(kind).of == "gradients":
+            return self.gradients
+        return self.inputs if kind == INPUTS else "float32"
 
     def coarsen(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
         """Tensors as they travel, by name; :func:`refine` takes them back to float32.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import Registry
+from fedstill.core.registry import OURS, Registry
 from fedstill.data.public import Public
-from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question, declared
+from fedstill.protocol.schedule import WHOLE, Span
 from fedstill.tasks import Task
 
 
@@ -29,6 +32,7 @@ class Needs:
         images: inputs that a server can make: images, and not texts.
         one_label: tasks in which each input has one class.
         maps: tasks whose inputs can be made from label maps.
+        no_maps: tasks whose inputs are not made from label maps.
         vectors: tasks whose outputs are one vector an input, and not maps or images.
     """
 
@@ -41,6 +45,7 @@ class Needs:
     images: bool = False
     one_label: bool = False
     maps: bool = False
+    no_maps: bool = False
     vectors: bool = False
 
 
@@ -52,6 +57,8 @@ def refusal(needs: Needs, task: Task) -> str | None:
         return "it needs one class for each input, and this task has none"
     if needs.maps and not task.conditions:
         return "it makes images from label maps, and this task has none"
+    if needs.no_maps and task.conditions:
+        return "it makes inputs from noise, and in this task they are made from label maps: take fediod-maps"
     if needs.vectors and task.kind in ("map", "image"):
         return "it needs one vector of outputs for each input, and this task has one for each pixel"
     return None
@@ -65,84 +72,192 @@ class Ask:
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Method:
-    """What the library knows of a method.
+    """A method, all of it: its options, its part at the nodes and its program at the server.
 
-    Args:
-        name: on the command line.
+    A method is a frozen dataclass; its fields are its options, checked in ``__post_init__``. Its questions
+    are functions that are marked with :func:`fedstill.protocol.questions.question` and run at the nodes. Its
+    program is :meth:`begin` and then :meth:`turn`, again and again; between two turns a run may be stopped,
+    and goes on from there with all that stands in what :meth:`begin` gave.
+
+    Attributes:
         title: in tables.
         paper: where it comes from.
-        config: its frozen config dataclass.
-        node_side: its part at the nodes. What leaves a node is stated there, question by question.
-        server: its program at the server (:class:`fedstill.methods.server.Server`), from config and setting.
-        needs: what it needs, which may depend on its config.
-        central: the model it is judged by. ``student`` is trained at the server; ``virtual`` is the
-            average of the nodes' models, weighed by their data, made only to evaluate and kept by
-            nobody (FedMD-CG, section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the
-            nodes' mean.
-        one_round: all that it asks, in order and known before the first answer, from its config, the public
-            data and the run's seed; it raises ArgumentError where an option makes a question depend on an
-            answer. None where every run does. Such questions can be carried by hand.
+        unit: what a turn is, in reports.
+        central: the model it is judged by. ``student`` is trained at the server; ``virtual`` is the average
+            of the nodes' models, weighed by their data, made only to evaluate and kept by nobody (FedMD-CG,
+            section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the nodes' mean.
+        learns: whether the nodes' own models are trained at all, then or later.
+        one_round: whether all that it asks can be known before the first answer (:meth:`asks`), so that
+            questions may be carried by hand.
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
     """
 
-    name: str
-    title: str
-    paper: str
-    config: type[Any]
-    node_side: Callable[[Any, NodeSetting], NodeSide]
-    server: Callable[[Any, Any], Any]
-    needs: Callable[[Any], Needs]
-    central: Literal["student", "virtual", "ensemble", "nodes"] = "student"
-    one_round: Callable[[Any, Public | None, int], Sequence[Ask]] | None = None
-    later: tuple[str, ...] = ()
+    title: ClassVar[str]
+    paper: ClassVar[str] = ""
+    unit: ClassVar[Literal["step", "epoch", "round"]] = "round"
+    central: ClassVar[Literal["student", "virtual", "ensemble", "nodes"]] = "student"
+    learns: ClassVar[bool] = True
+    one_round: ClassVar[bool] = False
+    later: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Checks options; a method that checks more calls this, too.
+
+        Raises:
+            ArgumentError: a value that a field's ``Literal`` does not list.
+        """
+        check_choices(self, "method")
+
+    def needs(self) -> Needs:
+        """What a federation must have; it is refused before any training where it has not."""
+        return Needs()
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @property
+    def before(self) -> Span | None:
+        """The part of the local training before the first question: all of it; None is nothing."""
+        return WHOLE
+
+    def questions(self, at: NodeSetting) -> Iterable[Question]:
+        """What nodes are asked. Those that are declared, unless a method says otherwise."""
+        return declared(self, at)
+
+    def prepare(self, nodes: Any, at: NodeSetting) -> None:
+        """What nodes do before anything else, as to make further networks; ``nodes`` are all, one by one."""
+
+    def rehearse(self, nodes: Any) -> None:
+        """The main work of a turn for some nodes (a :class:`~fedstill.node.group.Group`), to be timed."""
+
+    def look(self, nodes: Any, x: torch.Tensor, at: NodeSetting) -> Mapping[str, torch.Tensor]:
+        """What nodes would be answering about inputs ``(B, ...)``: ``(K, B, ...)`` a tensor.
+
+        For evaluation in a simulation only: nothing is trained, released or counted. A method with an
+        ensemble has one.
+        """
+        raise NotImplementedError
+
+    def notes(self, at: NodeSetting) -> tuple[str, ...]:
+        """What a run should be told: what is switched off here, and why."""
+        return ()
+
+    def node_side(self, at: NodeSetting) -> NodeSide:
+        """Its part at the nodes as one: what they are asked, and what they do before."""
+        looks = type(self).look is not Method.look
+        return NodeSide(
+            {question.name: question for question in self.questions(at)},
+            prepare=lambda nodes: self.prepare(nodes, at),
+            rehearse=lambda group: self.rehearse(group.knowing(at)),
+            look=(lambda nodes, x: self.look(nodes, x, at)) if looks else None,
+            first=self.before,
+            learns=self.learns,
+            notes=self.notes(at),
+        )
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    @property
+    def turns(self) -> int:
+        """Turns of a whole run: rounds, unless a method says otherwise."""
+        rounds: int = getattr(self, "rounds", 0)
+        return rounds
+
+    def begin(self, server: Any) -> Any:
+        """What the server has before its first turn; nobody is asked yet.
+
+        Args:
+            server: a :class:`fedstill.methods.server.Server`.
+
+        Returns:
+            An object whose attributes are all that changes from turn to turn, beside the student: networks,
+            optimisers, tensors, numbers, None, and what has ``state()`` and ``load(state)``.
+        """
+        return SimpleNamespace()
+
+    def turn(self, server: Any, state: Any, t: int) -> Mapping[str, float]:
+        """Turn number ``t``, from 0; gives its losses."""
+        return {}
+
+    def ensembled(self, server: Any, state: Any, answers: Any) -> torch.Tensor | None:
+        """The nodes' answers about some inputs as one, ``(B, classes)``; None where there is no ensemble."""
+        return None
+
+    def imagine(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
+        """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
+        return None
+
+    def imagined_from(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
+        return None
+
+    def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
+        """All that a ``one_round`` method asks, in order.
+
+        Raises:
+            ArgumentError: an option makes a question depend on an answer.
+        """
+        raise NotImplementedError
 
 
-METHODS: Registry[Method] = Registry(
+def side_of(method: Method, at: NodeSetting) -> NodeSide:
+    """A method's part at the nodes. What a method that is not the package's own releases bears its package's
+    name, whatever the method calls it: so an owner lets out by name what nobody here has vouched for. Answers
+    that are the package's own and ``closed``, as label counts, keep their names."""
+    side, package = method.node_side(at), METHODS.origin(method_name(method))
+    if package == OURS:
+        return side
+    named = {name: each if each.closed else each.of_package(package) for name, each in side.questions.items()}
+    return replace(side, questions=named)
+
+
+def _wrong(method: type[Method]) -> str | None:
+    """What a method of somebody else's lacks."""
+    parameters = vars(method).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
+    if not isinstance(getattr(method, "title", None), str):
+        return "one with a title: ClassVar[str], for tables"
+    return None
+
+
+METHODS: Registry[type[Method]] = Registry(
     "method",
     {
-        "standalone": "fedstill.methods.standalone:METHOD",
-        "centralised": "fedstill.methods.centralised:METHOD",
-        "public-only": "fedstill.methods.public_only:METHOD",
-        "ensemble": "fedstill.methods.ensemble:METHOD",
-        "fediod": "fedstill.methods.fediod:METHOD",
-        "asyndgan": "fedstill.methods.asyndgan:METHOD",
-        "fedkd": "fedstill.methods.fedkd:METHOD",
-        "fedmd-cg": "fedstill.methods.fedmd_cg:METHOD",
-        "fedavg": "fedstill.methods.fedavg:METHOD",
-        "fedprox": "fedstill.methods.fedprox:METHOD",
-        "fedavgm": "fedstill.methods.fedavgm:METHOD",
-        "feddf": "fedstill.methods.feddf:METHOD",
-        "fedmd": "fedstill.methods.fedmd:METHOD",
-        "fedgen": "fedstill.methods.fedgen:METHOD",
-        "fedper": "fedstill.methods.fedper:METHOD",
-        "lg-fedavg": "fedstill.methods.lg_fedavg:METHOD",
-        "fedcg": "fedstill.methods.fedcg:METHOD",
-        "fl-mrcm": "fedstill.methods.fl_mrcm:METHOD",
-        "fedad": "fedstill.methods.fedad:METHOD",
+        "standalone": "fedstill.methods.standalone:Standalone",
+        "centralised": "fedstill.methods.centralised:Centralised",
+        "public-only": "fedstill.methods.public_only:PublicOnly",
+        "ensemble": "fedstill.methods.ensemble:NodeEnsemble",
+        "fediod": "fedstill.methods.fediod:FedIOD",
+        "fediod-maps": "fedstill.methods.fediod_maps:FedIODMaps",
+        "asyndgan": "fedstill.methods.asyndgan:AsynDGAN",
+        "fedkd": "fedstill.methods.fedkd:FedKD",
+        "fedmd-cg": "fedstill.methods.fedmd_cg:FedMDCG",
+        "fedavg": "fedstill.methods.fedavg:FedAvg",
+        "fedprox": "fedstill.methods.fedprox:FedProx",
+        "fedavgm": "fedstill.methods.fedavgm:FedAvgM",
+        "feddf": "fedstill.methods.feddf:FedDF",
+        "fedmd": "fedstill.methods.fedmd:FedMD",
+        "fedgen": "fedstill.methods.fedgen:FedGEN",
+        "fedper": "fedstill.methods.fedper:FedPer",
+        "lg-fedavg": "fedstill.methods.lg_fedavg:LGFedAvg",
+        "fedcg": "fedstill.methods.fedcg:FedCG",
+        "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
+        "fedad": "fedstill.methods.fedad:FedAD",
     },
-    Method,
+    base=Method,
+    wrong=_wrong,
 )
 
 
-def method_of(config: object) -> Method:
-    """The method that a config object belongs to.
+def method_name(method: object) -> str:
+    """The name by which a method can be asked for: ``module:Name``, where it has no shorter one.
 
     Raises:
-        ArgumentError: none.
+        ArgumentError: it is no method.
     """
-    return METHODS[method_name(config)]
-
-
-def method_name(config: object) -> str:
-    """The name under which the method of a config object was asked for.
-
-    Raises:
-        ArgumentError: it belongs to none.
-    """
-    for name in METHODS.known():
-        if type(config) is METHODS[name].config:
-            return name
-    allowed = ", ".join(METHODS[name].config.__name__ for name in METHODS.own)
-    raise ArgumentError("method", config, f"one of {allowed}")
+    if not isinstance(method, Method):
+        names = ", ".join(place.partition(":")[2] for place in METHODS.own.values())
+        raise ArgumentError("method", method, f"one of {names}, or another Method")
+    kind = type(method)
+    return METHODS.name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"

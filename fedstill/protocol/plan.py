@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -60,7 +60,7 @@ class Plan:
         for key, value in options.items():
             if isinstance(value, int) and abs(value) > 2**53:  # which no size, and no count, is
                 raise ArgumentError(f"method.{key}", value, "a number up to 2**53")
-        return read_table(METHODS[name].config, options, "method.")
+        return read_table(METHODS[name], options, "method.")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives the same plan back."""
@@ -75,8 +75,12 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, table: Any) -> Plan:
+    def from_dict(cls, table: Any, methods: Collection[str] = ()) -> Plan:
         """The plan that JSON values describe.
+
+        Args:
+            table: the values, as somebody sent them.
+            methods: names that may be looked up beside the package's own. Nothing is imported for any other.
 
         Raises:
             ArgumentError: they do not describe one, or are of another version of the protocol.
@@ -96,6 +100,10 @@ class Plan:
         note = table["public_note"]
         if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
             raise ArgumentError("public_note", note, "two texts")
+        named = table["method"].get("name")
+        if named not in (*METHODS.own, *methods):
+            allowed = f"one that policy.methods of this node names, or one of {', '.join(METHODS.own)}"
+            raise ArgumentError("method.name", named, allowed)
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
+from fedstill.protocol.kinds import GRADIENTS, Kind, kind_named
 from fedstill.protocol.schedule import WHOLE, LocalConfig, Span
 from fedstill.tasks import Task
 
+T = TypeVar("T")
 Handler = Callable[..., Mapping[str, torch.Tensor]]
-GRADIENTS = "gradients"
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Question:
         sends: the kind of each tensor that goes down with it.
         releases: the kind of each tensor that its answer holds.
         differentiable: the inputs through which gradients that reach the answer are pulled back. They
-            leave the node as kind ``gradients``.
+            leave the node, too.
         times: how often a run asks it, so that a node with a limit can refuse beforehand; 0 is not known.
         constant: the answer follows from the node's data alone, whatever it has been asked before; asked
             again under another number's state, it is the same release.
@@ -42,12 +45,14 @@ class Question:
             words; an attack that goes by the task's loss alone is then weaker than it could be.
         finish: what is done to an answer after the gate's noise and before it travels, by what was sent (a
             quantiser, say). It never sees what is private.
+        gradients: the kind of the gradients that leave.
+        closed: nothing that a subclass of the method could change has a part in the answer.
     """
 
     name: str
     handler: Handler
-    sends: Mapping[str, str] = field(default_factory=dict)
-    releases: Mapping[str, str] = field(default_factory=dict)
+    sends: Mapping[str, Kind] = field(default_factory=dict)
+    releases: Mapping[str, Kind] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     times: int = 0
     constant: bool = False
@@ -59,10 +64,28 @@ class Question:
     finish: Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | (
         None
     ) = None
+    gradients: Kind = GRADIENTS
+    closed: bool = False
 
-    def kinds(self) -> Mapping[str, str]:
+    def __post_init__(self) -> None:
+        for part in ("sends", "releases"):
+            named = {name: kind_named(kind) for name, kind in getattr(self, part).items()}
+            object.__setattr__(self, part, named)
+        object.__setattr__(self, "gradients", kind_named(self.gradients))
+        if self.gradients.of != "gradients":
+            raise ArgumentError(f"gradients of question {self.name}", self.gradients, "a kind of gradients")
+
+    def kinds(self) -> Mapping[str, Kind]:
         """The kind of everything that may leave a node for this question."""
-        return {**self.releases, **{f"d/d{name}": GRADIENTS for name in self.differentiable}}
+        return {
+            **self.releases,
+            **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.gradients),
+        }
+
+    def of_package(self, package: str) -> Question:
+        """The same question of a method that comes from elsewhere: what it releases bears that name."""
+        releases = {name: kind.at(package) for name, kind in self.releases.items()}
+        return replace(self, releases=releases, gradients=self.gradients.at(package))
 
 
 @dataclass(frozen=True)
@@ -82,6 +105,14 @@ class NodeSetting:
     compute: Compute
     public: Public | None = None
     perceptual: nn.Module | None = None
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What a method makes once for all questions of a run: the first time it is asked for."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        made: T = self._kept[name]
+        return made
 
 
 def stand_in(task: Task, shape: tuple[int, ...] = ()) -> Public:
@@ -119,7 +150,76 @@ class NodeSide:
     learns: bool = True
     notes: tuple[str, ...] = ()
 
-    def leaves(self) -> tuple[str, ...]:
+    def travels(self) -> tuple[Kind, ...]:
+        """All kinds of tensor that go down or leave, each once, in alphabetical order."""
+        sent = {kind for question in self.questions.values() for kind in question.sends.values()}
+        return tuple(sorted(sent.union(self.leaves())))
+
+    def leaves(self) -> tuple[Kind, ...]:
         """The kinds of tensor that leave a node, each once, in alphabetical order."""
         kinds = [kind for question in self.questions.values() for kind in question.kinds().values()]
         return tuple(sorted(set(kinds)))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+DECLARED = "__question__"  # the attribute of a function that a question marks
+
+
+def question(**declaration: Any) -> Callable[[F], F]:
+    """Marks a function of a method as what nodes answer to a question of its name.
+
+    The function is called at the nodes as ``function(method, nodes, **inputs)``, where ``nodes`` is a
+    :class:`~fedstill.node.group.Group` and inputs and answers have its nodes first, ``(G, ...)``; a tensor
+    without dimensions arrives as a number.
+
+    Args:
+        declaration: the fields of :class:`Question`, but for its name and handler. Each may also be a
+            function of the method and what it finds at the nodes (:class:`NodeSetting`), since options decide
+            of much.
+            ``span`` and ``finish`` are functions of the method and of what they are given in a
+            :class:`Question`. ``when`` says whether the question is asked at all, ``name`` what it is called,
+            if not as the function.
+    """
+    unknown = sorted(set(declaration) - {part.name for part in fields(Question)} - {"when", "name"})
+    if unknown:
+        raise TypeError(f"a question has no {', '.join(unknown)}")
+
+    def mark(function: F) -> F:
+        setattr(function, DECLARED, declaration)
+        return function
+
+    return mark
+
+
+def declared(method: Any, at: NodeSetting) -> list[Question]:
+    """The questions that a method's functions are marked as, in the order in which they stand."""
+    marked: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
+    for kind in reversed(type(method).__mro__):
+        for name, function in vars(kind).items():
+            if hasattr(function, DECLARED):
+                marked[name] = function, getattr(function, DECLARED)
+            elif name in marked:  # answered in another way, of which nothing is said
+                marked[name] = function, {**marked[name][1], "reads": None, "closed": False}
+    found = (_question(name, function, parts, method, at) for name, (function, parts) in marked.items())
+    return [question for question in found if question is not None]
+
+
+def _question(
+    name: str, function: Callable[..., Any], parts: Mapping[str, Any], method: Any, at: NodeSetting
+) -> Question | None:
+    when = parts.get("when")
+    if when is not None and not when(method, at):
+        return None
+    values: dict[str, Any] = {}
+    for key, value in parts.items():
+        if key in ("span", "finish"):
+            values[key] = value if value is None else partial(value, method)
+        elif key not in ("when", "name"):
+            values[key] = value(method, at) if callable(value) else value
+
+    def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
+        answer: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
+        return answer
+
+    values["closed"] = bool(parts.get("closed")) and function.__module__.partition(".")[0] == "fedstill"
+    return Question(parts.get("name", name), handler, **values)

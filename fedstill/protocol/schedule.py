@@ -25,6 +25,20 @@ class Span(NamedTuple):
     last: int
     of: int
 
+    @classmethod
+    def one(cls, t: int, of: int, behind: int = 0) -> Span:
+        """Part ``t`` of ``of`` equal ones, behind as many others of that length.
+
+        Raises:
+            ArgumentError: there is no such part.
+
+        >>> Span.one(0, 5, behind=2)
+        Span(first=2, last=3, of=7)
+        """
+        if not 0 <= t < of:
+            raise ArgumentError("round", t, f"a whole number from 0 to {of - 1}")
+        return cls(behind + t, behind + t + 1, behind + of)
+
     def steps(self, total: int) -> range:
         """The steps, of ``total``, that lie in this part; of fewer steps than parts, each part has one."""
         total = max(total, self.of)

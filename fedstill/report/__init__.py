@@ -1,4 +1,11 @@
-"""What a run found, for people: the HTML page of a run and the table in the terminal."""
+"""What a run found, for people: pages, tables and figures of runs and of comparisons.
+
+``page`` writes a run's page, ``table`` its lines in the terminal; files that begin with ``compare`` do the
+same for comparisons, ``leakage`` for attacks. ``sentence`` says in plain words what happened and what left.
+
+Reads a run's files; may import compare and what lies below. A newcomer adds a section: a template and what
+fills it.
+"""
 
 from fedstill.report.page import write_report
 from fedstill.report.table import print_table

@@ -13,8 +13,8 @@ def tasks_by_method() -> dict[str, dict[str, str | None]]:
     """For each method and task, why it cannot run it; None where it can."""
     tasks = {name: any_task(TaskConfig(name)) for name in TASKS}  # type: ignore[arg-type]
     return {
-        name: {task: refusal(method.needs(method.config()), made) for task, made in tasks.items()}
-        for name, method in METHODS.items()
+        name: {task: refusal(method().needs(), made) for task, made in tasks.items()}
+        for name, method in METHODS.working().items()
     }
 
 

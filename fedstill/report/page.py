@@ -30,7 +30,7 @@ from fedstill.report.facts import facts
 from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_samples
 from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
 from fedstill.report.names import labels, node_name, node_records, written
-from fedstill.report.sentence import KINDS, plain_sentence
+from fedstill.report.sentence import kinds_of, plain_sentence
 from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
 from fedstill.report.templates import environment, size
 from fedstill.tasks.task import Figure
@@ -357,7 +357,7 @@ def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
                 row[f"{way}_total"] = sum(counter.values())
         rows.append(row)
 
-    totals = {way: whole(result, "bytes", way) for way in ("up", "down")}
+    totals, known = {way: whole(result, "bytes", way) for way in ("up", "down")}, kinds_of(result)
     if ledger is not None:
         agrees = all(
             sum(sums[way].values()) == totals[way]
@@ -368,7 +368,9 @@ def _traffic(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]
     return {
         "kinds": kinds,
         "meanings": [
-            (kind, KINDS[kind]) for kind in order if kind in KINDS and (kind in kinds["up"] + kinds["down"])
+            (kind, known[kind].says)
+            for kind in order
+            if kind in known and known[kind].says and kind in kinds["up"] + kinds["down"]
         ],
         "rows": rows,
         "sums": {way: [sums[way][kind] for kind in kinds[way]] for way in ("up", "down")},

@@ -6,47 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstill.core.words import MISSING, listed, pick, whole
+from fedstill.protocol.kinds import KNOWN, Kind
 from fedstill.report import privacy
 from fedstill.report.files import Ledger
 from fedstill.report.table import central_of
 
+SAID = ("says", "of", "of_maps", "package")  # of a kind, in a run's files
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
-# What each kind of message says, for a reader who has to answer for it.
-KINDS = {
-    "private data": "training examples themselves, as they are",
-    "logits": "the score that a node's model gives each class, for each input it was asked about",
-    "critic": "how unlike its own data a node's critic finds each input, part by part",
-    "inputs": "the inputs that the server asked about",
-    "gradients": "slopes of the server's loss, which tell it how to change its inputs",
-    "label counts": "how many examples of each class a node holds",
-    "logit range": "the largest score in a node's answers, which sets the steps they are rounded to",
-    "data sizes": "how many examples a node holds",
-    "indices": "which rows of the public data a question is about",
-    "schedule": "the number of the round",
-    "label maps": "what is where in each of a node's training images, or of what the server asks about",
-    "difference": "how far an image that the server made is from the node's own of the same label map",
-    "attention maps": "where a node's model looks in each public image",
-    "latent features": "what a node's model makes of its own training examples, half-way through",
-    "parameters": "the weights of a model",
-    "extractor parameters": "the weights of a model but for its last part, the head",
-    "head parameters": "the weights of a model's last part, which tells the classes apart",
-    "generator parameters": "the weights of a network that makes inputs or features like the node's",
-}
-MODELS = {kind for kind in KINDS if kind.endswith("parameters")}
-# Kinds that carry neither a training example nor a model. Of any other kind the page claims nothing.
-ANSWERS = {
-    "logits",
-    "critic",
-    "gradients",
-    "label counts",
-    "data sizes",
-    "indices",
-    "schedule",
-    "logit range",
-    "attention maps",
-}
-OF_MAPS = {"label maps", "difference"}  # what is told of training images, but for the images themselves
+
+def kinds_of(result: Mapping[str, Any]) -> Mapping[str, Kind]:
+    """What is known of each kind of tensor, as the run's files say it: by the method that released it."""
+    told = pick(result, "kinds")
+    found = {}
+    for name, about in told.items() if isinstance(told, Mapping) else ():
+        if isinstance(about, Mapping):
+            found[name] = Kind(name, **{key: about[key] for key in SAID if key in about})
+    return {**found, **KNOWN}
 
 
 def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made_up: bool = False) -> str:
@@ -105,18 +81,25 @@ def _what_left(result: Mapping[str, Any]) -> str:
     if not isinstance(by_kind, Mapping):
         return f"What left the nodes was {MISSING}."
     left = {kind for kind in by_kind if whole(by_kind, kind, "up") != 0}
+    kinds = kinds_of(result)
+    # Kinds that carry neither a training example nor a model. Of any other kind, and of what a method that is
+    # not ours says of its own, the page claims nothing.
+    ours = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
+    models = {kind for kind in ours if kinds[kind].of == "model"}
+    answers = {kind for kind in ours & left if kinds[kind].output or kinds[kind].of == "question"}
+    of_maps = {kind for kind in ours & left if kinds[kind].of_maps}
     if "private data" in left:
         return "The nodes' training data left them."
-    if "label maps" in left and not left - ANSWERS - OF_MAPS:
+    if "label maps" in left and not left - answers - of_maps:
         return "No image and no model left a node, but the label maps of its images did."
-    if left - ANSWERS - MODELS:
-        extra = " Parameters of models are among it." if left & MODELS else ""
+    if left - answers - models:
+        extra = " Parameters of models are among it." if left & models else ""
         return f"What left each node is listed below, kind by kind.{extra}"
-    if left & MODELS:
-        sentence = f"No training data left a node, but {listed(sorted(left & MODELS))} of models did."
+    if left & models:
+        sentence = f"No training data left a node, but {listed(sorted(left & models))} of models did."
     elif not by_kind:
         sentence = "Nothing left a node."
-    elif MODELS & set(by_kind):
+    elif models:
         sentence = "No training data left a node; parameters of models were sent to the nodes."
     else:
         sentence = "No training data and no model left a node."

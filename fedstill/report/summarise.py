@@ -61,7 +61,7 @@ def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
 def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:
     from fedstill.compare import plan as compare
     from fedstill.compare import running as comparing
-    from fedstill.protocol.method import method_of
+    from fedstill.protocol.method import method_name
 
     figures = _figures(comparison, setting)
     metric = figures[0].key
@@ -79,16 +79,16 @@ def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: M
         else:
             missing.append(seed)
     config = comparison.config(compare.Place(setting, label, comparison.seeds[0]))
-    method = method_of(config.method)
+    method = config.method
     names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
     published = {name: comparison.published(setting, label, name) for name in names}
     return Row(
         label=label,
-        method=method.name,
+        method=method_name(method),
         title=method.title,
         central=method.central,
         leaves=compare.what_leaves(config),
-        needs=needs_words(method.needs(config.method)),
+        needs=needs_words(method.needs()),
         runs=tuple(runs),
         not_run=not_run,
         missing=tuple(missing),

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fedstill.core import owner_only
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.progress import following
 from fedstill.core.records import holding, write_text
+from fedstill.core.registry import OURS
 from fedstill.core.state import load_state
 from fedstill.core.tables import as_table
 from fedstill.data.config import SplitConfig
@@ -39,7 +41,9 @@ from fedstill.federation.order import natural
 from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.federation.runs import PROGRESS, STOPPED, stop
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.session import SALT
+from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 from fedstill.runs.experiment import Experiment
 
@@ -280,13 +284,21 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
                 perceptual=str(Path(features).expanduser().resolve()) if features else "",
             ),
             local=config.nodes.local,
-            policy=config.nodes.policy,
+            policy=_allowing(config),
             privacy=config.nodes.privacy,
             compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
         )
         owner_only.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
         owner_only.replace(own / "secret", f"{experiment.secret(node.name)}\n".encode())
         owner_only.touch(own / SALT)  # the simulation has none
+
+
+def _allowing(config: RunConfig[Any]) -> PolicyConfig:
+    """The policy of a rehearsal's nodes: whoever rehearses a method has installed it, and allows it."""
+    policy, name = config.nodes.policy, method_name(config.method)
+    if METHODS.origin(name) == OURS or name in policy.methods:
+        return policy
+    return replace(policy, methods=(*policy.methods, name))
 
 
 def _looked_into(

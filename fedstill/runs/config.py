@@ -211,7 +211,7 @@ def run_type(method: str) -> type[RunConfig[Any]]:
     if method not in METHODS:
         raise UnknownName("method", method, METHODS)
     generic: Any = RunConfig  # a type checker wants to know a generic's argument before the program runs
-    kind: type[RunConfig[Any]] = generic[METHODS[method].config]
+    kind: type[RunConfig[Any]] = generic[METHODS[method]]
     return kind
 
 

@@ -94,7 +94,7 @@ class Experiment(Prepared):
                 learner.optimisers.pop("model", None)
             node.load(nodes[node.name])
         self.server = self.make_server([[node] for node in self.nodes])
-        self.server.load(server["server"])
+        self.server.take_up(server["server"])
         self.ledger.open(out / "ledger.jsonl")
         self.ledger.close()
         self._train_centrally(None)
@@ -168,7 +168,7 @@ class Experiment(Prepared):
             groups = self._parted("distillation", self.nodes, self.side.rehearse)
             self.server = self.make_server(groups)
             if saved:
-                self.server.load(saved)
+                self.server.take_up(saved)
             drive(
                 self.server,
                 self.records,
@@ -241,7 +241,7 @@ class Experiment(Prepared):
                 "local_steps": self.local_steps,
                 "nodes": {node.name: node.state() for node in self.nodes},
                 "mark": None if self.mark is None else self.mark.state(),
-                "server": None if self.server is None else self.server.state(),
+                "server": None if self.server is None else self.server.kept(),
             }
         )
 

@@ -26,12 +26,13 @@ from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.federation.remote import Link, Meter, Remote
 from fedstill.federation.replies import About
-from fedstill.methods.counting import Census
+from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.ledger import Ledger
+from fedstill.protocol.kinds import LABEL_COUNTS
 from fedstill.protocol.messages import WireConfig
-from fedstill.protocol.method import method_of, refusal
+from fedstill.protocol.method import Method, refusal, side_of
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
@@ -62,8 +63,8 @@ class Live:
     ) -> None:
         self.config, self.link, self.run_name, self.folder = config, link, run, folder
         self.bars = bars or Bars(False)
-        self.method = method_of(config.method)
-        self.needs = self.method.needs(config.method)
+        self.method: Method = config.method
+        self.needs = self.method.needs()
         self.data = load(config.data, config.task, train_needed=False)
         self.task = make_task(config.task, self.data.classes)
         reason = refusal(self.needs, self.task)
@@ -99,8 +100,8 @@ class Live:
         )
         # What the nodes are asked is the method's declaration; what they have is not known here.
         at_nodes = NodeSetting(self.task, LocalConfig(), self.compute, self.public)
-        side = self.method.node_side(config.method, at_nodes)
-        self.leaves = list(side.leaves())
+        side = side_of(self.method, at_nodes)
+        self.side = side
         self.ledger = Ledger()
         self.federation = Remote(
             link, self.plan, side.questions, config.link, self.ledger, self.compute, public
@@ -144,7 +145,7 @@ class Live:
         # Also without a saved state: nodes may have answered before the server was stopped.
         self.federation.recall(saved["mark"] if saved else 0)
         if saved:
-            server.load(saved["server"])
+            server.take_up(saved["server"])
         self.server = server
         self._begin("distillation")
         drive(
@@ -197,8 +198,7 @@ class Live:
             public=self.public,
             kinds=((self.federation.nodes, self.student),),
         )
-        server: Server = self.method.server(self.config.method, setting)
-        return server
+        return Server(self.method, setting)
 
     def _look(self) -> Mapping[str, float]:
         """What the server can measure by itself: its student on its own test data."""
@@ -222,7 +222,7 @@ class Live:
             needs=self.needs,
             task=self.task,
             seed=self.config.seed,
-            leaves=self.leaves,
+            side=self.side,
             server=server,
             public=self.public,
             ledger=self.ledger,
@@ -253,9 +253,9 @@ class Live:
     def _about_node(self, name: str, server: Server, sizes: Mapping[str, int] | None) -> dict[str, Any]:
         """What is known here of a node: what it said of itself, and the label counts that it answered."""
         about = self.federation.about.get(name, About())
-        census = getattr(server, "census", None)
-        known = isinstance(census, Census) and "label counts" in self.leaves and name in census.names
-        row = census.of([name]) if isinstance(census, Census) and known else None
+        told = getattr(server.state, "histogram", None)
+        known = isinstance(told, LabelHistogram) and LABEL_COUNTS in self.side.leaves() and name in told.names
+        row = told.of([name]) if isinstance(told, LabelHistogram) and known else None
         return {
             "name": name,
             "model": about.model,
@@ -329,7 +329,7 @@ class Live:
                 "seconds": seconds,
                 "total": self._total(),
                 "meter": dataclasses.asdict(self.federation.meter),
-                "server": self.server.state(),
+                "server": self.server.kept(),
             },
             since=start,
         )

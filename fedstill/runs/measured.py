@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedstill.federation import Answers
-from fedstill.methods.counting import Census
+from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
 from fedstill.node.node import Node
@@ -97,9 +97,9 @@ class Measured:
     def _teachers(self) -> list[Node]:
         """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
         weighed."""
-        census, present = getattr(self.of.server, "census", None), self.of.server.federation.present
-        told = census.names if isinstance(census, Census) else present
-        return [node for node in self.known if node.name in present and node.name in told]
+        told, present = getattr(self.of.server.state, "histogram", None), self.of.server.federation.present
+        names = told.names if isinstance(told, LabelHistogram) else present
+        return [node for node in self.known if node.name in present and node.name in names]
 
     def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Says over which nodes a figure is, where these are not all."""
@@ -131,7 +131,7 @@ class Measured:
             needs=self.of.needs,
             task=self.task,
             seed=self.of.setting.seed,
-            leaves=self.of.side.leaves(),
+            side=self.of.side,
             server=self.of.server,
             public=self.of.public,
             ledger=self.of.ledger,

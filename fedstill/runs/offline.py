@@ -51,7 +51,7 @@ from fedstill.node.limits import limited
 from fedstill.node.session import Session
 from fedstill.node.witness import released
 from fedstill.protocol.messages import Tensors
-from fedstill.protocol.method import METHODS, Ask, method_of, refusal
+from fedstill.protocol.method import METHODS, Ask, method_name, refusal
 from fedstill.protocol.plan import Plan, fingerprint, public_tensors
 from fedstill.runs.config import RunConfig, run_type, to_dict, to_toml
 from fedstill.runs.live import Live
@@ -80,18 +80,18 @@ def make(config: RunConfig[Any]) -> Questions:
         MethodRefused: the method needs public data, and there are none.
         ArgumentError: a method or an option of it that asks again after the first answers.
     """
-    method = method_of(config.method)
-    if method.one_round is None:
-        allowed = [name for name, other in METHODS.items() if other.one_round is not None]
+    method = config.method
+    if not method.one_round:
+        allowed = [name for name, other in METHODS.working().items() if other.one_round]
         raise ArgumentError(
             "method.name",
-            method.name,
+            method_name(method),
             f"one that asks all at once, as files are carried once: {', '.join(allowed)}",
         )
     check_measured_on_test(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
-    needs, form = method.needs(config.method), Form.of(config.task, data)
+    needs, form = method.needs(), Form.of(config.task, data)
     reason = refusal(needs, form.make_task())
     if reason is not None:
         raise MethodRefused(method.title, "every node", reason)
@@ -106,7 +106,7 @@ def make(config: RunConfig[Any]) -> Questions:
         public=fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
     )
-    return Questions(plan, public, tuple(method.one_round(config.method, public, config.seed)))
+    return Questions(plan, public, tuple(method.asks(public, config.seed)))
 
 
 # --- at a node ------------------------------------------------------------------------------------------
@@ -166,7 +166,8 @@ def answer(
         rule = f"most_message: {policy.most_message}, and {questions} has {bytes} bytes"
         raise QuestionRefused(host.name, QUESTIONS, rule)
     with limited(host.name, QUESTIONS):
-        given = read_questions(questions, None if server_key is None else [server_key], policy.most_header)
+        signers = None if server_key is None else [server_key]
+        given = read_questions(questions, signers, policy.most_header, policy.methods)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
     kept = folder / "runs" / plan.run / KEPT
@@ -349,7 +350,7 @@ def distil(
         ArgumentError: an option is not the one that the nodes were asked with.
         RunFolderError: the folder holds something else.
     """
-    given = read_questions(questions)
+    given = read_questions(questions, methods=[method_name(config.method)])
     _same_questions(config, given, questions)
     read = [read_answers(path, given, keys) for path in answers]
     files = Files(given, read)
@@ -385,9 +386,9 @@ def check_later(asked: RunConfig[Any], config: RunConfig[Any]) -> None:
     Raises:
         ArgumentError: naming the first such option, and what it was.
     """
-    method = method_of(config.method)
+    method = config.method
     free = (*LATER, *(f"method.{name}" for name in method.later))
-    for name in options(run_type(method.name)):
+    for name in options(run_type(method_name(method))):
         path = name.split(".")
         before, now = (reduce(getattr, path, given) for given in (asked, config))
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
@@ -401,7 +402,7 @@ def _same_questions(config: RunConfig[Any], given: Questions, path: Path) -> Non
         ArgumentError: an option of the method is another one.
         BundleError: data or seed are others.
     """
-    mine, method = make(config), method_of(config.method)
+    mine, method = make(config), config.method
     for name, value in given.plan.method.items():
         own = mine.plan.method.get(name)
         if own != value and name not in method.later:

@@ -29,7 +29,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import method_of
+from fedstill.protocol.method import Method, method_name, side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.setting import Setting, check, check_architectures, normalisation, shape_of
@@ -47,10 +47,11 @@ class Prepared:
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.task = setting, setting.task
-        self.method = method_of(setting.method)
+        method_name(setting.method)  # which refuses what is none
+        self.method: Method = setting.method
         self.compute = Compute(setting.engine)
         self.ledger = Ledger()
-        self.needs = self.method.needs(setting.method)
+        self.needs = self.method.needs()
         names, policies = check(setting)
         privacies = list(setting.privacies) or [PrivacyConfig()] * len(names)
         parts = [part.to(self.compute.device) for part in setting.parts]
@@ -78,7 +79,7 @@ class Prepared:
             scale = [part.flatten().tolist() for part in normalisation(setting)]
             features = self.compute.place(load_vgg(Path(setting.perceptual), *scale))
         self.at_nodes = NodeSetting(self.task, setting.local, self.compute, self.public, features)
-        self.side = self.method.node_side(setting.method, self.at_nodes)
+        self.side = side_of(self.method, self.at_nodes)
         self.account = Account(None, self.ledger_key, durable=False)
         self.notes = [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
@@ -146,8 +147,7 @@ class Prepared:
             public=self.public,
             kinds=self.kinds,
         )
-        server: Server = self.method.server(self.setting.method, at_server)
-        return server
+        return Server(self.method, at_server)
 
     @property
     def has_student(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from fedstill.data.public import Public
 from fedstill.methods.server import Server
 from fedstill.node.ledger import Ledger
 from fedstill.privacy.statement import Statement, summary
-from fedstill.protocol.method import Method, Needs
+from fedstill.protocol.method import Method, Needs, method_name
+from fedstill.protocol.questions import NodeSide
 from fedstill.tasks import Task
 
 
@@ -24,7 +25,7 @@ def common(
     needs: Needs,
     task: Task,
     seed: int,
-    leaves: Sequence[str],
+    side: NodeSide,
     server: Server,
     public: Public | None,
     ledger: Ledger,
@@ -40,7 +41,7 @@ def common(
         needs: what it needed.
         task: what was learned.
         seed: of the run.
-        leaves: kinds of tensor that may leave a node.
+        side: what its nodes could be asked.
         server: the method's program, at its end.
         public: public data, or None.
         ledger: of all releases.
@@ -55,7 +56,7 @@ def common(
     sums = ledger.summary()
     by_node: Mapping[str, dict[str, int]] = sums["by_node"]
     told = {
-        "method": method.name,
+        "method": method_name(method),
         "title": method.title,
         "task": task.name,
         "metric": task.metric,
@@ -63,8 +64,12 @@ def common(
         "seed": seed,
         "central": method.central,
         "needs": dataclasses.asdict(needs),
-        "leaves": list(leaves),
-        "turn": server.turn,
+        "leaves": list(side.leaves()),
+        "kinds": {
+            kind: {"says": kind.says, "of": kind.of, "of_maps": kind.of_maps, "package": kind.package}
+            for kind in side.travels()
+        },
+        "turn": server.unit,
         "turns": server.total,
         "public": (
             None if public is None else {"name": public.name, "examples": len(public), "note": public.note}

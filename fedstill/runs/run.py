@@ -25,7 +25,7 @@ from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.splits import conceal, split
 from fedstill.data.validation import check_measured_on_test
-from fedstill.protocol.method import method_of, refusal
+from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.result import told_cases
@@ -149,8 +149,8 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
         The experiment, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
-    task, method = make_task(config.task, data.classes), method_of(config.method)
-    reason = refusal(method.needs(config.method), task)
+    task, method = make_task(config.task, data.classes), config.method
+    reason = refusal(method.needs(), task)
     if reason is not None:  # before all that could be mended in vain
         raise MethodRefused(method.title, "every node", reason)
     task.check(data.train, "training data")

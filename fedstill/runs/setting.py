@@ -36,7 +36,7 @@ class Setting:
         models: each node's network.
         student: the central network.
         test: data that no node sees.
-        method: the method's config, for example ``FedIODConfig()``.
+        method: the method's config, for example ``FedIOD()``.
         mark: a network to train on all nodes' data together, or None.
         names: of the nodes.
         policies: of the nodes' gates.

@@ -64,6 +64,6 @@ def drive(
                     # A copy: a file takes no two names for one memory.
                     records.samples[f"{done:06d}.maps"] = maps.cpu().contiguous().clone()
         records.metric(line)
-        bars.show(PHASES[server.turn], done, total, note)
+        bars.show(PHASES[server.unit], done, total, note)
         if records.due():
             save()

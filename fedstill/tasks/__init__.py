@@ -1,4 +1,10 @@
-"""What is learned: losses, how answers are ensembled, metrics. Methods know only :class:`Task`."""
+"""What is learned: losses, how answers are ensembled, metrics. Methods know only :class:`Task`.
+
+One file a task, each a subclass of ``task.Task``; ``functional`` has the papers' formulas as pure
+functions, ``overlap``, ``objects`` and ``fidelity`` the metrics.
+
+May import core. A newcomer adds a task: a file here, and a line in ``TASKS``.
+"""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
         ("laplace", noise_times(0.0), 90),
         ("laplace", noise_times(0.25), 200),
         ("laplace", noise_again, 90),
-        ("laplace", no_bound, 90),
+        ("laplace", no_bound, 250),
         ("gaussian", noise_times(0.0), 60),
         ("gaussian", noise_times(0.5), 200),
         ("gaussian", noise_again, 60),

@@ -19,8 +19,8 @@ from fedstill.attacks.quality import distances, inception_scores
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data import DataConfig, load
-from fedstill.methods.fedavg import FedAvgConfig
-from fedstill.methods.standalone import StandaloneConfig
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
@@ -55,7 +55,7 @@ def setting(method: Any = None, **changes: Any) -> Setting:
         "models": [build("mlp:16", SHAPE, 10, 0, index) for index in range(3)],
         "student": build("mlp:16", SHAPE, 10, 0, "student"),
         "test": TEST,
-        "method": method or FedAvgConfig(rounds=1),
+        "method": method or FedAvg(rounds=1),
         "policies": [PolicyConfig(outputs_only=False)] * 3,
         "local": LocalConfig(epochs=1, batch=20),
         **changes,
@@ -196,7 +196,7 @@ def test_patients_are_drawn_whole() -> None:
     """Numbers of patients may be alike in two places, where they are of two patients."""
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
-    experiment = Experiment(setting(StandaloneConfig(), parts=parts, test=test))
+    experiment = Experiment(setting(Standalone(), parts=parts, test=test))
     (space,) = spaces(section(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
@@ -206,11 +206,11 @@ def test_patients_are_drawn_whole() -> None:
     assert space["expected"] != alone.expected
 
     by_cases = replace(TEST, cases=Cases(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
-    experiment = Experiment(setting(StandaloneConfig(), parts=parts, test=by_cases))
+    experiment = Experiment(setting(Standalone(), parts=parts, test=by_cases))
     assert spaces(section(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
-    experiment = Experiment(setting(StandaloneConfig(), parts=parts))
+    experiment = Experiment(setting(Standalone(), parts=parts))
     (space,) = spaces(section(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone.expected
     assert "the p-value is too small" in space["line"]
@@ -220,7 +220,7 @@ def test_patients_are_drawn_whole() -> None:
 
 
 def test_without_a_student_there_are_pixels() -> None:
-    found = section(FRESH, Experiment(setting(StandaloneConfig())), FEW, 0)
+    found = section(FRESH, Experiment(setting(Standalone())), FEW, 0)
     assert [space["extractor"] for space in spaces(found)] == ["pixels"]
     assert found.scores is not None
     assert found.scores["student"] is None
@@ -255,7 +255,7 @@ def test_inputs_that_are_no_numbers_give_nothing(run: Experiment) -> None:
 
 def test_a_node_of_one_image_has_no_distance() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
-    found = section(FRESH, Experiment(setting(StandaloneConfig(), parts=parts)), FEW, 0)
+    found = section(FRESH, Experiment(setting(Standalone(), parts=parts)), FEW, 0)
     assert found.distances is not None
     assert list(found.distances["spaces"][0]["nodes"]) == ["node-1", "node-2"]
     assert found.skipped == ({"attack": "distances", "reason": found.skipped[0]["reason"]},)

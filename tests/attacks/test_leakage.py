@@ -14,6 +14,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import attack
 from fedstill.attacks.sentence import sentence
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.report import write_report
 from tests.attacks.runs import FEDAVG, FEDIOD, made
 
 QUICK = {
@@ -76,7 +77,7 @@ def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
 
 def test_the_report_has_the_section(fediod: Path, fedavg: Path) -> None:
     for folder in (fediod, fedavg):
-        page = (folder / "report.html").read_text()
+        page = write_report(folder).read_text()
         assert "Leakage" in page
         assert "LiRA" in page
 

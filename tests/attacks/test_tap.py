@@ -9,14 +9,14 @@ import torch
 
 from fedstill.attacks.tap import Enough, Overheard, Release, disagreement, weighed
 from fedstill.federation import LinkConfig
-from fedstill.methods.fedavg import FedAvgConfig
-from fedstill.methods.fediod import FedIODConfig
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fediod import FedIOD
 from fedstill.models.vector import to_vector
 from fedstill.node.policy import PolicyConfig
 from tests.runs.test_experiment import setting
 
-FEDAVG = FedAvgConfig(rounds=2)
-FEDIOD = FedIODConfig(
+FEDAVG = FedAvg(rounds=2)
+FEDIOD = FedIOD(
     steps=3, batch=4, generator_width=2, critic_width=2, student_steps=1, student_batch=4, memory=8
 )
 OUTPUTS = {"policies": [PolicyConfig()] * 3}

@@ -294,7 +294,7 @@ def _scans(folder: Path, capsys: Capture) -> None:
 
 
 RUN = """
-method.name = "fediod"
+method.name = "fediod-maps"
 task.name = "segmentation"
 data.name = "/nowhere/else.npz"
 nodes.models = ["unet:8"]

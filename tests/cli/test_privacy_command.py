@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
 from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
+from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry
@@ -247,7 +248,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
 
 def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
-        config = from_dict(owner.presets.parse(TINY + "".join(sections)))
+        config = from_dict(toml.parse(TINY + "".join(sections)))
         run, places = _simulated(str(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> Price | None:

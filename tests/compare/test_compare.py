@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedstill.compare import running as comparing
 from fedstill.compare.plan import Comparison, Place
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.records import holding
-from fedstill.protocol.kinds import NOT_OUTPUTS
+from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.compare import summarise, write_comparison
@@ -38,6 +38,11 @@ QUICK: Mapping[str, Any] = {
     "engine.threads": 1,
     "evaluation.every": 1,
 }
+
+
+def no_outputs(kinds: Sequence[Kind]) -> set[Kind]:
+    """What is no output: the data themselves, or what a network has learned."""
+    return {kind for kind in kinds if kind.of == "model" or kind == PRIVATE_DATA}
 
 
 def a_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
@@ -92,10 +97,10 @@ def test_a_file_with_everything(tmp_path: Path) -> None:
     assert len(plan.places()) == 2 * 2 * 3
     first = plan.config(Place("alpha 0.1", "fedavg-short", 5))
     assert (first.split.nodes, first.split.alpha, first.seed) == (4, 0.1, 5)
-    assert (first.method.name, first.method.rounds, first.evaluation.every) == ("fedavg", 2, 1)
+    assert (first.method, first.evaluation.every) == (METHODS["fedavg"](rounds=2), 1)
     other = plan.config(Place("wide", "fedavg", 3))
     assert (other.split.alpha, other.student.model) == (0.5, "small-cnn:64")
-    assert other.method == METHODS["fedavg"].config()
+    assert other.method == METHODS["fedavg"]()
     assert other.evaluation.every != 1
 
 
@@ -168,7 +173,7 @@ def test_a_preset_gives_only_its_methods_options() -> None:
     plan = compare.plan(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
     preset, plain = (plan.config(Place("", label, 0)) for label in plan.methods)
     assert preset.method == config.load("digits-fediod-paper").method
-    assert plain.method == METHODS["fediod"].config()
+    assert plain.method == METHODS["fediod"]()
     assert preset.nodes.local == plain.nodes.local
     assert preset.nodes.local.smoothing != config.load("digits-fediod-paper").nodes.local.smoothing
 
@@ -194,7 +199,7 @@ def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
     plan = compare.plan(list(METHODS))
     for label in plan.methods:
         ours = plan.config(Place("", label, 0))
-        lifted = bool(set(compare.what_leaves(ours)) & set(NOT_OUTPUTS))
+        lifted = bool(no_outputs(compare.what_leaves(ours)))
         assert ours.nodes.policy.outputs_only is not lifted, label
     lifted_for = [
         label for label in plan.methods if not plan.config(Place("", label, 0)).nodes.policy.outputs_only
@@ -298,7 +303,7 @@ def test_published_figures_survive_toml_and_are_no_options() -> None:
         PaperFigure(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
         PaperFigure(method="fedkd", figure="local accuracy", value=70.0, source="B"),
     )
-    ours = RunConfig(method=METHODS["fedavg"].config(), paper=figures)
+    ours = RunConfig(method=METHODS["fedavg"](), paper=figures)
     again = config.read_toml(config.to_toml(ours))
     assert again == ours
     assert again.paper == figures
@@ -629,10 +634,10 @@ COMMAND = """compare standalone few.toml --base few.toml --seeds 2 --split.nodes
 
 
 def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
-    search = os.pathsep.join([str(Path(compare.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    search = os.pathsep.join([str(Path(compare.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     # A state is saved every five seconds of a run; here after each step, so that a kill finds one.
     code = (
-        "import sys; from fedstill import records; records.SECONDS_BETWEEN = 0.2; "
+        "import sys; from fedstill.core import records; records.SECONDS_BETWEEN = 0.2; "
         "from fedstill.cli.main import main; main(sys.argv[1:])"
     )
     return subprocess.Popen(
@@ -694,7 +699,7 @@ def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) ->
 
 def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_images() -> None:
     """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
-    plan = compare.read(Path(__file__).parents[1] / "experiments" / "xray.toml")
+    plan = compare.read(Path(__file__).parents[2] / "experiments" / "xray.toml")
     for place in plan.places():
         one = plan.config(place)
         ceiling = place.label == "xray-centralised"

@@ -11,7 +11,7 @@ from torch import nn
 from fedstill.core import compute as compute_module
 from fedstill.core.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
 from fedstill.core.errors import ArgumentError
-from fedstill.methods.fediod import FedIODConfig
+from fedstill.methods.fediod import FedIOD
 from fedstill.models import LeNet5, SmallCNN
 from fedstill.protocol.schedule import LocalConfig
 
@@ -23,10 +23,10 @@ TOLD = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 @pytest.mark.parametrize(
     ("config", "name", "said"),
     [
-        (FedIODConfig, "ensemble", "method.ensemble is 'misspelt': allowed is one of logits, log_probs"),
-        (FedIODConfig, "importance", "method.importance is 'misspelt': allowed is one of counts"),
-        (FedIODConfig, "gan_form", "method.gan_form is 'misspelt': allowed is one of eq2, bce"),
-        (FedIODConfig, "student_inputs", "method.student_inputs is 'misspelt'"),
+        (FedIOD, "ensemble", "method.ensemble is 'misspelt': allowed is one of logits, log_probs"),
+        (FedIOD, "importance", "method.importance is 'misspelt': allowed is one of counts"),
+        (FedIOD, "gan_form", "method.gan_form is 'misspelt': allowed is one of eq2, bce"),
+        (FedIOD, "student_inputs", "method.student_inputs is 'misspelt'"),
         (LocalConfig, "optimiser", "local.optimiser is 'misspelt': allowed is one of adam, sgd"),
         (LocalConfig, "augment", "local.augment is 'misspelt': allowed is one of none, shift"),
         (EngineConfig, "name", "engine.name is 'misspelt': allowed is one of auto, stacked, one-by-one"),

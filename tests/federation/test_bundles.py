@@ -35,8 +35,8 @@ from fedstill.federation.bundles import (
 )
 from fedstill.federation.remote import Remote
 from fedstill.methods import fedkd
-from fedstill.methods.fedkd import FedKDConfig, FedKDServer, node_side, one_round
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.fedkd import FedKD
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
@@ -58,7 +58,7 @@ pytest.importorskip("cryptography")
 
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
-CONFIG = FedKDConfig(epochs=3, batch=6, predictions=2, z_max=4.0)
+CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
 FORM = Form(TaskConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
@@ -76,14 +76,14 @@ def live() -> InProcess:
         gate = Gate(name, PolicyConfig(), Ledger())
         model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
         nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
-    side = node_side(CONFIG, NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
+    side = CONFIG.node_side(NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
     return InProcess(nodes, partition(nodes, False), side, COMPUTE)
 
 
 def asked() -> Questions:
     table = {"name": "fedkd", **vars(CONFIG)}
     plan = Plan("questions", table, FORM, public=fingerprint(public_data()), public_note=("made", "by hand"))
-    return Questions(plan, public_data(), tuple(one_round(CONFIG, public_data(), SEED)))
+    return Questions(plan, public_data(), tuple(CONFIG.asks(public_data(), SEED)))
 
 
 def with_levels(levels: int) -> Questions:
@@ -182,7 +182,7 @@ def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.
         federation, "ask", lambda name, **sent: (seen.append((name, sent)), ask(name, **sent))[1]
     )
     step(federation)
-    expected = one_round(CONFIG, public_data(), SEED)
+    expected = CONFIG.asks(public_data(), SEED)
     assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
     assert len(seen) == len(expected)
     for (name, sent), planned in zip(seen, expected, strict=True):
@@ -192,8 +192,8 @@ def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.
 
 def test_a_bound_that_nodes_must_agree_on_is_refused_with_the_ways_out() -> None:
     with pytest.raises(ArgumentError, match=r"method\.z_max is 0.*method\.z_max = 20.*method\.levels = 0"):
-        one_round(replace(CONFIG, z_max=0.0), public_data(), SEED)
-    assert one_round(replace(CONFIG, z_max=0.0, levels=0), public_data(), SEED)
+        replace(CONFIG, z_max=0.0).asks(public_data(), SEED)
+    assert replace(CONFIG, z_max=0.0, levels=0).asks(public_data(), SEED)
 
 
 def test_methods_that_ask_again_are_refused() -> None:
@@ -201,18 +201,18 @@ def test_methods_that_ask_again_are_refused() -> None:
         offline.make(read_toml('[method]\nname = "fediod"'))
     with pytest.raises(MethodRefused, match=r"no public data: set public\.name"):
         offline.make(read_toml('[method]\nname = "fedkd"\nlevels = 0\n'))
-    assert {name for name, method in METHODS.items() if method.one_round is not None} == {"fedkd", "fedad"}
+    assert {name for name, method in METHODS.items() if method.one_round} == {"fedkd", "fedad"}
 
 
 # --- the same figures ----------------------------------------------------------------------------
 
 
-def step(federation: Any) -> FedKDServer:
+def step(federation: Any) -> Server:
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
     setting = ServerSetting(
         federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data()
     )
-    server = FedKDServer(CONFIG, setting)
+    server = Server(CONFIG, setting)
     for _ in range(server.total):
         server.step()
     return server
@@ -220,7 +220,7 @@ def step(federation: Any) -> FedKDServer:
 
 def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> None:
     by_file, by_wire = step(world.federation()), step(live())
-    assert torch.equal(by_file.targets["z_hat"], by_wire.targets["z_hat"])
+    assert torch.equal(by_file.state.targets["z_hat"], by_wire.state.targets["z_hat"])
     for name, value in by_wire.student.state_dict().items():
         assert torch.equal(by_file.student.state_dict()[name], value), name
 

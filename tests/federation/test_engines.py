@@ -13,8 +13,8 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, choose, inprocess, partition
-from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
@@ -31,7 +31,7 @@ SHAPE, TASK = (1, 8, 8), Classification(3)
 ALIKE = ("small-cnn:4",) * 4
 RESNETS = ("resnet8:4",) * 3
 MIXED = ("mlp:8", "small-cnn:4", "mlp:8", "resnet8:4", "small-cnn:4")
-CONFIG = FedIODConfig(
+CONFIG = FedIOD(
     steps=4,
     batch=6,
     noise=6,
@@ -60,16 +60,16 @@ def nodes_of(specs: tuple[str, ...], ledger: Ledger | None = None) -> list[Node]
     return nodes
 
 
-def distilled(specs: tuple[str, ...], config: FedIODConfig, engine: str, steps: int = 3) -> dict[str, Any]:
+def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 3) -> dict[str, Any]:
     """Some steps of FedIOD; all that an engine could change."""
     compute, ledger = Compute(EngineConfig(name=engine)), Ledger()  # type: ignore[arg-type]
     nodes = nodes_of(specs, ledger)
-    side = node_side(config, NodeSetting(TASK, LocalConfig(), Compute()))
+    side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     groups, _ = choose(nodes, compute, side.rehearse)
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
-    server = FedIODServer(
+    server = Server(
         config, ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
     )
     losses = [list(server.step().values()) for _ in range(steps)]
@@ -98,7 +98,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("importance", ["counts", "fakeness", "realness"])
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
 def test_stacked_and_one_by_one_give_equal_figures(specs: Any, importance: Any, gan_form: Any) -> None:
-    config = FedIODConfig(**{**vars(CONFIG), "importance": importance, "gan_form": gan_form})
+    config = FedIOD(**{**vars(CONFIG), "importance": importance, "gan_form": gan_form})
     stacked, alone = (distilled(specs, config, engine) for engine in ("stacked", "one-by-one"))
     assert max(stacked["groups"]) > 1
     assert set(alone["groups"]) == {1}
@@ -108,7 +108,7 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: Any, importance: Any, 
 @pytest.mark.parametrize("ensemble", ["logits", "probs", "consensus"])
 @pytest.mark.parametrize("gan_weights", ["average", "expertise"])
 def test_so_do_the_other_options_and_residual_nets(ensemble: Any, gan_weights: Any) -> None:
-    config = FedIODConfig(
+    config = FedIOD(
         **{**vars(CONFIG), "ensemble": ensemble, "gan_weights": gan_weights, "student_inputs": "fresh"}
     )
     stacked, alone = (distilled(RESNETS, config, engine, 2) for engine in ("stacked", "one-by-one"))
@@ -123,7 +123,7 @@ def test_auto_gives_the_figures_of_either() -> None:
 def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
     """Or else equality above would say nothing."""
     figures = [
-        distilled(ALIKE, FedIODConfig(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
+        distilled(ALIKE, FedIOD(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
         for how in ("counts", "fakeness", "realness")
     ]
     for one, other in itertools.combinations(figures, 2):
@@ -211,7 +211,7 @@ def test_a_named_engine_is_taken_without_measuring(engine: Any) -> None:
 def test_a_rehearsal_leaves_the_nodes_untouched() -> None:
     ledger = Ledger()
     nodes = nodes_of(MIXED, ledger)
-    side = node_side(CONFIG, NodeSetting(TASK, LocalConfig(), Compute()))
+    side = CONFIG.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     nodes[0].model.train()
     parameters = [p for node in nodes for module in node.modules.values() for p in module.parameters()]

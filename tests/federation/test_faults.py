@@ -295,7 +295,7 @@ def test_a_sick_model_in_this_process_is_left_out(sickness: str, engine: Any) ->
     assert (event["node"], event["event"], event["number"]) == ("node-1", "left out", 3)
     assert reason in event["reason"]
     assert all(torch.isfinite(value).all() for value in experiment.student.state_dict().values())
-    memory = experiment.server.memory.state()
+    memory = experiment.server.state.student.replay.state()
     assert torch.isfinite(memory["targets"]).all()
     assert memory["targets"].abs().max() < 100
     # Where everyone is wanted, the run stops.

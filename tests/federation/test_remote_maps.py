@@ -22,7 +22,7 @@ from tests.models.test_vgg import VGG16
 from tests.models.test_vgg import weights as vgg_weights
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fediod": {"steps": 2, "pretrain": 1, "memory": 16, "student_steps": 1, "student_batch": 8},
+    "fediod-maps": {"steps": 2, "pretrain": 1, "memory": 16, "student_steps": 1, "student_batch": 8},
     "asyndgan": {"steps": 2, "student_steps": 1, "student_batch": 8},
 }
 
@@ -52,7 +52,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig[Any]:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fediod", {}), ("fediod", {"conditions": "drawn", "map_noise": 1}), ("asyndgan", {})],
+    [("fediod-maps", {}), ("fediod-maps", {"conditions": "drawn", "map_noise": 1}), ("asyndgan", {})],
 )
 def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(method, tmp_path, **options)
@@ -78,7 +78,7 @@ def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
 ) -> None:
     """Named from where the run is begun, and not from where a node is."""
     save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
-    config = config_of("fediod", tmp_path)
+    config = config_of("fediod-maps", tmp_path)
     nodes = dataclasses.replace(config.nodes, perceptual="vgg.safetensors")
     config = dataclasses.replace(config, nodes=nodes)
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
     assert "notes" not in told
     assert "notes" not in figures
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert torch.equal(to_vector(live.server.generator), to_vector(experiment.server.generator))
+    assert torch.equal(to_vector(live.server.state.generator), to_vector(experiment.server.state.generator))
 
 
 def test_a_note_of_some_nodes_says_whose_it_is(tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, partition
-from fedstill.methods.asyndgan import METHOD as ASYNDGAN
-from fedstill.methods.asyndgan import AsynDGANConfig
-from fedstill.methods.fediod import METHOD as FEDIOD
-from fedstill.methods.fediod import FedIODConfig
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.asyndgan import AsynDGAN
+from fedstill.methods.fediod_maps import FedIODMaps
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vgg import VGGFeatures
 from fedstill.node.gate import Gate
@@ -32,7 +30,7 @@ from fedstill.tasks.segmentation import Segmentation
 SHAPE, SEED = (1, 16, 16), 4
 TASK = Segmentation(2)
 OPEN = PolicyConfig(label_maps=True)
-FIOD = FedIODConfig(
+FIOD = FedIODMaps(
     steps=3,
     batch=4,
     generator_width=2,
@@ -42,7 +40,7 @@ FIOD = FedIODConfig(
     student_batch=6,
     ensemble="log_probs",
 )
-ASYN = AsynDGANConfig(
+ASYN = AsynDGAN(
     steps=2, batch=2, generator_width=2, critic_width=4, student_steps=2, student_batch=4, pixel=3.0
 )
 
@@ -87,7 +85,7 @@ def vgg(width: int = 3) -> VGGFeatures:
 
 
 def world(
-    config: FedIODConfig | AsynDGANConfig = FIOD,
+    config: FedIODMaps | AsynDGAN = FIOD,
     *,
     task: Task = TASK,
     policy: PolicyConfig = OPEN,
@@ -106,13 +104,12 @@ def world(
                 parameter.mul_(1.5)  # so that the nodes disagree
         gate = Gate(f"n{index}", policy, ledger)
         nodes.append(Node(f"n{index}", blobs(5 + 3 * index, index, task), model, gate, SEED))
-    method = FEDIOD if isinstance(config, FedIODConfig) else ASYNDGAN
-    side = method.node_side(config, NodeSetting(task, LocalConfig(), Compute(), None, features))
+    side = config.node_side(NodeSetting(task, LocalConfig(), Compute(), None, features))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
     student = build("unet:2", SHAPE, task.classes, 0, "student")
     setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, LocalConfig())
-    return World(nodes, side, federation, method.server(config, setting), ledger, task)
+    return World(nodes, side, federation, Server(config, setting), ledger, task)
 
 
 def weights(*modules: nn.Module) -> torch.Tensor:
@@ -124,7 +121,7 @@ def weights(*modules: nn.Module) -> torch.Tensor:
 def everything(world: World) -> torch.Tensor:
     """All numbers that a run can change."""
     critics = [node.modules["critic"] for node in world.nodes if "critic" in node.modules]
-    return weights(world.server.student, world.server.generator, *critics)
+    return weights(world.server.student, world.server.state.generator, *critics)
 
 
 def up(world: World) -> Mapping[str, int]:

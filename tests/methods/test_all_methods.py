@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from fedstill.federation import Federation
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.kinds import NOT_OUTPUTS
+from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
@@ -87,22 +87,28 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def no_outputs(kinds: Sequence[Kind]) -> set[Kind]:
+    """What is no output: the data themselves, or what a network has learned."""
+    return {kind for kind in kinds if kind.of == "model" or kind == PRIVATE_DATA}
+
+
 def config_of(name: str, **options: Any) -> Any:
     """A method's config, as small as may be."""
-    kind = METHODS[name].config
+    kind = METHODS[name]
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(
         **{key: value for key, value in {**TINY, **SMALL.get(name, {}), **options}.items() if key in known}
     )
 
 
+OF_MAPS = ("asyndgan", "fediod-maps")  # make images from label maps, which these data have none of
 CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
-    if name != "asyndgan"  # makes images from label maps, which these data have none of
+    if name not in OF_MAPS
     for options in ({}, *WAYS.get(name, []))
 ]
-NAMES = [name for name in METHODS if name != "asyndgan"]
+NAMES = [name for name in METHODS if name not in OF_MAPS]
 ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
 
 
@@ -149,7 +155,7 @@ def network(spec: str, *names: str | int) -> nn.Module:
 def setting(name: str, options: dict[str, Any], specs: tuple[str, ...] = ALIKE, **changes: Any) -> Setting:
     """A federation of three nodes in which a method can run, as far as the networks allow it."""
     config = config_of(name, **options)
-    needs = METHODS[name].needs(config)
+    needs = config.needs()
     firsts = [sum(SIZES[:index]) for index in range(3)]
     given: dict[str, Any] = {
         "task": Classification(CLASSES),
@@ -207,7 +213,7 @@ def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) ->
 
 
 def split_needed(name: str, options: dict[str, Any]) -> bool:
-    needed: bool = METHODS[name].needs(config_of(name, **options)).split
+    needed: bool = config_of(name, **options).needs().split
     return needed
 
 
@@ -492,7 +498,7 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
 def test_a_gate_of_outputs_only_refuses_parameters_and_data_before_any_training(
     name: str, options: dict[str, Any]
 ) -> None:
-    told = set(plain(name, options).experiment.side.leaves()) & set(NOT_OUTPUTS)
+    told = no_outputs(plain(name, options).experiment.side.leaves())
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
     if not told:
         assert ran(setting(name, options, policies=policies)).figures == plain(name, options).figures
@@ -509,7 +515,7 @@ OUTPUTS = {"ensemble", "fedad", "fediod", "fedkd", "fedmd", "public-only", "stan
 
 def test_it_is_known_which_methods_pass_a_gate_of_outputs_only() -> None:
     for name in NAMES:
-        told = set(plain(name, {}).experiment.side.leaves()) & set(NOT_OUTPUTS)
+        told = no_outputs(plain(name, {}).experiment.side.leaves())
         assert bool(told) == (name not in OUTPUTS), name
 
 
@@ -522,7 +528,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 ) -> None:
     method: Method = METHODS[name]
     one = setting(name, options, MIXED)
-    if not method.needs(one.method).same_architecture:
+    if not one.method.needs().same_architecture:
         found = ran(one)
         models = [node["model"] for node in found.figures["nodes"]]
         assert models == ["MLP", "SmallCNN", "MLP"]
@@ -541,7 +547,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(name: str) -> None:
     one = setting(name, {}, student=network("mlp:9", "student"))
-    needs = METHODS[name].needs(one.method)
+    needs = one.method.needs()
     if needs.same_architecture or needs.student_kind:
         refused(one, MethodRefused)
     else:
@@ -553,7 +559,7 @@ def test_a_method_that_needs_public_data_or_labels_is_refused_without(
     name: str, options: dict[str, Any]
 ) -> None:
     method = METHODS[name]
-    needs = method.needs(config_of(name, **options))
+    needs = config_of(name, **options).needs()
     if needs.public or needs.public_labels:
         error = refused(setting(name, options, public=None), MethodRefused)
         assert method.title in str(error)
@@ -569,7 +575,7 @@ def test_a_method_that_needs_public_data_or_labels_is_refused_without(
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_public_labels_are_used_only_where_they_are_needed(name: str, options: dict[str, Any]) -> None:
-    needs = METHODS[name].needs(config_of(name, **options))
+    needs = config_of(name, **options).needs()
     if not needs.public or needs.public_labels:
         return
     blind = ran(setting(name, options, public=dataclasses.replace(public(), labels=None)))

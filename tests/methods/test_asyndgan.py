@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import LinkConfig
-from fedstill.methods.asyndgan import AsynDGANConfig
-from fedstill.methods.conditions import told, whose
+from fedstill.methods._maps import told, whose
+from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.method import METHODS, refusal
+from fedstill.protocol.method import refusal
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 
@@ -44,12 +44,12 @@ def test_each_node_is_asked_about_images_of_its_own_maps() -> None:
 def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
     one, plain = world(ASYN), world(ASYN)
     losses = one.server.step()
-    plain.server.source.load(one.server.source.state())
+    plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
     sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
     for k, node in enumerate(plain.nodes):
         number = 1 + 3 + k  # after the sizes and three nodes' maps
-        wish = plain.server.source.draw(ASYN.batch, "w", 0, node.name, of=node.name)
-        x = plain.server.generator(TASK.condition(wish.maps))
+        wish = plain.server.state.source.draw(ASYN.batch, "w", 0, node.name, of=node.name)
+        x = plain.server.state.generator(TASK.condition(wish.maps))
         D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
         real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
         fake = torch.cat([TASK.condition(wish.maps), x], 1)
@@ -61,7 +61,8 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()
     assert losses == pytest.approx({"gan": gan.item(), "difference": unlike.item()}, rel=1e-4)
     (gan + unlike).backward()
-    pairs = zip(one.server.generator.parameters(), plain.server.generator.parameters(), strict=True)
+    G, other_G = one.server.state.generator, plain.server.state.generator
+    pairs = zip(G.parameters(), other_G.parameters(), strict=True)
     for mine, other in pairs:
         assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm()
 
@@ -69,16 +70,16 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
 def test_first_the_generator_learns_and_then_the_student() -> None:
     one = world(ASYN)
     assert one.server.total == 4
-    student, G = weights(one.server.student), weights(one.server.generator)
+    student, G = weights(one.server.student), weights(one.server.state.generator)
     for _ in range(2):
         assert set(one.server.step()) == {"gan", "difference"}
     assert torch.equal(weights(one.server.student), student)
-    made, bytes_up = weights(one.server.generator), up(one)
+    made, bytes_up = weights(one.server.state.generator), up(one)
     assert not torch.equal(made, G)
     for _ in range(2):
         assert set(one.server.step()) == {"student"}
     assert not torch.equal(weights(one.server.student), student)
-    assert torch.equal(weights(one.server.generator), made)
+    assert torch.equal(weights(one.server.state.generator), made)
     assert up(one) == bytes_up, "what the student learns on is made at the server"
     assert set(bytes_up) == {"label maps", "data sizes", "critic", "difference", "gradients"}
 
@@ -86,12 +87,12 @@ def test_first_the_generator_learns_and_then_the_student() -> None:
 def test_the_student_learns_on_generated_images_and_their_maps() -> None:
     one = world(ASYN)
     one.server.step()
-    wish = one.server.source.draw(6, "student", 0)
-    x, targets = one.server._pairs(wish, 0)
-    torch.testing.assert_close(x, one.server.generator(TASK.condition(wish.maps)))
+    wish = one.server.state.source.draw(6, "student", 0)
+    x, targets = ASYN.pairs(one.server, one.server.state, wish, 0)
+    torch.testing.assert_close(x, one.server.state.generator(TASK.condition(wish.maps)))
     assert torch.equal(targets, TASK.labels(wish.maps, x))
-    one.server.config = replace(ASYN, student_augment="turn")
-    turned, labels = one.server._pairs(wish, 0)
+    turning = replace(ASYN, student_augment="turn")
+    turned, labels = turning.pairs(one.server, one.server.state, wish, 0)
     assert not torch.equal(turned, x)
     assert labels.sum() > 0
 
@@ -121,7 +122,8 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images(options: dict[str, Any]) 
 def test_it_reconstructs_from_outlines() -> None:
     one = world(ASYN, task=RECONSTRUCTION, student_augment="turn")
     assert [set(one.server.step()) for _ in range(4)][-1] == {"student"}
-    x, targets = one.server._pairs(one.server.source.draw(4, "student", 0), 0)
+    wish = one.server.state.source.draw(4, "student", 0)
+    x, targets = ASYN.pairs(one.server, one.server.state, wish, 0)
     torch.testing.assert_close(x, RECONSTRUCTION.observe(targets))
 
 
@@ -130,12 +132,12 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(stop: int, tmp_path: 
     whole, first, second = (world(ASYN) for _ in range(3))
     expected = [whole.server.step() for _ in range(4)]
     assert [first.server.step() for _ in range(stop)] == expected[:stop]
-    kept = {"server": first.server.state(), "nodes": [node.state() for node in first.nodes]}
+    kept = {"server": first.server.kept(), "nodes": [node.state() for node in first.nodes]}
     save_state(tmp_path / "state", kept)
     back = load_state(tmp_path / "state")
     for node, state in zip(second.nodes, back["nodes"], strict=True):
         node.load(state)
-    second.server.load(back["server"])
+    second.server.take_up(back["server"])
     assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]
     assert torch.equal(everything(second), everything(whole))
 
@@ -185,7 +187,7 @@ def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
 
 
 def test_it_runs_only_where_images_are_made_from_maps() -> None:
-    needs = METHODS["asyndgan"].needs(AsynDGANConfig())
+    needs = AsynDGAN().needs()
     assert refusal(needs, TASK) is None
     assert refusal(needs, RECONSTRUCTION) is None
     assert "label maps" in str(refusal(needs, Classification(3)))
@@ -204,4 +206,4 @@ def test_it_runs_only_where_images_are_made_from_maps() -> None:
 )
 def test_impossible_options_are_named(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
-        AsynDGANConfig(**{name: value})  # type: ignore[arg-type]
+        AsynDGAN(**{name: value})  # type: ignore[arg-type]

@@ -18,13 +18,13 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation import InProcess, partition
-from fedstill.methods.fedavg import FedAvgConfig
-from fedstill.methods.fedavgm import FedAvgMConfig
-from fedstill.methods.fedper import FedPerConfig
-from fedstill.methods.fedprox import FedProxConfig
-from fedstill.methods.lg_fedavg import LGFedAvgConfig
-from fedstill.methods.parameters import AveragingServer, drawn
-from fedstill.methods.server import ServerSetting
+from fedstill.methods._averaging import Averaged
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedavgm import FedAvgM
+from fedstill.methods.fedper import FedPer
+from fedstill.methods.fedprox import FedProx
+from fedstill.methods.lg_fedavg import LGFedAvg
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import to_vector
@@ -34,7 +34,6 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.method import method_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -88,7 +87,7 @@ class Message:
 @dataclass
 class World:
     nodes: list[Node]
-    server: AveragingServer
+    server: Server
     ledger: Ledger
     messages: list[Message] = field(default_factory=list)
 
@@ -105,8 +104,8 @@ def world(
     engine: str = "stacked",
     seed: int = SEED,
 ) -> World:
-    method, ledger, nodes = method_of(config), Ledger(), []
-    parted = method.needs(config).split
+    ledger, nodes = Ledger(), []
+    parted = config.needs().split
     for index, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(index)
         data = TensorData(
@@ -118,18 +117,15 @@ def world(
         model = split(make(), "model") if parted else make()
         nodes.append(Node(f"n{index}", data, model, gate, seed))
     compute = Compute(EngineConfig(name=engine))  # type: ignore[arg-type]
-    side = method.node_side(config, NodeSetting(TASK, local, compute))
+    side = config.node_side(NodeSetting(TASK, local, compute))
     side.prepare(nodes)
     groups = partition(nodes, engine == "stacked")
     assert len(groups) == (1 if engine == "stacked" else len(nodes))
     federation = InProcess(nodes, groups, side, compute)
     torch.manual_seed(99)
     student = split(make(), "student") if parted else make()
-    server = method.server(
-        config, ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, seed, local)
-    )
-    assert isinstance(server, AveragingServer)
-    one = World(nodes, server, ledger)
+    setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, seed, local)
+    one = World(nodes, Server(config, setting), ledger)
     answer = federation._answer
 
     def overheard(asked: Any, question: str, number: int, tensors: Any, differentiable: bool) -> Any:
@@ -176,7 +172,7 @@ def near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fedavg_of_two_linear_models_is_their_mean_weighed_by_data(engine: str) -> None:
-    one = world(FedAvgConfig(rounds=1), descent(3), make=linear, sizes=(6, 24), engine=engine)
+    one = world(FedAvg(rounds=1), descent(3), make=linear, sizes=(6, 24), engine=engine)
     one.server.step()
     small, large = (node.model[1] for node in one.nodes)  # type: ignore[index]
     assert not torch.equal(small.weight, large.weight)
@@ -186,9 +182,9 @@ def test_fedavg_of_two_linear_models_is_their_mean_weighed_by_data(engine: str) 
 
 
 def test_the_mean_by_hand() -> None:
-    server = world(FedAvgConfig(rounds=1), descent(1), make=linear, sizes=(6, 24)).server
+    method, state = FedAvg(rounds=1), Averaged()
     updates = torch.tensor([[1.0, 2.0], [6.0, -3.0]])
-    near(server.combine(torch.zeros(2), updates, torch.tensor([1.0, 4.0])), torch.tensor([5.0, -2.0]))
+    near(method.combine(state, torch.zeros(2), updates, torch.tensor([1.0, 4.0])), torch.tensor([5.0, -2.0]))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -196,7 +192,7 @@ def test_the_mean_by_hand() -> None:
 def test_rounds_of_one_full_batch_step_are_steps_of_centralised_descent(
     sizes: Sequence[int], engine: str
 ) -> None:
-    one = world(FedAvgConfig(rounds=3), descent(3), sizes=sizes, engine=engine)
+    one = world(FedAvg(rounds=3), descent(3), sizes=sizes, engine=engine)
     union = TensorData(
         torch.cat([node.data.inputs for node in one.nodes]),
         torch.cat([node.data.targets for node in one.nodes]),
@@ -211,7 +207,7 @@ def test_rounds_of_one_full_batch_step_are_steps_of_centralised_descent(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> None:
     local = LocalConfig(epochs=2, batch=5)
-    one = world(FedAvgConfig(rounds=2), local, make=resnet, engine=engine)
+    one = world(FedAvg(rounds=2), local, make=resnet, engine=engine)
     for _ in range(2):
         one.server.step()
     states = [node.model.state_dict() for node in one.nodes]
@@ -230,7 +226,7 @@ def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> No
 def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     """Same batches, same schedule, nothing lost between rounds."""
     local = LocalConfig(epochs=3, batch=5, optimiser="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
-    one = world(FedAvgConfig(rounds=rounds), local, sizes=(17,))
+    one = world(FedAvg(rounds=rounds), local, sizes=(17,))
     twin = copy.deepcopy(one.nodes[0])
     twin.modules["model"].load_state_dict(one.server.student.state_dict())
     training.prepare([twin], local)
@@ -254,7 +250,7 @@ def test_all_rounds_together_take_exactly_the_local_budget(
 
     monkeypatch.setattr(Group, "step", counted)
     local = LocalConfig(epochs=2.5, least_steps=7, batch=5)
-    one = world(FedAvgConfig(rounds=rounds), local, engine=engine)
+    one = world(FedAvg(rounds=rounds), local, engine=engine)
     for _ in range(rounds):
         one.server.step()
     assert steps == {"n0": 7, "n1": 12, "n2": 7}
@@ -269,11 +265,11 @@ def test_fedprox_differs_from_fedavg_by_mu_times_the_way_gone(engine: str) -> No
     """In the first of two steps w = w_0; in the second the gradients differ by mu (w_1 - w_0)."""
     mu, w = 0.5, {}
     for name, config, steps in (
-        ("one step", FedAvgConfig(rounds=1), 1),
-        ("fedavg", FedAvgConfig(rounds=1), 2),
-        ("fedprox", FedProxConfig(rounds=1, mu=mu), 2),
-        ("one step of fedprox", FedProxConfig(rounds=1, mu=mu), 1),
-        ("fedprox without", FedProxConfig(rounds=1, mu=0.0), 2),
+        ("one step", FedAvg(rounds=1), 1),
+        ("fedavg", FedAvg(rounds=1), 2),
+        ("fedprox", FedProx(rounds=1, mu=mu), 2),
+        ("one step of fedprox", FedProx(rounds=1, mu=mu), 1),
+        ("fedprox without", FedProx(rounds=1, mu=0.0), 2),
     ):
         one = world(config, descent(steps), engine=engine)
         w["start"] = to_vector(one.server.student).expand(3, -1)
@@ -290,7 +286,7 @@ def test_fedprox_differs_from_fedavg_by_mu_times_the_way_gone(engine: str) -> No
 def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
     """Nodes with 2, 8 and 4 steps a round: those that are done fall out of the group."""
     local = replace(descent(1), epochs=16.0)
-    one = world(FedProxConfig(rounds=2, mu=2.0), local, engine=engine)
+    one = world(FedProx(rounds=2, mu=2.0), local, engine=engine)
     w = copy.deepcopy(one.server.student)
     for _ in range(2):
         here = [
@@ -308,8 +304,8 @@ def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
 
 @pytest.mark.parametrize("make", [two_layers, resnet])
 def test_fedavgm_without_momentum_is_fedavg(make: Any) -> None:
-    plain = world(FedAvgConfig(rounds=3), LocalConfig(epochs=3, batch=5), make=make)
-    heavy = world(FedAvgMConfig(rounds=3, beta=0.0, server_lr=1.0), LocalConfig(epochs=3, batch=5), make=make)
+    plain = world(FedAvg(rounds=3), LocalConfig(epochs=3, batch=5), make=make)
+    heavy = world(FedAvgM(rounds=3, beta=0.0, server_lr=1.0), LocalConfig(epochs=3, batch=5), make=make)
     for _ in range(3):
         for one in (plain, heavy):
             one.server.step()
@@ -318,7 +314,7 @@ def test_fedavgm_without_momentum_is_fedavg(make: Any) -> None:
 
 def test_two_rounds_of_fedavgm_by_hand() -> None:
     beta, rate = 0.9, 0.5
-    one = world(FedAvgMConfig(rounds=2, beta=beta, server_lr=rate), descent(6))
+    one = world(FedAvgM(rounds=2, beta=beta, server_lr=rate), descent(6))
     w0 = to_vector(one.server.student)
     one.server.step()
     v1 = w0 - mean_of([node.model for node in one.nodes], UNEQUAL)
@@ -331,7 +327,7 @@ def test_two_rounds_of_fedavgm_by_hand() -> None:
 
 
 def test_momentum_carries_parameters_but_no_buffers() -> None:
-    one = world(FedAvgMConfig(rounds=3, beta=0.9), LocalConfig(epochs=6, batch=5), make=resnet)
+    one = world(FedAvgM(rounds=3, beta=0.9), LocalConfig(epochs=6, batch=5), make=resnet)
     for _ in range(3):
         one.server.step()
     mean = copy.deepcopy(one.server.student)
@@ -349,14 +345,14 @@ def test_momentum_carries_parameters_but_no_buffers() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: FedAvgConfig(rounds=0), "method.rounds is 0"),
-        (lambda: FedAvgConfig(participation=0.0), "method.participation is 0.0"),
-        (lambda: FedAvgConfig(participation=1.1), "method.participation is 1.1"),
-        (lambda: FedProxConfig(mu=-1.0), "method.mu is -1.0"),
-        (lambda: FedProxConfig(mu=math.inf), "method.mu is inf"),
-        (lambda: FedAvgMConfig(beta=1.0), "method.beta is 1.0"),
-        (lambda: FedAvgMConfig(server_lr=-0.5), "method.server_lr is -0.5"),
-        (lambda: FedPerConfig(rounds=-1), "method.rounds is -1"),
+        (lambda: FedAvg(rounds=0), "method.rounds is 0"),
+        (lambda: FedAvg(participation=0.0), "method.participation is 0.0"),
+        (lambda: FedAvg(participation=1.1), "method.participation is 1.1"),
+        (lambda: FedProx(mu=-1.0), "method.mu is -1.0"),
+        (lambda: FedProx(mu=math.inf), "method.mu is inf"),
+        (lambda: FedAvgM(beta=1.0), "method.beta is 1.0"),
+        (lambda: FedAvgM(server_lr=-0.5), "method.server_lr is -0.5"),
+        (lambda: FedPer(rounds=-1), "method.rounds is -1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(make: Any, said: str) -> None:
@@ -367,8 +363,8 @@ def test_options_that_mean_nothing_are_refused(make: Any, said: str) -> None:
 # --- a part of the network stays personal ----------------------------------------------------------
 
 PERSONAL = [
-    pytest.param(FedPerConfig, HEAD, EXTRACTOR, id="fedper"),
-    pytest.param(LGFedAvgConfig, EXTRACTOR, HEAD, id="lg-fedavg"),
+    pytest.param(FedPer, HEAD, EXTRACTOR, id="fedper"),
+    pytest.param(LGFedAvg, EXTRACTOR, HEAD, id="lg-fedavg"),
 ]
 
 
@@ -443,7 +439,7 @@ def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_batch_norm_of_a_personal_extractor_stays_personal(engine: str) -> None:
-    one = world(LGFedAvgConfig(rounds=2), LocalConfig(epochs=4, batch=5), make=resnet, engine=engine)
+    one = world(LGFedAvg(rounds=2), LocalConfig(epochs=4, batch=5), make=resnet, engine=engine)
     for _ in range(2):
         one.server.step()
     means = [node.model.state_dict()["extractor.1.running_mean"] for node in one.nodes]
@@ -457,11 +453,11 @@ def test_batch_norm_of_a_personal_extractor_stays_personal(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("config", [FedAvgConfig, FedProxConfig, FedPerConfig])
+@pytest.mark.parametrize("config", [FedAvg, FedProx, FedPer])
 def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) -> None:
     sizes = (6, 24, 12, 8)
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
-    part = one.server.part
+    part = config.shared
     names = [node.name for node in one.nodes]
     teams = []
     for round in range(5):
@@ -470,7 +466,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
         asked = one.messages[-1].asked
-        assert list(asked) == drawn(names, 0.5, SEED, round)
+        assert list(asked) == FedAvg(participation=0.5).drawn(names, SEED, round)
         assert len(asked) == 2
         moved = [
             name for name, old, new in zip(names, before, one.vectors(), strict=True) if (old != new).any()
@@ -480,16 +476,16 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
         mean = mean_of(
             [one.nodes[row].model.get_submodule(part) for row in rows], [sizes[row] for row in rows]
         )
-        near(to_vector(one.server.shared), mean)
+        near(to_vector(one.server.student.get_submodule(part)), mean)
         teams.append(asked)
     assert len(set(teams)) > 1
 
 
 def test_draws_follow_from_seed_and_round() -> None:
-    names = [f"n{index}" for index in range(10)]
-    rounds = [drawn(names, 0.3, 0, round) for round in range(40)]
-    assert rounds == [drawn(names, 0.3, 0, round) for round in range(40)]
-    assert rounds != [drawn(names, 0.3, 1, round) for round in range(40)]
+    names, third = [f"n{index}" for index in range(10)], FedAvg(participation=0.3)
+    rounds = [third.drawn(names, 0, round) for round in range(40)]
+    assert rounds == [third.drawn(names, 0, round) for round in range(40)]
+    assert rounds != [third.drawn(names, 1, round) for round in range(40)]
     assert all(len(team) == 3 and team == sorted(team) for team in rounds)
     times = Counter(name for team in rounds for name in team)  # 12 each on average
     assert set(times) == set(names)
@@ -502,5 +498,5 @@ def test_draws_follow_from_seed_and_round() -> None:
 )
 def test_a_share_of_the_nodes_and_at_least_one(nodes: int, share: float, expected: int) -> None:
     names = [str(index) for index in range(nodes)]
-    assert len(drawn(names, share, 0, 0)) == expected
-    assert drawn(names, 1.0, 0, 0) == names
+    assert len(FedAvg(participation=share).drawn(names, 0, 0)) == expected
+    assert FedAvg(participation=1.0).drawn(names, 0, 0) == names

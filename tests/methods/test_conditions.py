@@ -12,7 +12,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods.conditions import Gallery, Maps, MapsConfig, told, whose
+from fedstill.methods._maps import Gallery, Maps, MapsConfig, told, whose
 from fedstill.methods.server import ServerSetting
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
@@ -184,5 +184,5 @@ def test_what_was_gathered_is_remembered() -> None:
     maps = gathered(one)
     other = Maps(MapsConfig(), setting(one))
     assert not other.ready
-    other.load(maps.state())
+    other.load(maps.state(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

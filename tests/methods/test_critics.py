@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.methods.conditions import told, whose
-from fedstill.methods.critics import Critics, critic_loss, doubts
+from fedstill.methods._critics import Critics
+from fedstill.methods._gan import critic_loss, doubts
+from fedstill.methods._maps import told, whose
 from fedstill.models.vector import to_vector
 from fedstill.node.group import Group
 from fedstill.privacy import randomness
@@ -31,7 +32,7 @@ MAPS = torch.randint(3, (1, 4, 16, 16), generator=torch.Generator().manual_seed(
 
 
 def critics_of(config: Any = FIOD, task: Any = TASK, features: Any = None) -> Critics:
-    return Critics(config, config, NodeSetting(task, LocalConfig(), Compute(), None, features))
+    return Critics(config, NodeSetting(task, LocalConfig(), Compute(), None, features), maps=config)
 
 
 def test_a_critic_sees_the_map_as_channels_before_the_image() -> None:

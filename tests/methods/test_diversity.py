@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedstill.methods.diversity import div0, div1, div2, diversity
+from fedstill.methods._diversity import div0, div1, div2, diversity
 
 # Three outputs, their noise and labels 0, 0, 1. Distances: of f 5, 10 and 5; of z 1, 4 and 5.
 F = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]) / 10

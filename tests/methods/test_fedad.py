@@ -20,8 +20,8 @@ from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
 from fedstill.methods import fedad
-from fedstill.methods.fedad import ATTENTION, METHOD, FedADConfig, FedADServer, node_side, outside
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.fedad import ATTENTION, FedAD, outside
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SHAPE, SEED, N = (1, 8, 8), 4, 13
 IMAGES, LABELS = Reconstruction(), Classification(3)
 LOCAL = LocalConfig(epochs=1, batch=4)
-CONFIG = FedADConfig(epochs=3, batch=5, side=4)
+CONFIG = FedAD(epochs=3, batch=5, side=4)
 ALIKE, MIXED = ("unet:4",) * 3, ("unet:4", "unet:2", "unet:6")
 
 
@@ -53,12 +53,12 @@ class World:
     side: NodeSide
     public: Public
     federation: InProcess
-    server: FedADServer
+    server: Server
     ledger: Ledger
 
 
 def world(
-    config: FedADConfig = CONFIG,
+    config: FedAD = CONFIG,
     *,
     specs: Sequence[str] = MIXED,
     student: str = "unet:4",
@@ -74,12 +74,12 @@ def world(
         gate = Gate(f"n{index}", PolicyConfig(), ledger)
         model = build(spec, SHAPE, task.classes, 0, index).eval()
         nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
-    side = node_side(config, NodeSetting(task, LOCAL, compute, public))
+    side = config.node_side(NodeSetting(task, LOCAL, compute, public))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     learner = build(student, SHAPE, task.classes, 0, "student")
     setting = ServerSetting(federation, learner, task, SHAPE, (0.5,), (0.5,), compute, SEED, LOCAL, public)
-    return World(nodes, side, public, federation, FedADServer(config, setting), ledger)
+    return World(nodes, side, public, federation, Server(config, setting), ledger)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -96,7 +96,7 @@ def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
                 node.model.eval(),
                 place_of(node.model, SHAPE, "it"),
                 made.public.inputs,
-                made.server.config.side,
+                made.server.method.side,
             )
             for node in made.nodes
         ]
@@ -162,21 +162,23 @@ def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() ->
     z, A = told(made)
     shares = torch.tensor([4.0, 7.0, 10.0]) / 21  # of all images
     expected = (shares.view(-1, 1, 1, 1, 1) * z).sum(0)
-    torch.testing.assert_close(made.server.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(made.server.targets["least"], A.amin(0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(made.server.targets["most"], A.amax(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.server.state.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.server.state.targets["least"], A.amin(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.server.state.targets["most"], A.amax(0), rtol=1e-4, atol=1e-5)
 
 
 def test_the_mean_of_maps_counts_those_more_who_know_more() -> None:
     made = run(world(replace(CONFIG, attend="mean")), 1)
     mean = (torch.tensor([4.0, 7.0, 10.0]).view(-1, 1, 1) / 21 * told(made)[1]).sum(0)
     for bound in ("least", "most"):
-        torch.testing.assert_close(made.server.targets[bound], mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made.server.state.targets[bound], mean, rtol=1e-4, atol=1e-5)
 
 
 def test_equal_weights_need_no_counts() -> None:
     made = run(world(replace(CONFIG, weights="equal")), 1)
-    torch.testing.assert_close(made.server.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        made.server.state.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5
+    )
     assert made.ledger.summary()["questions_by_name"] == {"predict": 1}
 
 
@@ -189,10 +191,10 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     assert made.side.questions["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
     assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 16 * 4, "down": 0}
-    for name, value in whole.server.targets.items():
-        torch.testing.assert_close(made.server.targets[name], value, rtol=1e-4, atol=1e-5)
-    assert METHOD.one_round is not None
-    asks = METHOD.one_round(CONFIG, made.public, SEED)
+    for name, value in whole.server.state.targets.items():
+        torch.testing.assert_close(made.server.state.targets[name], value, rtol=1e-4, atol=1e-5)
+    assert CONFIG.one_round
+    asks = CONFIG.asks(made.public, SEED)
     assert [ask.question for ask in asks] == ["count_labels"] + ["predict"] * 3
     assert [ask.tensors["rows"].tolist() for ask in asks[1:]] == [[0, 5], [5, 10], [10, 13]]
 
@@ -215,7 +217,7 @@ def test_attention_is_learned_only_where_it_weighs() -> None:
     def away(made: World) -> float:
         with torch.no_grad():
             A = looked(made.server.student.eval(), "extractor", made.public.inputs, 4)[1]
-        return outside(A, made.server.targets["least"], made.server.targets["most"]).mean().item()
+        return outside(A, made.server.state.targets["least"], made.server.state.targets["most"]).mean().item()
 
     assert away(with_it) < 0.5 * away(hardly)
 
@@ -225,7 +227,7 @@ def test_classes_are_ensembled_by_label_counts() -> None:
     counts = torch.stack([LABELS.counts(node.data) for node in made.nodes])
     weights = LABELS.importance(counts)
     expected = LABELS.ensemble(told(made)[0], weights, "logits")
-    torch.testing.assert_close(made.server.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.server.state.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
 
 
 # --- privacy ---------------------------------------------------------------------------------------
@@ -262,9 +264,9 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: Sequence[str]) -> None
 
 def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
     straight, half = run(world()), run(world(), 2)
-    save_state(tmp_path / "state.st", half.server.state())
+    save_state(tmp_path / "state.st", half.server.kept())
     rest = world()
-    rest.server.load(load_state(tmp_path / "state.st"))
+    rest.server.take_up(load_state(tmp_path / "state.st"))
     run(rest, 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
     assert rest.ledger.summary()["questions_by_name"] == {}
@@ -276,4 +278,4 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path)
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedADConfig(**{option: value})
+        FedAD(**{option: value})

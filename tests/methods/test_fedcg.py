@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.methods.fedcg import METHOD, FedCGConfig, gan_work, model_work, ramp
-from fedstill.methods.generators import Received, draw_noise
+from fedstill.methods._generators import Received, draw_noise
+from fedstill.methods.fedcg import FedCG, ramp
 from fedstill.models import build
 from fedstill.models.features import condition
 from fedstill.models.split import Split, split
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SHAPE, CLASSES = (1, 8, 8), 3
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
 SETTING = NodeSetting(Classification(CLASSES), LOCAL, Compute())
-CONFIG = FedCGConfig(rounds=2, noise=4, generator_width=6, server_steps=2, server_batch=8)
+CONFIG = FedCG(rounds=2, noise=4, generator_width=6, server_steps=2, server_batch=8)
 COUNTS = torch.tensor([[4.0, 1.0, 12.0]])
 
 
@@ -44,13 +45,13 @@ def make_node() -> Node:
     )
     model = split(build("lenet5:3", SHAPE, CLASSES, 0), "model")
     node = Node("n", data, model, Gate("n", PolicyConfig(outputs_only=False), Ledger()), 4)
-    METHOD.node_side(CONFIG, SETTING).prepare([node])
+    CONFIG.node_side(SETTING).prepare([node])
     training.prepare([node], LOCAL)
     return node
 
 
 def in_training(node: Node, *roles: str) -> Group:
-    group = Group([node])
+    group = Group([node]).knowing(SETTING)
     for role in node.modules:
         group.bench(role).train(role in roles)
     return group
@@ -66,8 +67,9 @@ def test_the_model_descends_cross_entropy_and_gamma_times_the_distance() -> None
     f = model.extractor(x)
     plain = F.cross_entropy(model.head(f), y) + 0.6 * F.mse_loss(f, G(condition(z, y, CLASSES)).detach())
     plain.backward()
-    work = model_work(SETTING, received, 0.6)
-    loss = work(in_training(node, "model"), 0, x.unsqueeze(0), y.unsqueeze(0))
+    config = replace(CONFIG, gamma=0.6 / ramp(1, CONFIG.rounds))
+    group = in_training(node, "model")
+    loss = config.model_work(group, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
     for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
         assert one.grad is not None
@@ -93,8 +95,8 @@ def test_critic_and_generator_play_and_the_model_stands_still() -> None:
     L_G.backward()
 
     before = to_vector(node.model)
-    work = gan_work(CONFIG, SETTING, 1)
-    loss = work(in_training(node, "generator", "critic"), 0, x.unsqueeze(0), y.unsqueeze(0))
+    group = in_training(node, "generator", "critic")
+    loss = CONFIG.generator_work(group, 1)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
     for one, other in zip(G.parameters(), node.modules["generator"].parameters(), strict=True):
@@ -113,4 +115,4 @@ def test_the_distance_gains_weight_over_the_rounds() -> None:
 
 def test_a_negative_gamma_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"method\.gamma is -1"):
-        FedCGConfig(gamma=-1.0)
+        FedCG(gamma=-1.0)

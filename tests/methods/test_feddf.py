@@ -20,9 +20,8 @@ from fedstill.core.seeds import torch_generator
 from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
-from fedstill.methods.feddf import FedDFConfig, FedDFServer, node_side
-from fedstill.methods.parameters import drawn
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.feddf import FedDF
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node import training
@@ -42,7 +41,7 @@ TASK, LOCAL = Classification(CLASSES), LocalConfig(epochs=2, batch=4, lr=1e-2, a
 ALIKE = ("mlp:8",) * 4
 MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4", "lenet5:6")
 RESNETS = ("resnet8:4",) * 3
-CONFIG = FedDFConfig(rounds=3, steps=4, batch=5, lr=1e-2, lr_end=1e-3)
+CONFIG = FedDF(rounds=3, steps=4, batch=5, lr=1e-2, lr_end=1e-3)
 COUNTS = replace(CONFIG, weights="counts", ensemble="consensus")
 
 
@@ -51,12 +50,12 @@ class World:
     nodes: list[Node]
     public: Public
     federation: InProcess
-    server: FedDFServer
+    server: Server
     ledger: Ledger
 
 
 def world(
-    config: FedDFConfig,
+    config: FedDF,
     *,
     specs: Sequence[str] = ALIKE,
     student: str = "mlp:8",
@@ -79,7 +78,7 @@ def world(
     by_kind = tuple(
         (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
     )
-    side = node_side(config, NodeSetting(TASK, LOCAL, compute, public))
+    side = config.node_side(NodeSetting(TASK, LOCAL, compute, public))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     setting = ServerSetting(
@@ -95,7 +94,17 @@ def world(
         public,
         by_kind,
     )
-    return World(nodes, public, federation, FedDFServer(config, setting), ledger)
+    return World(nodes, public, federation, Server(config, setting), ledger)
+
+
+def students(made: World) -> list[nn.Module]:
+    return list(made.server.state.students.values())
+
+
+def firsts(made: World) -> dict[str, nn.Module]:
+    """By node, the student of its architecture as it is now."""
+    kinds = zip(made.server.kinds, map(copy.deepcopy, students(made)), strict=True)
+    return {name: student for (names, _), student in kinds for name in names}
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -162,22 +171,21 @@ def test_a_round_is_the_average_taught_by_the_mean_of_all_logits() -> None:
 def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
     """sum_k omega_k^c z_k^c, omega_k^c = N_k^c / sum N_k^c, whichever order the architectures come in."""
     made = world(replace(CONFIG, weights="counts", steps=0), specs=specs)
-    starts = dict(zip(made.server.names, map(copy.deepcopy, made.server.students), strict=True))
-    start = {name: first for names, first in starts.items() for name in names}
+    start = firsts(made)
     run(made, 1)
     counts = torch.stack([TASK.counts(node.data) for node in made.nodes])
-    assert made.server.counts == {f"n{k}": row.tolist() for k, row in enumerate(counts)}
+    assert made.server.state.counts == {f"n{k}": row.tolist() for k, row in enumerate(counts)}
     told = made.ledger.summary()
     assert "tell_size" not in told["questions_by_name"]
     assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in made.nodes}
-    teachers = [name for names in made.server.names for name in names]
-    received = [torch.stack([to_vector(models[name]) for name in names]) for names in made.server.names]
+    received = {names[0]: {name: to_vector(models[name]) for name in names} for names, _ in made.server.kinds}
     x = made.public.inputs
     with torch.no_grad():
         z = torch.stack([models[node.name](x) for node in made.nodes])
         expected = (counts[:, None] / counts.sum(0) * z).sum(0)
-        torch.testing.assert_close(made.server._taught(received, teachers, x), expected, rtol=1e-4, atol=1e-5)
+        taught = made.server.method.taught(made.server, made.server.state, received, x)
+        torch.testing.assert_close(taught, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +210,11 @@ def test_batch_norm_keeps_the_averaged_statistics() -> None:
 
 
 def test_only_who_is_drawn_takes_part() -> None:
-    made = run(world(replace(CONFIG, participation=0.5)))
+    config = replace(CONFIG, participation=0.5)
+    made = run(world(config))
     asked = [
-        [f"n{k}" for k in range(4) if f"n{k}" in drawn(made.federation.nodes, 0.5, SEED, t)] for t in range(3)
+        [f"n{k}" for k in range(4) if f"n{k}" in config.drawn(made.federation.nodes, SEED, t)]
+        for t in range(3)
     ]
     assert all(len(names) == 2 for names in asked)
     per_node = made.ledger.summary()["by_node"]
@@ -219,28 +229,28 @@ def test_only_who_is_drawn_takes_part() -> None:
 
 def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
     made = world(replace(CONFIG, steps=0), specs=MIXED, student="mlp:8")
-    starts = [copy.deepcopy(student) for student in made.server.students]
+    start = firsts(made)
     run(made, 1)
-    assert made.server.names == [("n0", "n2"), ("n1", "n4"), ("n3",)]
-    assert made.server.students[0] is made.server.student
-    for student, names, start in zip(made.server.students, made.server.names, starts, strict=True):
+    kinds = [names for names, _ in made.server.kinds]
+    assert kinds == [("n0", "n2"), ("n1", "n4"), ("n3",)]
+    assert made.server.state.students["n0"] is made.server.student
+    for student, names in zip(students(made), kinds, strict=True):
         members = [node for node in made.nodes if node.name in names]
         sizes = torch.tensor([float(len(node.data)) for node in members])
-        vectors = torch.stack([to_vector(trained(node, start, 0, 3)) for node in members])
+        vectors = torch.stack([to_vector(trained(node, start[node.name], 0, 3)) for node in members])
         mean = (sizes / sizes.sum()) @ vectors
         torch.testing.assert_close(to_vector(student), mean, rtol=1e-3, atol=1e-4)
 
 
 def test_all_models_teach_every_student() -> None:
     made = world(replace(CONFIG, rounds=1, steps=100, batch=N, lr=1e-2), specs=MIXED)
-    starts = [copy.deepcopy(student) for student in made.server.students]
+    start = firsts(made)
     run(made)
     x = made.public.inputs
-    start = {name: first for names, first in zip(made.server.names, starts, strict=True) for name in names}
     with torch.no_grad():
         each = [trained(node, start[node.name], 0, 1).eval()(x) for node in made.nodes]
         z = torch.stack(each).mean(0)
-        for student in made.server.students:
+        for student in students(made):
             gap = TASK.distance(student(x), z, 1.0).mean()
             own = torch.stack([TASK.distance(one, z, 1.0).mean() for one in each]).min()
             assert gap < 0.5 * own
@@ -248,9 +258,9 @@ def test_all_models_teach_every_student() -> None:
 
 def test_an_architecture_of_which_no_node_was_drawn_is_taught_all_the_same() -> None:
     made = world(replace(CONFIG, participation=0.2), specs=MIXED)
-    before = [to_vector(student) for student in made.server.students]
+    before = [to_vector(student) for student in students(made)]
     run(made, 1)
-    assert all(not torch.equal(to_vector(s), b) for s, b in zip(made.server.students, before, strict=True))
+    assert all(not torch.equal(to_vector(s), b) for s, b in zip(students(made), before, strict=True))
 
 
 def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() -> None:
@@ -270,7 +280,7 @@ def test_outputs_only_refuses_it() -> None:
 def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...]) -> None:
     config = replace(COUNTS, participation=0.8)
     stacked, alone = (run(world(config, specs=specs, stacked=stacked)) for stacked in (True, False))
-    for one, other in zip(stacked.server.students, alone.server.students, strict=True):
+    for one, other in zip(students(stacked), students(alone), strict=True):
         same(one, other, rtol=1e-2, atol=1e-4)
     assert stacked.ledger.summary() == alone.ledger.summary()
 
@@ -278,11 +288,11 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...]) -> No
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
 def test_a_run_goes_on_to_the_same_students(tmp_path: Path, specs: tuple[str, ...]) -> None:
     straight, half = run(world(COUNTS, specs=specs)), run(world(COUNTS, specs=specs), 1)
-    save_state(tmp_path / "state.st", half.server.state())
+    save_state(tmp_path / "state.st", half.server.kept())
     rest = world(COUNTS, specs=specs)
-    rest.server.load(load_state(tmp_path / "state.st"))
+    rest.server.take_up(load_state(tmp_path / "state.st"))
     run(rest, 2)
-    for one, other in zip(rest.server.students, straight.server.students, strict=True):
+    for one, other in zip(students(rest), students(straight), strict=True):
         same(one, other)
 
 
@@ -292,4 +302,4 @@ def test_a_run_goes_on_to_the_same_students(tmp_path: Path, specs: tuple[str, ..
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedDFConfig(**{option: value})
+        FedDF(**{option: value})

@@ -14,13 +14,14 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation import InProcess
-from fedstill.methods.diversity import div0
-from fedstill.methods.fedgen import METHOD, FedGENConfig, FedGENServer, model_work
-from fedstill.methods.generators import Received
-from fedstill.methods.server import ServerSetting
+from fedstill.methods._diversity import div0
+from fedstill.methods._generators import Received
+from fedstill.methods._uploads import uploaded
+from fedstill.methods.fedgen import FedGEN
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.features import condition
-from fedstill.models.split import Split, split
+from fedstill.models.split import HEAD, Split, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
 from fedstill.node.gate import Gate
@@ -38,7 +39,7 @@ SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
 TASK = Classification(CLASSES)
 SETTING = NodeSetting(TASK, LOCAL, Compute())
-CONFIG = FedGENConfig(rounds=2, noise=4, generator_width=6, server_steps=20, server_batch=16, server_lr=0.01)
+CONFIG = FedGEN(rounds=2, noise=4, generator_width=6, server_steps=20, server_batch=16, server_lr=0.01)
 
 
 def make_nodes() -> list[Node]:
@@ -53,51 +54,57 @@ def make_nodes() -> list[Node]:
     return nodes
 
 
-def make_server(config: FedGENConfig, nodes: list[Node]) -> FedGENServer:
-    side = METHOD.node_side(config, SETTING)
+def make_server(config: FedGEN, nodes: list[Node]) -> Server:
+    side = config.node_side(SETTING)
     side.prepare(nodes)
     federation = InProcess(nodes, [nodes], side, Compute())
     student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, LOCAL)
-    return FedGENServer(config, setting)
+    return Server(config, setting)
 
 
 @pytest.mark.parametrize("shares", ["head", "model"])
 def test_the_generators_loss_against_a_loop(shares: str) -> None:
     nodes = make_nodes()
-    server = make_server(replace(CONFIG, shares=shares), nodes)  # type: ignore[arg-type]
+    config = replace(CONFIG, shares=shares)  # type: ignore[arg-type]
+    server = make_server(config, nodes)
     server.step()
-    heads = []
+    heads, G = [], server.state.G
     for node in nodes:
         assert isinstance(node.model, Split)
         heads.append(node.model.head)  # as they were uploaded
+    shared = nodes[0].model.get_submodule(config.part)
+    uploads = uploaded(
+        shared, torch.stack([to_vector(node.model.get_submodule(config.part)) for node in nodes])
+    )
     counts = torch.tensor([[5.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
     z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
     expected = 0.0
     with torch.no_grad():
-        f = server.G(condition(z, y, CLASSES))  # evaluated as sent
+        f = G(condition(z, y, CLASSES))  # evaluated as sent
         for b in range(6):
             label = int(y[b])
             share = counts[:, label] / counts[:, label].sum()
             logits = share[0] * heads[0](f[b]) + share[1] * heads[1](f[b])
             expected -= float(logits.softmax(0)[label].log()) / 6
-        found = server.generator_loss(z, y, counts)
+        found = config.generator_loss(TASK, G, uploads, z, y, counts)
     assert found[0].item() == pytest.approx(expected, rel=1e-4)
     assert found[1].item() == pytest.approx(div0(f, z, (f.shape[1] * 4) ** -0.5).item(), rel=1e-5)
 
 
 def test_only_the_generator_learns_at_the_server() -> None:
-    server = make_server(CONFIG, make_nodes())
+    nodes = make_nodes()
+    server = make_server(CONFIG, nodes)
     first = server.step()
-    uploaded = [to_vector(module) for module in server.uploads.modules]
-    shared = to_vector(server.shared)
+    heads = torch.stack([to_vector(node.model.get_submodule(HEAD)) for node in nodes])
+    uploads, student = uploaded(nodes[0].model.get_submodule(HEAD), heads), to_vector(server.student)
     counts = torch.ones(2, CLASSES)
-    losses = [server._teach(t, counts)["generator"] for t in range(5)]
+    losses = [CONFIG.teach(server, server.state, uploads, counts, t)["generator"] for t in range(5)]
     assert losses[-1] < 0.5 * first["generator"]
-    assert torch.equal(shared, to_vector(server.shared))
-    for before, module in zip(uploaded, server.uploads.modules, strict=True):
+    assert torch.equal(student, to_vector(server.student))
+    for before, module in zip(heads, uploads.modules, strict=True):
         assert torch.equal(before, to_vector(module))
-    assert not server.G.training  # sent, and listened to, with its running statistics
+    assert not server.state.G.training  # sent, and listened to, with its running statistics
 
 
 def test_a_node_descends_cross_entropy_on_its_data_and_on_features_of_labels_from_all_nodes() -> None:
@@ -106,10 +113,10 @@ def test_a_node_descends_cross_entropy_on_its_data_and_on_features_of_labels_fro
     counts = torch.tensor([[4.0, 0.0, 12.0]])
     config = replace(CONFIG, alpha=0.3)
     server = make_server(config, make_nodes())
-    received = Received(config, Group([node]), to_vector(server.G).unsqueeze(0), counts, 1)
+    received = Received(config, Group([node]), to_vector(server.state.G).unsqueeze(0), counts, 1)
     x, y = node.data.inputs[:4], node.data.targets[:4]
 
-    model, G = copy.deepcopy(node.model), copy.deepcopy(server.G).eval()
+    model, G = copy.deepcopy(node.model), copy.deepcopy(server.state.G).eval()
     y_hat = torch.multinomial(counts[0], 4, replacement=True, generator=node.draw("y", 1, 0))
     z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
     assert isinstance(model, Split)
@@ -117,9 +124,9 @@ def test_a_node_descends_cross_entropy_on_its_data_and_on_features_of_labels_fro
     plain = F.cross_entropy(model(x), y) + 0.3 * F.cross_entropy(imagined, y_hat)
     plain.backward()
 
-    group = Group([node])
+    group = Group([node]).knowing(SETTING)
     group.bench("model").train(True)
-    loss = model_work(config, SETTING, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    loss = config.work(group, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
     for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
         assert one.grad is not None
@@ -155,4 +162,4 @@ def test_with_the_head_alone_extractors_stay() -> None:
 @pytest.mark.parametrize("name", ["alpha", "eta"])
 def test_weights_are_not_negative(name: str) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.{name} is -1"):
-        FedGENConfig(**{name: -1.0})  # type: ignore[arg-type]
+        FedGEN(**{name: -1.0})  # type: ignore[arg-type]

@@ -21,10 +21,10 @@ from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.seeds import torch_generator
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import Answers, InProcess, partition
-from fedstill.methods.counting import Census
-from fedstill.methods.critics import critic_loss
-from fedstill.methods.fediod import FedIODConfig, FedIODServer, node_side
-from fedstill.methods.server import ServerSetting
+from fedstill.methods._gan import critic_loss
+from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.gate import Gate
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 TASK = Classification(CLASSES)
 SPECS = ("small-cnn:4", "resnet8:4", "mlp:8")
-SMALL = FedIODConfig(
+SMALL = FedIOD(
     steps=4,
     batch=5,
     noise=6,
@@ -68,7 +68,6 @@ PAPER = replace(
     balance=0.0,
     student_inputs="fresh",
     student_steps=1,
-    student_optimiser="sgd",
 )
 
 
@@ -77,12 +76,12 @@ class World:
     nodes: list[Node]
     side: NodeSide
     federation: InProcess
-    server: FedIODServer
+    server: Server
     ledger: Ledger
 
 
 def world(
-    config: FedIODConfig,
+    config: FedIOD,
     *,
     specs: tuple[str, ...] = SPECS,
     policies: Mapping[int, PolicyConfig] | None = None,
@@ -99,11 +98,11 @@ def world(
             for parameter in model.parameters():
                 parameter.mul_(1.5)  # so that the nodes disagree
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    side = node_side(config, NodeSetting(TASK, LocalConfig(), Compute()))
+    side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, True), side, Compute())
     student = build("resnet8:4", SHAPE, CLASSES, 0, "student")
-    server = FedIODServer(
+    server = Server(
         config,
         ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
     )
@@ -120,24 +119,18 @@ def entropy(q: torch.Tensor) -> torch.Tensor:
 class Plain:
     """Algorithm 1 as one would write it on a first reading: loops, plain autograd, no federation."""
 
-    def __init__(self, start: World, config: FedIODConfig) -> None:
+    def __init__(self, start: World, config: FedIOD) -> None:
         self.config = config
         self.data = [node.data for node in start.nodes]
         self.nodes = start.nodes  # only to draw x'_k: the draws are the node's own
         self.T = [copy.deepcopy(node.model).requires_grad_(False) for node in start.nodes]
         critical = config.gan > 0 or config.importance in ("fakeness", "realness")  # else there are none
         self.D = [copy.deepcopy(node.modules["critic"]).train() for node in start.nodes if critical]
-        self.G, self.S = copy.deepcopy(start.server.generator), copy.deepcopy(start.server.student)
+        self.G, self.S = copy.deepcopy(start.server.state.generator), copy.deepcopy(start.server.student)
         adam = {"betas": (0.5, 0.999)}
         self.g_opt = torch.optim.Adam(self.G.parameters(), **adam)
         self.d_opt = [torch.optim.Adam(D.parameters(), config.critic_lr, **adam) for D in self.D]
-        self.s_opt: torch.optim.Optimizer = (
-            torch.optim.Adam(self.S.parameters(), weight_decay=config.student_weight_decay)
-            if config.student_optimiser == "adam"
-            else torch.optim.SGD(
-                self.S.parameters(), 1.0, momentum=0.9, weight_decay=config.student_weight_decay
-            )
-        )
+        self.s_opt = torch.optim.Adam(self.S.parameters())
         self.sizes = [len(data) for data in self.data]
         self.pi = [size / sum(self.sizes) for size in self.sizes]
         self.t, self.number = 0, 1  # question 0 asked for the label counts
@@ -276,18 +269,18 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
         pytest.param(replace(PAPER, gan_form="bce", student_inputs="remembered"), id="fakeness, bce"),
         pytest.param(replace(SMALL, importance="realness", ensemble="probs", tau=4.0), id="realness"),
         pytest.param(replace(SMALL, importance="size", gan_weights="average"), id="sizes, average"),
-        pytest.param(replace(SMALL, gan_weights="expertise", student_weight_decay=0.01), id="expertise"),
+        pytest.param(replace(SMALL, gan_weights="expertise"), id="expertise"),
         pytest.param(replace(SMALL, gan=0.0, conf=0.0, unique=5.0, mimic=3.0, balance=0.0), id="adversaries"),
     ],
 )
-def test_a_step_is_one_turn_of_algorithm_1(config: FedIODConfig) -> None:
+def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
     one = world(config)
     plain = Plain(world(config), config)
     for _ in range(2):
         losses, expected = one.server.step(), plain.step()
         assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
     same(one.server.student, plain.S)
-    same(one.server.generator, plain.G, CANCELLED)
+    same(one.server.state.generator, plain.G, CANCELLED)
     assert len(plain.D) == sum("critic" in node.modules for node in one.nodes) == (3 if config.gan else 0)
     for node, critic in zip(one.nodes, plain.D, strict=False):
         same(node.modules["critic"], critic, CANCELLED_IN_CRITIC)
@@ -295,13 +288,13 @@ def test_a_step_is_one_turn_of_algorithm_1(config: FedIODConfig) -> None:
 
 def test_steps_move_generator_student_and_critics_but_no_teacher() -> None:
     one = world(SMALL)
-    before = copy.deepcopy([one.server.generator, one.server.student, *[n.modules for n in one.nodes]])
+    before = copy.deepcopy([one.server.state.generator, one.server.student, *[n.modules for n in one.nodes]])
     one.server.step()
 
     def moved(module: nn.Module, old: nn.Module) -> bool:
         return any((p != q).any() for p, q in zip(module.parameters(), old.parameters(), strict=True))
 
-    assert moved(one.server.generator, before[0])
+    assert moved(one.server.state.generator, before[0])
     assert moved(one.server.student, before[1])
     for node, old in zip(one.nodes, before[2:], strict=True):
         assert moved(node.modules["critic"], old["critic"])
@@ -332,10 +325,11 @@ def test_critics_descend_to_low_on_real_and_high_on_generated_by_hand() -> None:
 )
 def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
     server = world(replace(SMALL, importance=how)).server
-    server.census = Census(("a", "b"), torch.tensor([[3.0, 1.0], [1.0, 1.0]]), torch.tensor([4.0, 2.0]))
+    counts = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
+    server.state.histogram = LabelHistogram(("a", "b"), counts, counts.sum(1))
     critic = torch.tensor([0.8, 0.5]).logit().view(2, 1, 1, 1).expand(2, 1, 2, 2)
     tensors = {"critic": critic, "critic_real": torch.tensor([0.2, 0.5])}
-    weights = server.importance(Answers(0, ("a", "b"), tensors))
+    weights = server.method.weights(server, server.state, Answers(0, ("a", "b"), tensors))
     torch.testing.assert_close(weights[:, 0], torch.tensor(expected))
 
 
@@ -372,7 +366,7 @@ def test_every_column_of_table_6_can_be_run_and_each_is_another_algorithm() -> N
         *[(name, 0) for name in ("steps", "batch", "noise", "generator_width", "critic_width")],
         ("student_steps", 0),
         ("student_batch", -1),
-        *[(name, -0.1) for name in ("gan", "conf", "unique", "mimic", "balance", "student_weight_decay")],
+        *[(name, -0.1) for name in ("gan", "conf", "unique", "mimic", "balance")],
         ("gan", math.nan),
         ("balance", math.inf),
         *[(name, -1e-3) for name in ("generator_lr", "generator_lr_end", "critic_lr", "student_lr")],
@@ -385,7 +379,7 @@ def test_every_column_of_table_6_can_be_run_and_each_is_another_algorithm() -> N
 )
 def test_impossible_options_are_named(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.{name} is {value}: allowed is ") as caught:
-        FedIODConfig(**{"batch": 64, name: value})  # type: ignore[arg-type]
+        FedIOD(**{"batch": 64, name: value})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -445,7 +439,7 @@ def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> Non
         ("size", {"logits"}),
         ("realness", {"logits", "critic"}),
     ):
-        side = node_side(replace(fresh, importance=importance), NodeSetting(TASK, LocalConfig(), Compute()))
+        side = replace(fresh, importance=importance).node_side(NodeSetting(TASK, LocalConfig(), Compute()))
         assert set(side.questions["predict"].releases.values()) == kinds
 
 
@@ -475,9 +469,8 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
     student = build("small-cnn:4", SHAPE, CLASSES, 0, "student")
     student[0].requires_grad_(False)  # type: ignore[index]
     before = copy.deepcopy(student.state_dict())
-    config = replace(SMALL, student_weight_decay=0.1)
-    server = FedIODServer(
-        config,
+    server = Server(
+        SMALL,
         ServerSetting(one.federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
     )
     for _ in range(2):
@@ -494,18 +487,18 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
 @pytest.mark.parametrize(
     "config", [replace(SMALL, student_batch=3, importance="realness"), replace(PAPER, student_batch=3)]
 )
-def test_going_on_from_a_state_gives_the_figures_of_one_go(config: FedIODConfig, tmp_path: Path) -> None:
+def test_going_on_from_a_state_gives_the_figures_of_one_go(config: FedIOD, tmp_path: Path) -> None:
     whole, first, second = world(config), world(config), world(config)
     expected = [whole.server.step() for _ in range(4)]
     for turn in range(2):
         assert first.server.step() == expected[turn]
-    kept = {"server": first.server.state(), "nodes": [node.state() for node in first.nodes]}
+    kept = {"server": first.server.kept(), "nodes": [node.state() for node in first.nodes]}
     save_state(tmp_path / "state", kept)
 
     back = load_state(tmp_path / "state")
     for node, state in zip(second.nodes, back["nodes"], strict=True):
         node.load(state)
-    second.server.load(back["server"])
+    second.server.take_up(back["server"])
     assert [second.server.step() for _ in range(2)] == expected[2:]
     for name, value in whole.server.student.state_dict().items():
         assert torch.equal(second.server.student.state_dict()[name], value)
@@ -514,8 +507,8 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(config: FedIODConfig,
 
 def test_a_server_that_has_not_begun_can_be_remembered(tmp_path: Path) -> None:
     one, other = world(SMALL), world(SMALL)
-    save_state(tmp_path / "state", one.server.state())
-    other.server.load(load_state(tmp_path / "state"))
+    save_state(tmp_path / "state", one.server.kept())
+    other.server.take_up(load_state(tmp_path / "state"))
     assert other.server.step() == one.server.step()
 
 
@@ -542,11 +535,11 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
 
 def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
     server = world(SMALL).server
-    state = copy.deepcopy(server.generator.state_dict())
+    state = copy.deepcopy(server.state.generator.state_dict())
     first, again = server.imagine(4), server.imagine(4)
     assert torch.equal(first, again)
-    assert server.generator.training
-    assert all(torch.equal(state[name], value) for name, value in server.generator.state_dict().items())
+    assert server.state.generator.training
+    assert all(torch.equal(state[name], value) for name, value in server.state.generator.state_dict().items())
     assert -2 <= first.min() < first.max() <= 2  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
     server.step()
     assert not torch.equal(server.imagine(4), first)

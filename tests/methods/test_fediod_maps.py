@@ -1,4 +1,4 @@
-"""FedIOD where images are made from label maps: segmentation and reconstruction."""
+"""FedIODMaps where images are made from label maps: segmentation and reconstruction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from fedstill.core.errors import ArgumentError
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import Answers
-from fedstill.methods.conditions import told, whose
-from fedstill.methods.fediod import FedIODConfig
-from fedstill.methods.recall import Known, Recall
+from fedstill.methods._maps import told, whose
+from fedstill.methods._replay import Known, Recall
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.method import refusal
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,
@@ -51,9 +53,9 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
 
     for node in plain.nodes:  # questions before the first examine, which take numbers
         node.model.requires_grad_(False)
-    G, S = plain.server.generator, plain.server.student.eval()
-    plain.server.source.load(one.server.source.state())
-    wish = plain.server.source.draw(config.batch, "w", 0)
+    G, S = plain.server.state.generator, plain.server.student.eval()
+    plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
+    wish = plain.server.state.source.draw(config.batch, "w", 0)
     x = G(TASK.condition(wish.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)
@@ -92,7 +94,8 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     for name, value in expected.items():
         assert losses[name] == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
     assert losses["balance"] == 0
-    for (name, mine), other in zip(one.server.generator.named_parameters(), G.parameters(), strict=True):
+    learned = one.server.state.generator.named_parameters()
+    for (name, mine), other in zip(learned, G.parameters(), strict=True):
         assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm(), name
         assert mine.grad.abs().max() > 1e-6, name
 
@@ -169,7 +172,7 @@ def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
     rates = []
     for _ in range(3):
         one.server.step()
-        rates.append(one.server.s_optimiser.param_groups[0]["lr"])
+        rates.append(one.server.state.student.adam.param_groups[0]["lr"])
     assert rates == pytest.approx([0.5, 0.5, 0.1])
 
 
@@ -178,23 +181,23 @@ def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
 )
 def test_pretraining_that_teaches_nothing_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"method\.pretrain is "):
-        FedIODConfig(**options)
+        FedIODMaps(**options)
 
 
 def test_the_student_learns_from_maps_where_that_is_wanted() -> None:
     plain, paired = world(), world(paired=1.0)
     plain.server.step(), paired.server.step()
-    assert torch.equal(weights(plain.server.generator), weights(paired.server.generator))
+    assert torch.equal(weights(plain.server.state.generator), weights(paired.server.state.generator))
     assert not torch.equal(weights(plain.server.student), weights(paired.server.student))
-    known = paired.server.memory.sample(6, 0, 0)
+    known = paired.server.state.student.replay.sample(6, 0, 0)
     S = paired.server.student.eval()
     with torch.no_grad():
         z_hat = S(known.x)
         mimic = TASK.distance(z_hat, known.z, 1.0).mean()
         own = TASK.loss(z_hat.unsqueeze(0), TASK.labels(known.maps, known.x).unsqueeze(0))[0]
-        torch.testing.assert_close(paired.server._student_loss(known), mimic + own)
+        torch.testing.assert_close(paired.server.method.student_loss(paired.server.state, known), mimic + own)
     with pytest.raises(ArgumentError, match=r"method\.paired is 1\.0: allowed is 0 with mixup"):
-        FedIODConfig(paired=1.0, student_augment="mixup")
+        FedIODMaps(paired=1.0, student_augment="mixup")
 
 
 def test_images_can_be_made_to_show_the_nodes_what_their_maps_say() -> None:
@@ -202,13 +205,13 @@ def test_images_can_be_made_to_show_the_nodes_what_their_maps_say() -> None:
     before = plain.server.step()
     losses = obeying.server.step()
     assert "obey" not in before
-    wish = obeying.server.source.draw(FIOD.batch, "w", 0)
-    known = obeying.server.memory.sample(100, 0, 0)
+    wish = obeying.server.state.source.draw(FIOD.batch, "w", 0)
+    known = obeying.server.state.student.replay.sample(100, 0, 0)
     assert torch.equal(known.maps, wish.maps)
     labels = TASK.labels(known.maps, known.x)
     own = TASK.loss(known.z.unsqueeze(0), labels.unsqueeze(0))
     assert losses["obey"] == pytest.approx(own.item(), rel=1e-4)
-    slopes = [next(one.server.generator.parameters()).grad for one in (plain, obeying)]
+    slopes = [next(one.server.state.generator.parameters()).grad for one in (plain, obeying)]
     assert not torch.allclose(*slopes, rtol=0.1)
 
 
@@ -219,7 +222,7 @@ def test_imagined_images_come_with_their_maps() -> None:
     x, maps = one.server.imagine(5), one.server.imagined_from(5)
     assert maps.shape == (5, 16, 16)
     assert maps.dtype == torch.uint8
-    torch.testing.assert_close(x, one.server.generator(TASK.condition(maps)))
+    torch.testing.assert_close(x, one.server.state.generator(TASK.condition(maps)))
 
 
 # --- remembered images turn with what is known of them -------------------------------------------
@@ -296,12 +299,12 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(options: dict[str, An
     whole, first, second = (world(**options, features=vgg()) for _ in range(3))
     expected = [whole.server.step() for _ in range(3)]
     assert [first.server.step() for _ in range(2)] == expected[:2]
-    kept = {"server": first.server.state(), "nodes": [node.state() for node in first.nodes]}
+    kept = {"server": first.server.kept(), "nodes": [node.state() for node in first.nodes]}
     save_state(tmp_path / "state", kept)
     back = load_state(tmp_path / "state")
     for node, state in zip(second.nodes, back["nodes"], strict=True):
         node.load(state)
-    second.server.load(back["server"])
+    second.server.take_up(back["server"])
     assert second.server.step() == expected[2]
     assert torch.equal(everything(second), everything(whole))
     assert torch.equal(second.server.imagine(3), whole.server.imagine(3))
@@ -332,14 +335,14 @@ def test_nodes_and_student_get_what_is_measured_of_an_image() -> None:
     losses = one.server.step()
     assert set(losses) >= {"gan", "difference", "mimic", "student"}
     assert len(seen) >= 4
-    asked = one.server.memory.sample(100, 0).x  # all of this one question
+    asked = one.server.state.student.replay.sample(100, 0).x  # all of this one question
     measured = RECONSTRUCTION.observe(asked)
     assert (measured - asked).abs().max() > 0.01, "which is less than the whole image"
     for x in seen:
         torch.testing.assert_close(x, measured)
 
 
-def test_a_task_without_maps_is_told_nothing_of_them() -> None:
-    for name in ("paired", "obey"):
-        with pytest.raises(ArgumentError, match=rf"method\.{name} is 0\.5: .* this task has no maps"):
-            world(task=Classification(2), specs=("mlp:4",), **{name: 0.5})
+def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
+    assert refusal(FedIODMaps().needs(), TASK) is refusal(FedIOD().needs(), Classification(2)) is None
+    assert "has none" in str(refusal(FedIODMaps().needs(), Classification(2)))
+    assert "take fediod-maps" in str(refusal(FedIOD().needs(), TASK))

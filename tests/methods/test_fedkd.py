@@ -23,8 +23,8 @@ from fedstill.data.augment import shifted
 from fedstill.data.public import Public
 from fedstill.federation import Answers, InProcess, partition
 from fedstill.methods import fedkd
-from fedstill.methods.fedkd import METHOD, FedKDConfig, FedKDServer, node_side
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.fedkd import FedKD
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.node.account import Account
 from fedstill.node.gate import Gate
@@ -44,7 +44,7 @@ SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL = Classification(CLASSES), LocalConfig()
 SPECS = ("small-cnn:4", "resnet8:4", "mlp:8", "small-cnn:4")
 ALIKE = ("small-cnn:4",) * 4
-CONFIG = FedKDConfig(epochs=4, batch=6, lr=1e-2, lr_end=1e-3)
+CONFIG = FedKD(epochs=4, batch=6, lr=1e-2, lr_end=1e-3)
 CLEAR = replace(CONFIG, gamma=math.inf, levels=0)
 NOISY = PrivacyConfig(
     "noisy-outputs", outputs=OutputsConfig("laplace", noise=10.0, bound=2.0), counts_noise=2.0
@@ -56,7 +56,7 @@ class World:
     nodes: list[Node]
     public: Public
     federation: InProcess
-    server: FedKDServer
+    server: Server
     ledger: Ledger
 
 
@@ -67,7 +67,7 @@ def public_data() -> Public:
 
 
 def world(
-    config: FedKDConfig,
+    config: FedKD,
     *,
     specs: Sequence[str] = SPECS,
     stacked: bool = True,
@@ -88,7 +88,7 @@ def world(
                 parameter.mul_(1.5)  # so that the nodes disagree
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     setting = NodeSetting(TASK, LOCAL, compute, public)
-    side = node_side(config, setting)
+    side = config.node_side(setting)
     for node in nodes if privacy else ():
         about = (side, config, setting)
         protect(node, privacy, *about, account=Account(None, 0), run="run", secret=secret)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def world(
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, LOCAL, public)
-    return World(nodes, public, federation, FedKDServer(config, setting), ledger)
+    return World(nodes, public, federation, Server(config, setting), ledger)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -111,7 +111,7 @@ def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
 
 
 def targets(made: World) -> torch.Tensor:
-    return made.server.targets["z_hat"]
+    return made.server.state.targets["z_hat"]
 
 
 def by_hand(made: World, predictions: int = 1) -> torch.Tensor:
@@ -289,10 +289,9 @@ def test_the_direction_of_the_divergence() -> None:
     p, q = wide.softmax(1), narrow.softmax(1)
     assert leaves_out.item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-5)
     assert covers.item() == pytest.approx(math.log(3), rel=1e-4)
-    made = world(replace(CLEAR, tau=1.0), specs=("mlp:8",))
+    made = world(replace(CLEAR, tau=1.0, batch=N), specs=("mlp:8",))
     # One step from a known state: the loss that is told is the divergence in that direction.
     teacher, student, x = made.nodes[0].model, made.server.student, made.public.inputs
-    object.__setattr__(made.server, "config", replace(CLEAR, tau=1.0, batch=N))
     with torch.no_grad():
         p, q = teacher(x).softmax(1), student(x).softmax(1)
     assert made.server.step()["student"] == pytest.approx((p * (p / q).log()).sum(1).mean().item(), rel=1e-3)
@@ -304,11 +303,11 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
     expected = by_hand(made, 3)
     torch.testing.assert_close(targets(made), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected[0], expected[1], atol=1e-2)
-    seen = [next(iter(made.server._batches(e, targets(made)))) for e in range(6)]
+    seen = [next(iter(config.batches(made.server, targets(made), e))) for e in range(6)]
     for e, (x, z_hat) in enumerate(seen):
         rows = torch.tensor_split(torch.randperm(N, generator=torch_generator(SEED, "public", e)), 4)[0]
         assert torch.equal(z_hat, targets(made)[e % 3, rows])
-        views = made.server.views(derive(SEED, "view", e % 3) if e % 3 else 0)
+        views = config.view(made.public, derive(SEED, "view", e % 3) if e % 3 else 0)
         assert torch.equal(x, views[rows])
 
 
@@ -322,8 +321,8 @@ def test_labelled_public_data_join_every_node_and_count() -> None:
         assert torch.equal(after.data.targets[len(before.data) :], labels)
     counts = joined.federation.ask("count_labels")["counts"] - plain.federation.ask("count_labels")["counts"]
     assert torch.equal(counts, torch.bincount(labels, minlength=CLASSES).float().expand(4, -1))
-    assert METHOD.needs(replace(CONFIG, labelled=True)).public_labels
-    assert not METHOD.needs(CONFIG).public_labels
+    assert replace(CONFIG, labelled=True).needs().public_labels
+    assert not CONFIG.needs().public_labels
 
 
 # --- on every engine, over stops -----------------------------------------------------------------
@@ -350,9 +349,9 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nothing_again(tmp_path: Path
     config = replace(CONFIG, optimiser=optimiser, student_augment="shift", predictions=2)
     straight = run(world(config))
     half = run(world(config), 2)
-    save_state(tmp_path / "state.st", half.server.state())
+    save_state(tmp_path / "state.st", half.server.kept())
     rest = world(config)
-    rest.server.load(load_state(tmp_path / "state.st"))
+    rest.server.take_up(load_state(tmp_path / "state.st"))
     run(rest, 2)
     assert rest.server.done == rest.server.total
     same(rest.server.student, straight.server.student)
@@ -363,13 +362,13 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
     made = world(replace(CONFIG, gamma=0.1))
     x = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        answers = Answers(
-            -1, ("n0", "n1", "n2", "n3"), {"logits": torch.stack([n.model(x) for n in made.nodes])}
-        )
-        assert made.server.ensemble(answers) is None
-        made.server.gather()
-        expected = TASK.ensemble(answers["logits"], made.server.omega(answers), "logits")
-        assert torch.equal(made.server.ensemble(answers), expected)  # type: ignore[arg-type]
+        logits = torch.stack([node.model(x) for node in made.nodes])
+    answers = Answers(-1, ("n0", "n1", "n2", "n3"), {"logits": logits})
+    assert made.server.ensemble(answers) is None
+    run(made, 1)
+    omega = TASK.importance(torch.stack([TASK.counts(node.data) for node in made.nodes]))
+    expected = TASK.ensemble(logits, omega, "logits")
+    assert torch.equal(made.server.ensemble(answers), expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -389,4 +388,4 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedKDConfig(**{option: value})
+        FedKD(**{option: value})

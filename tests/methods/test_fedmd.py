@@ -20,8 +20,8 @@ from fedstill.core.seeds import torch_generator
 from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
-from fedstill.methods.fedmd import METHOD, FedMDConfig, FedMDServer, distance, node_side
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.fedmd import FedMD
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate
@@ -38,7 +38,7 @@ SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL = Classification(CLASSES), LocalConfig(epochs=4, batch=4, lr=1e-2)
 MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4")
 ALIKE = ("mlp:8",) * 4
-CONFIG = FedMDConfig(first=2, rounds=3, subset=11, digest_batch=4, digest_epochs=2, student_epochs=2)
+CONFIG = FedMD(first=2, rounds=3, subset=11, digest_batch=4, digest_epochs=2, student_epochs=2)
 
 
 @dataclass
@@ -47,12 +47,12 @@ class World:
     side: NodeSide
     public: Public
     federation: InProcess
-    server: FedMDServer
+    server: Server
     ledger: Ledger
 
 
 def world(
-    config: FedMDConfig,
+    config: FedMD,
     *,
     specs: Sequence[str] = MIXED,
     stacked: bool = True,
@@ -71,12 +71,12 @@ def world(
         gate = Gate(f"n{index}", PolicyConfig(), ledger)
         model = build(spec, SHAPE, CLASSES, 0, index).eval().requires_grad_(index != frozen)
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    side = node_side(config, NodeSetting(TASK, local, compute, public))
+    side = config.node_side(NodeSetting(TASK, local, compute, public))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, local, public)
-    return World(nodes, side, public, federation, FedMDServer(config, setting), ledger)
+    return World(nodes, side, public, federation, Server(config, setting), ledger)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -122,8 +122,7 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
     torch.testing.assert_close(digested["consensus"], before[:, rows].mean(0))
     assert torch.equal(digested["rows"], sent["rows"])
     # What came up are the scores on the next subset, from models that have digested and revisited.
-    assert made.server.scores is not None
-    scores = made.server.scores["logits"]
+    scores = torch.stack([made.server.state.scores[node.name] for node in made.nodes])
     torch.testing.assert_close(scores, answers(made)[:, digested["rows_next"].long()], rtol=1e-4, atol=1e-5)
     made.server.step()
     torch.testing.assert_close(log[2][1]["consensus"], scores.mean(0))
@@ -160,26 +159,28 @@ def test_digesting_moves_every_node_towards_the_consensus(how: Any) -> None:
     config = replace(CONFIG, distance=how, digest_epochs=10, digest_lr=1e-2, rounds=1, first=1)
     # Revisiting is all but switched off, to see digesting alone.
     made = world(config, local=replace(LOCAL, lr=1e-9, lr_end=0.0))
-    rows = made.server._subset(0).long()
+    rows = config.draw(made.server, 0).long()
     before = answers(made)[:, rows]
     consensus = before.mean(0)
     run(made)
     after = answers(made)[:, rows]
-    mismatch = distance(config, TASK)
     for k in range(len(MIXED)):
-        assert mismatch(after[k], consensus).mean() < 0.5 * mismatch(before[k], consensus).mean()
+        assert (
+            config.mismatch(TASK, after[k], consensus).mean()
+            < 0.5 * config.mismatch(TASK, before[k], consensus).mean()
+        )
 
 
 def test_distances_by_hand() -> None:
     z, consensus = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.0, 0.0, 2.0]])
-    assert distance(replace(CONFIG, distance="l1"), TASK)(z, consensus).item() == pytest.approx(4 / 3)
+    assert replace(CONFIG, distance="l1").mismatch(TASK, z, consensus).item() == pytest.approx(4 / 3)
     # 0.5 times the mean of squares once each mean is taken away: (4/3... - ) differences 5/3, 2/3, -7/3
     expected = 0.5 * (25 + 4 + 49) / 9 / 3
-    assert distance(replace(CONFIG, distance="l2"), TASK)(z, consensus).item() == pytest.approx(expected)
+    assert replace(CONFIG, distance="l2").mismatch(TASK, z, consensus).item() == pytest.approx(expected)
     p, q = (consensus / 2).softmax(1), (z / 2).softmax(1)
     kl = 4 * (p * (p / q).log()).sum()  # from the consensus to the node, times tau^2
     config = replace(CONFIG, distance="kl", tau=2.0)
-    assert distance(config, TASK)(z, consensus).item() == pytest.approx(kl.item(), rel=1e-5)
+    assert config.mismatch(TASK, z, consensus).item() == pytest.approx(kl.item(), rel=1e-5)
 
 
 def test_digest_and_revisit_by_hand() -> None:
@@ -227,8 +228,8 @@ def test_transfer_learning_is_on_labelled_public_data_and_comes_first() -> None:
     config = replace(CONFIG, public_epochs=20, first=0, digest_lr=1e-2)
     made = world(config)
     assert made.side.first is None
-    assert METHOD.needs(config).public_labels
-    assert not METHOD.needs(CONFIG).public_labels
+    assert config.needs().public_labels
+    assert not CONFIG.needs().public_labels
     made.federation.ask("transfer")
     labels = made.public.labels
     assert labels is not None
@@ -284,12 +285,12 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...], publi
 
 def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:
     straight, half = run(world(CONFIG)), run(world(CONFIG), 2)
-    save_state(tmp_path / "state.st", [half.server.state(), *(node.state() for node in half.nodes)])
+    save_state(tmp_path / "state.st", [half.server.kept(), *(node.state() for node in half.nodes)])
     rest = world(CONFIG)
     server, *nodes = load_state(tmp_path / "state.st")
     for node, state in zip(rest.nodes, nodes, strict=True):
         node.load(state)
-    rest.server.load(server)
+    rest.server.take_up(server)
     run(rest, 1)
     same(rest.server.student, straight.server.student)
     for one, other in zip(rest.nodes, straight.nodes, strict=True):
@@ -311,12 +312,12 @@ def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedMDConfig(**{option: value})
+        FedMD(**{option: value})
 
 
 def test_each_rounds_subset_is_drawn_by_its_number() -> None:
     made = world(CONFIG)
-    subsets = [made.server._subset(t) for t in range(3)]
+    subsets = [CONFIG.draw(made.server, t) for t in range(3)]
     order = torch.randperm(N, generator=torch_generator(SEED, "subset", 1))[:11]
     assert subsets[1].tolist() == order.tolist()
     assert len({tuple(rows.tolist()) for rows in subsets}) == 3

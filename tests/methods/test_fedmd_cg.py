@@ -16,10 +16,10 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation import InProcess
-from fedstill.methods.diversity import div0, div1, div2
-from fedstill.methods.fedmd_cg import METHOD, FedMDCGConfig, generator_work, model_work
-from fedstill.methods.generators import Received, draw_noise
-from fedstill.methods.server import ServerSetting
+from fedstill.methods._diversity import div0, div1, div2
+from fedstill.methods._generators import Received, draw_noise
+from fedstill.methods.fedmd_cg import FedMDCG
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.features import condition
 from fedstill.models.split import Split, split
@@ -40,7 +40,7 @@ SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.1)
 TASK = Classification(CLASSES)
 SETTING = NodeSetting(TASK, LOCAL, Compute())
-CONFIG = FedMDCGConfig(
+CONFIG = FedMDCG(
     rounds=2,
     noise=4,
     generator_width=6,
@@ -56,7 +56,7 @@ CONFIG = FedMDCGConfig(
 COUNTS = torch.tensor([[4.0, 0.0, 12.0]])
 
 
-def make_nodes(config: FedMDCGConfig = CONFIG) -> list[Node]:
+def make_nodes(config: FedMDCG = CONFIG) -> list[Node]:
     nodes = []
     for index in range(2):
         generator = torch.Generator().manual_seed(index)
@@ -68,14 +68,14 @@ def make_nodes(config: FedMDCGConfig = CONFIG) -> list[Node]:
             for w in model.head.parameters():
                 w.mul_(4)  # so that predictions differ, and the directions of their divergences too
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    METHOD.node_side(config, SETTING).prepare(nodes)
+    config.node_side(SETTING).prepare(nodes)
     training.prepare(nodes, LOCAL)
     return nodes
 
 
 def in_training(node: Node, role: str) -> Group:
     """A group of one whose network of a role learns."""
-    group = Group([node])
+    group = Group([node]).knowing(SETTING)
     for name in node.modules:
         group.bench(name).train(name == role)
     return group
@@ -112,7 +112,7 @@ def batch(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
 # --- stage (a) -----------------------------------------------------------------------------------
 
 
-def eq_4(config: FedMDCGConfig) -> tuple[float, dict[str, torch.Tensor], float, dict[str, torch.Tensor]]:
+def eq_4(config: FedMDCG) -> tuple[float, dict[str, torch.Tensor], float, dict[str, torch.Tensor]]:
     """Loss and gradients of a step of stage (a), plainly, and as the method takes it."""
     node = make_nodes(config)[0]
     x, y = batch(node)
@@ -136,7 +136,7 @@ def eq_4(config: FedMDCGConfig) -> tuple[float, dict[str, torch.Tensor], float, 
     plain.backward()
 
     group = in_training(node, "model")
-    loss = model_work(config, SETTING, received)(group, 7, x.unsqueeze(0), y.unsqueeze(0))
+    loss = config.model_work(group, received)(group, 7, x.unsqueeze(0), y.unsqueeze(0))
     model = node.model
     assert isinstance(model, Split)
     return plain.item(), grads(E, D), loss.item(), grads(model.extractor, model.head)
@@ -166,7 +166,9 @@ def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
     one, other = make_nodes()[0], make_nodes()[0]
     x, y = (part.unsqueeze(0) for part in batch(one))
     for _ in range(3):
-        model_work(CONFIG, SETTING, None)(in_training(one, "model"), 0, x, y)
+        group = in_training(one, "model")
+        G = Received(CONFIG, group, to_vector(one.modules["generator"]).unsqueeze(0), COUNTS, 0)
+        CONFIG.model_work(group, G)(group, 0, x, y)
         training.plain(TASK, LOCAL)(in_training(other, "model"), 0, x, y)
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
@@ -206,7 +208,7 @@ def test_stage_b_descends_eq_9(form: Any) -> None:
 
     before = to_vector(node.model)
     group = in_training(node, "generator")
-    loss = generator_work(config, SETTING, 1)(group, 7, x.unsqueeze(0), y.unsqueeze(0))
+    loss = config.generator_work(group, 1)(group, 7, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-4)
     for name, expected in grads(G).items():
         own = grads(node.modules["generator"])[name]
@@ -222,11 +224,11 @@ def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
     nodes = make_nodes(config)
     local = replace(LOCAL, lr=0.0, lr_end=0.0)  # nothing moves but what is sent
     setting = NodeSetting(TASK, local, Compute())
-    side = METHOD.node_side(config, setting)
+    side = config.node_side(setting)
     federation = InProcess(nodes, [nodes], side, Compute())
     student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
     at_server = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    server: Any = METHOD.server(config, at_server)
+    server = Server(config, at_server)
     before = [to_vector(node.modules["generator"]) for node in nodes]
     server.step()
     for node, old in zip(nodes, before, strict=True):
@@ -235,7 +237,7 @@ def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
         torch.testing.assert_close(to_vector(node.model), to_vector(student))
         assert not torch.equal(to_vector(node.modules["generator"]), old)
     with torch.no_grad():
-        for w in (*student.parameters(), *server.G.parameters()):
+        for w in (*student.parameters(), *server.state.G.parameters()):
             w.add_(1.0)
     marked = to_vector(student.head)
     kept = [to_vector(node.model.extractor) for node in nodes]  # type: ignore[union-attr]
@@ -252,10 +254,10 @@ def test_a_generator_learns_what_its_head_knows() -> None:
     config = replace(CONFIG, rounds=1, generator_lr=5e-3)
     setting = NodeSetting(TASK, local, Compute())
     node = make_nodes(config)[0]
-    federation = InProcess([node], [[node]], METHOD.node_side(config, setting), Compute())
+    federation = InProcess([node], [[node]], config.node_side(setting), Compute())
     student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
     at_server = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    assert METHOD.server(config, at_server).step()["consistency"] < 0.5 * math.log(CLASSES)
+    assert Server(config, at_server).step()["consistency"] < 0.5 * math.log(CLASSES)
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -264,10 +266,10 @@ def test_a_generator_learns_what_its_head_knows() -> None:
 @pytest.mark.parametrize("index", range(1, 7))
 def test_weights_are_not_negative(index: int) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.lambda{index} is -1"):
-        FedMDCGConfig(**{f"lambda{index}": -1.0})  # type: ignore[arg-type]
+        FedMDCG(**{f"lambda{index}": -1.0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "value"), [("diversity", "div3"), ("aggregation", "avg")])
 def test_words_that_are_no_choice(name: str, value: str) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.{name} is '{value}': allowed is one of"):
-        FedMDCGConfig(**{name: value})  # type: ignore[arg-type]
+        FedMDCG(**{name: value})  # type: ignore[arg-type]

@@ -18,10 +18,10 @@ from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess, partition
 from fedstill.federation.link import LinkConfig
-from fedstill.methods.fedavg import FedAvgConfig
-from fedstill.methods.fl_mrcm import FEATURES, FLMRCMConfig, FLMRCMServer, aligned, coarse, latent
-from fedstill.methods.parameters import AveragingServer
-from fedstill.methods.server import ServerSetting
+from fedstill.methods._alignment import aligned, coarse, latent
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCM
+from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
@@ -32,7 +32,6 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import method_of
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SHAPE, SEED = (1, 8, 8), 4
 TASK = Reconstruction()
 LOCAL = LocalConfig(epochs=2, batch=4, lr=5e-3)
-CONFIG = FLMRCMConfig(rounds=2, told=6, identifier_width=4)
+CONFIG = FLMRCM(rounds=2, told=6, identifier_width=4)
 SIZES = (6, 11, 8)
 ENGINES = ["stacked", "one-by-one"]
 
@@ -60,7 +59,7 @@ class World:
     nodes: list[Node]
     side: NodeSide
     federation: InProcess
-    server: AveragingServer
+    server: Server
     ledger: Ledger
 
 
@@ -77,17 +76,14 @@ def world(
         gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
         model = split(build(spec, SHAPE, 1, 0, index), "model")
         nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
-    method = method_of(config)
-    side = method.node_side(config, NodeSetting(TASK, local, compute))
+    side = config.node_side(NodeSetting(TASK, local, compute))
     side.prepare(nodes)
     groups = partition(nodes, engine == "stacked")
     assert len(groups) == (1 if engine == "stacked" else 3)
     federation = InProcess(nodes, groups, side, compute, LinkConfig(quorum=0.5))
     student = split(build(spec, SHAPE, 1, 0, "student"), "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, local)
-    server = method.server(config, setting)
-    assert isinstance(server, AveragingServer)
-    return World(nodes, side, federation, server, ledger)
+    return World(nodes, side, federation, Server(config, setting), ledger)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -162,8 +158,7 @@ def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_alignment_it_is_fedavg(engine: str) -> None:
     made, plain = (
-        run(world(config, engine=engine))
-        for config in (replace(CONFIG, lambda_adv=0.0), FedAvgConfig(rounds=2))
+        run(world(config, engine=engine)) for config in (replace(CONFIG, lambda_adv=0.0), FedAvg(rounds=2))
     )
     same(made.server.student, plain.server.student)
     assert set(made.side.questions) == {"tell_size", "train"}
@@ -195,10 +190,10 @@ def test_a_step_at_a_source_by_hand() -> None:
         for parameter, slope in zip(model.parameters(), slopes, strict=True):
             parameter.sub_(rate * slope)
 
-    group = Group([node])
+    group = Group([node]).knowing(NodeSetting(TASK, local, Compute()))
     group.bench("model").train(True)
     node.optimisers["model"] = torch.optim.SGD(node.model.parameters(), rate)
-    work = aligned(config, NodeSetting(TASK, local, Compute()), features, 5)
+    work = aligned(group, features, 5, config.lambda_adv)
     told = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert told.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
     same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
@@ -221,7 +216,7 @@ def test_aligned_features_are_harder_to_tell_apart() -> None:
     """The distance of a source's mean features from the target's, over their spread: less with alignment."""
 
     def gap(weight: float) -> float:
-        config = FLMRCMConfig(rounds=8, told=16, lambda_adv=weight, identifier_lr=5e-3)
+        config = FLMRCM(rounds=8, told=16, lambda_adv=weight, identifier_lr=5e-3)
         made = run(world(config, local=replace(LOCAL, epochs=15)))
         encoder = made.server.student.eval().get_submodule("extractor.encoder")
         with torch.no_grad():
@@ -261,23 +256,22 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
 
 def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:
     straight, half = run(world()), run(world(), 1)
-    save_state(tmp_path / "state.st", [half.server.state(), *(node.state() for node in half.nodes)])
+    save_state(tmp_path / "state.st", [half.server.kept(), *(node.state() for node in half.nodes)])
     rest = world()
     server, *nodes = load_state(tmp_path / "state.st")
     for node, state in zip(rest.nodes, nodes, strict=True):
         node.load(state)
-    rest.server.load(server)
+    rest.server.take_up(server)
     same(run(rest, 1).server.student, straight.server.student)
 
 
 def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     made = run(world(replace(CONFIG, rounds=3)), 1)
-    server = made.server
-    assert isinstance(server, FLMRCMServer)
-    told = server.features
+    told = made.server.state.features
+    assert told is not None
     made.federation.leave_out("n0", "train", "gone", back=False)
     run(made, 1)
-    assert server.features is told
+    assert made.server.state.features is told
     assert made.ledger.summary()["questions_by_name"]["align"] == 2
 
 
@@ -286,7 +280,7 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FLMRCMConfig(**{option: value})
+        FLMRCM(**{option: value})
 
 
 @pytest.mark.parametrize("question", ["tell_features", "train"])

@@ -17,11 +17,11 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess
-from fedstill.methods import fedcg, fedgen, fedmd_cg
-from fedstill.methods.fedcg import FedCGConfig
-from fedstill.methods.fedgen import FedGENConfig
-from fedstill.methods.fedmd_cg import FedMDCGConfig
-from fedstill.methods.generators import Uploads, crossed, ensembled, imagined, kl
+from fedstill.methods._generators import imagined
+from fedstill.methods._uploads import Uploads, crossed, ensembled, kl
+from fedstill.methods.fedcg import FedCG
+from fedstill.methods.fedgen import FedGEN
+from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.features import FeatureGenerator, condition
@@ -50,10 +50,10 @@ SMALL: dict[str, Any] = {
     "server_lr": 0.001,
 }
 METHODS = [
-    pytest.param(fedmd_cg.METHOD, FedMDCGConfig(**SMALL), id="fedmd-cg"),
-    pytest.param(fedcg.METHOD, FedCGConfig(**SMALL), id="fedcg"),
-    pytest.param(fedgen.METHOD, FedGENConfig(**SMALL), id="fedgen"),
-    pytest.param(fedgen.METHOD, FedGENConfig(**SMALL, shares="model"), id="fedgen, whole models"),
+    pytest.param(FedMDCG(**SMALL), id="fedmd-cg"),
+    pytest.param(FedCG(**SMALL), id="fedcg"),
+    pytest.param(FedGEN(**SMALL), id="fedgen"),
+    pytest.param(FedGEN(**SMALL, shares="model"), id="fedgen, whole models"),
 ]
 
 
@@ -66,7 +66,6 @@ class World:
 
 def world(
     method: Method,
-    config: Any,
     *,
     stacked: bool = True,
     count: int = 3,
@@ -83,19 +82,19 @@ def world(
         model = split(build("small-cnn:4", SHAPE, CLASSES, 0, index), "model")
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     task = Classification(CLASSES)
-    side = method.node_side(config, NodeSetting(task, local, Compute()))
+    side = method.node_side(NodeSetting(task, local, Compute()))
     side.prepare(nodes)
     groups = [nodes] if stacked else [[node] for node in nodes]
     federation = InProcess(nodes, groups, side, Compute())
     student = split(build("small-cnn:4", SHAPE, CLASSES, 0, "student"), "student")
     setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    return World(nodes, method.server(config, setting), ledger)
+    return World(nodes, Server(method, setting), ledger)
 
 
 def states(world: World) -> list[torch.Tensor]:
     """Everything that has been learned."""
     nodes = [to_vector(module) for node in world.nodes for module in node.modules.values()]
-    return [to_vector(world.server.student), to_vector(world.server.G), *nodes]  # type: ignore[attr-defined]
+    return [to_vector(world.server.student), to_vector(world.server.state.G), *nodes]
 
 
 def behaviour(world: World) -> list[torch.Tensor]:
@@ -104,7 +103,7 @@ def behaviour(world: World) -> list[torch.Tensor]:
     x = torch.randn(5, *SHAPE, generator=generator)
     c, f = (torch.randn(5, size, generator=generator) for size in (4 + CLASSES, 32 + CLASSES))
     inputs = {"model": x, "generator": c, "critic": f}
-    networks = [("model", world.server.student), ("generator", world.server.G)]  # type: ignore[attr-defined]
+    networks = [("model", world.server.student), ("generator", world.server.state.G)]
     networks += [pair for node in world.nodes for pair in node.modules.items()]
     with torch.no_grad():
         return [module.eval()(inputs[role]) for role, module in networks]
@@ -113,9 +112,9 @@ def behaviour(world: World) -> list[torch.Tensor]:
 # --- messages ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_the_extractor_is_in_no_message(method: Method, config: Any) -> None:
-    here = world(method, config)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_extractor_is_in_no_message(method: Any) -> None:
+    here = world(method)
     asked: list[tuple[str, dict[str, int]]] = []
     answer = here.server.federation.ask
 
@@ -125,50 +124,50 @@ def test_the_extractor_is_in_no_message(method: Method, config: Any) -> None:
         return answers
 
     here.server.federation.ask = listen  # type: ignore[method-assign]
-    for _ in range(config.rounds):
+    for _ in range(method.rounds):
         here.server.step()
     model = here.nodes[0].model
     assert isinstance(model, Split)
-    head, generator = to_vector(model.head).numel(), to_vector(here.server.G).numel()  # type: ignore[attr-defined]
+    head, generator = to_vector(model.head).numel(), to_vector(here.server.state.G).numel()
     whole = to_vector(model).numel()
-    if method.name == "fedgen":
-        each = {"parameters": whole if config.shares == "model" else head}
-        kinds = {"parameters" if config.shares == "model" else "head parameters": each["parameters"]}
+    if isinstance(method, FedGEN):
+        each = {"parameters": whole if method.shares == "model" else head}
+        kinds = {"parameters" if method.shares == "model" else "head parameters": each["parameters"]}
     else:
         each = {"generator": generator, "head": head}
         kinds = {"generator parameters": generator, "head parameters": head}
     assert asked == [("begin", {}), ("count_labels", {"counts": CLASSES, "sizes": 1})] + [("train", each)] * 3
     up = here.ledger.summary()["by_kind"]
-    expected = {kind: 4 * size * 3 * config.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
+    expected = {kind: 4 * size * 3 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
     assert {kind: told["up"] for kind, told in up.items() if told["up"]} == {
         **expected,
         "label counts": 4 * 3 * (CLASSES + 1),
     }
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_a_node_that_gives_outputs_only_refuses_before_anything_is_asked(method: Method, config: Any) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_node_that_gives_outputs_only_refuses_before_anything_is_asked(method: Any) -> None:
     with pytest.raises(QuestionRefused, match=r"outputs_only: no .*parameters"):
-        world(method, config, policy=PolicyConfig())
+        world(method, policy=PolicyConfig())
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_a_limit_that_is_just_enough_for_the_run(method: Method, config: Any) -> None:
-    limit = 2 + config.rounds
-    here = world(method, config, policy=PolicyConfig(outputs_only=False, most_questions=limit))
-    for _ in range(config.rounds):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_limit_that_is_just_enough_for_the_run(method: Any) -> None:
+    limit = 2 + method.rounds
+    here = world(method, policy=PolicyConfig(outputs_only=False, most_questions=limit))
+    for _ in range(method.rounds):
         here.server.step()
     with pytest.raises(QuestionRefused, match="most_questions"):
-        world(method, config, policy=PolicyConfig(outputs_only=False, most_questions=limit - 1))
+        world(method, policy=PolicyConfig(outputs_only=False, most_questions=limit - 1))
 
 
 # --- engines and stops ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_stacked_and_one_by_one_give_the_same(method: Method, config: Any) -> None:
-    together, apart = world(method, config), world(method, config, stacked=False)
-    for _ in range(config.rounds):
+@pytest.mark.parametrize("method", METHODS)
+def test_stacked_and_one_by_one_give_the_same(method: Any) -> None:
+    together, apart = world(method), world(method, stacked=False)
+    for _ in range(method.rounds):
         one, other = together.server.step(), apart.server.step()
         assert one.keys() == other.keys()
         for name, value in one.items():
@@ -177,39 +176,39 @@ def test_stacked_and_one_by_one_give_the_same(method: Method, config: Any) -> No
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_a_run_that_was_stopped_goes_on_to_the_same(method: Method, config: Any, tmp_path: Path) -> None:
-    config = replace(config, participation=0.7)  # another two of three nodes in each round
-    unbroken, before = world(method, config), world(method, config)
-    losses = [unbroken.server.step() for _ in range(config.rounds)]
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_was_stopped_goes_on_to_the_same(method: Any, tmp_path: Path) -> None:
+    method = replace(method, participation=0.7)  # another two of three nodes in each round
+    unbroken, before = world(method), world(method)
+    losses = [unbroken.server.step() for _ in range(method.rounds)]
     before.server.step()
-    state = {"server": before.server.state(), "nodes": [node.state() for node in before.nodes]}
+    state = {"server": before.server.kept(), "nodes": [node.state() for node in before.nodes]}
     save_state(tmp_path / "state", state)
 
-    after = world(method, config)
+    after = world(method)
     saved = load_state(tmp_path / "state")
     for node, own in zip(after.nodes, saved["nodes"], strict=True):
         node.load(own)
-    after.server.load(saved["server"])
-    assert [after.server.step() for _ in range(config.rounds - 1)] == losses[1:]
+    after.server.take_up(saved["server"])
+    assert [after.server.step() for _ in range(method.rounds - 1)] == losses[1:]
     for one, other in zip(states(unbroken), states(after), strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_a_rehearsal_trains_copies_only(method: Method, config: Any) -> None:
-    here = world(method, config)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rehearsal_trains_copies_only(method: Any) -> None:
+    here = world(method)
     before = [to_vector(module) for node in here.nodes for module in node.modules.values()]
-    side = method.node_side(config, NodeSetting(Classification(CLASSES), LOCAL, Compute()))
+    side = method.node_side(NodeSetting(Classification(CLASSES), LOCAL, Compute()))
     side.rehearse(Group([node.rehearsing() for node in here.nodes]))
     for old, new in zip(before, [m for node in here.nodes for m in node.modules.values()], strict=True):
         assert torch.equal(old, to_vector(new))
 
 
-@pytest.mark.parametrize(("method", "config"), METHODS)
-def test_who_takes_part_is_averaged_by_data_size(method: Method, config: Any) -> None:
-    config = replace(config, participation=0.7, server_steps=0)
-    here = world(method, config)
+@pytest.mark.parametrize("method", METHODS)
+def test_who_takes_part_is_averaged_by_data_size(method: Any) -> None:
+    method = replace(method, participation=0.7, server_steps=0)
+    here = world(method)
     for _ in range(2):
         asked: list[Any] = []
         answer = here.server.federation.ask
@@ -221,8 +220,8 @@ def test_who_takes_part_is_averaged_by_data_size(method: Method, config: Any) ->
         update = asked[-1]
         assert len(update.nodes) == 2
         sizes = torch.tensor([{"n0": 9.0, "n1": 14.0, "n2": 19.0}[name] for name in update.nodes])
-        name = "parameters" if method.name == "fedgen" else "head"
-        shared = here.server.student if getattr(config, "shares", "") == "model" else here.server.student.head
+        name = "parameters" if isinstance(method, FedGEN) else "head"
+        shared = here.server.student if getattr(method, "shares", "") == "model" else here.server.student.head
         mean = weighted_mean(update[name], sizes)
         assert torch.equal(to_vector(shared), mean)  # type: ignore[arg-type]
 
@@ -234,7 +233,6 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, Uploads]:
     """Unlike generators and heads, with running statistics of their own."""
     torch.manual_seed(0)
     G, D = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
-    uploads = Uploads(G, D, nodes)
     generators, heads = [], []
     for _ in range(nodes):
         mine, head = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
@@ -244,8 +242,7 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, Uploads]:
                 mine(torch.randn(16, 4 + CLASSES))  # moves the running statistics
         generators.append(to_vector(mine))
         heads.append(to_vector(head))
-    uploads.load(torch.stack(generators), torch.stack(heads))
-    return G.eval(), D, uploads
+    return G.eval(), D, Uploads(G, D, torch.stack(generators), torch.stack(heads))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -329,23 +326,23 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
 @pytest.mark.parametrize("aggregation", ["kdc", "kd"])
 def test_with_one_node_the_average_is_all_there_is_to_distil(aggregation: str) -> None:
     # One step at the server: its loss is that of the averages, before they are moved.
-    config = FedMDCGConfig(**{**SMALL, "server_steps": 1}, aggregation=aggregation)  # type: ignore[arg-type]
-    here = world(fedmd_cg.METHOD, config, count=1)
+    config = FedMDCG(**{**SMALL, "server_steps": 1}, aggregation=aggregation)  # type: ignore[arg-type]
+    here = world(config, count=1)
     for _ in range(2):
         losses = here.server.step()
         assert len(losses) > 1
         assert all(abs(value) < 1e-6 for name, value in losses.items() if name != "consistency")
-    ave = world(fedmd_cg.METHOD, replace(config, aggregation="ave"), count=1)
+    ave = world(replace(config, aggregation="ave"), count=1)
     ave.server.step()
-    assert torch.equal(to_vector(ave.server.G), to_vector(ave.nodes[0].modules["generator"]))  # type: ignore[attr-defined]
+    assert torch.equal(to_vector(ave.server.state.G), to_vector(ave.nodes[0].modules["generator"]))
 
 
 def test_averages_are_weighed_by_data_and_hold_the_running_statistics() -> None:
-    here = world(fedmd_cg.METHOD, FedMDCGConfig(**SMALL, aggregation="ave"))
+    here = world(FedMDCG(**SMALL, aggregation="ave"))
     here.server.step()
     generators = [node.modules["generator"] for node in here.nodes]
     sizes = torch.tensor([9.0, 14.0, 19.0])
-    for name, tensor in here.server.G.state_dict().items():  # type: ignore[attr-defined]
+    for name, tensor in here.server.state.G.state_dict().items():
         own = torch.stack([G.state_dict()[name].float() for G in generators])
         expected = torch.tensordot(sizes / sizes.sum(), own, 1)
         assert torch.allclose(tensor.float(), expected, atol=0.51 if "tracked" in name else 1e-6), name
@@ -354,7 +351,7 @@ def test_averages_are_weighed_by_data_and_hold_the_running_statistics() -> None:
 
 
 def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -> None:
-    here = world(fedmd_cg.METHOD, FedMDCGConfig(**SMALL, aggregation="ave"))
+    here = world(FedMDCG(**SMALL, aggregation="ave"))
     found = here.server.step()["consistency"]
     counts = torch.stack([Classification(CLASSES).counts(node.data) for node in here.nodes])
     z, y = imagined(Compute(), counts, 512, 4, SEED, "consistency")
@@ -393,7 +390,7 @@ def test_labels_that_nobody_has_are_not_imagined() -> None:
         ("participation", 0.0),
     ],
 )
-@pytest.mark.parametrize("config", [FedMDCGConfig, FedCGConfig, FedGENConfig])
+@pytest.mark.parametrize("config", [FedMDCG, FedCG, FedGEN])
 def test_options_out_of_range(config: Any, name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{name} is "):
         config(**{name: value})
@@ -401,12 +398,12 @@ def test_options_out_of_range(config: Any, name: str, value: Any) -> None:
 
 def test_batches_of_one_cannot_be_normalised() -> None:
     with pytest.raises(ArgumentError, match=r"nodes\.local\.batch is 1"):
-        world(fedmd_cg.METHOD, FedMDCGConfig(**SMALL), local=replace(LOCAL, batch=1))
+        world(FedMDCG(**SMALL), local=replace(LOCAL, batch=1))
 
 
 def test_the_server_keeps_no_reference_to_what_was_uploaded() -> None:
-    G, D, uploads = networks(2)
+    G, D, _ = networks(2)
     before = copy.deepcopy(G.state_dict())
-    uploads.load(*(torch.zeros(2, to_vector(net).numel()) for net in (G, D)))
+    uploads = Uploads(G, D, *(torch.zeros(2, to_vector(net).numel()) for net in (G, D)))
     assert all(torch.equal(value, before[name]) for name, value in G.state_dict().items())
     assert not uploads.judged(torch.randn(2, 3, 5)).any()

@@ -15,9 +15,9 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.methods.centralised import CentralisedConfig
-from fedstill.methods.ensemble import EnsembleConfig
-from fedstill.methods.standalone import StandaloneConfig
+from fedstill.methods.centralised import Centralised
+from fedstill.methods.ensemble import NodeEnsemble
+from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate
@@ -35,6 +35,13 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SHAPE, CLASSES, SIZES = (1, 8, 8), 3, (14, 30, 22)
 ENGINES = ["stacked", "one-by-one"]
 LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
+
+
+def asked_about(experiment: Experiment, x: torch.Tensor) -> torch.Tensor | None:
+    """A use of the ensemble."""
+    server = experiment.server
+    told: torch.Tensor | None = server.ensemble(server.ask("predict", x=x))
+    return told
 
 
 def blobs(count: int, seed: int, classes: int = CLASSES) -> TensorData:
@@ -81,7 +88,7 @@ def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_path: Path) -> None:
     policies = [PolicyConfig(questions=())] * 3  # who answers nothing can take part
-    one = setting(StandaloneConfig(), engine=EngineConfig(name=engine), policies=policies)
+    one = setting(Standalone(), engine=EngineConfig(name=engine), policies=policies)
     alone = [
         trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
     ]
@@ -98,7 +105,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
 
 
 def test_standalone_takes_mixed_architectures() -> None:
-    figures = Experiment(setting(StandaloneConfig(), ("mlp:8", "small-cnn:4", "lenet5"))).run()
+    figures = Experiment(setting(Standalone(), ("mlp:8", "small-cnn:4", "lenet5"))).run()
     assert [node["model"] for node in figures["nodes"]] == ["MLP", "SmallCNN", "LeNet5"]
 
 
@@ -127,7 +134,7 @@ def by_hand(z: torch.Tensor, counts: list[list[float]], how: str) -> torch.Tenso
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, engine: Any) -> None:
     specs = ("mlp:8", "small-cnn:4", "mlp:8")
-    one = setting(EnsembleConfig(ensemble=how), specs, engine=EngineConfig(name=engine))
+    one = setting(NodeEnsemble(ensemble=how), specs, engine=EngineConfig(name=engine))
     experiment = Experiment(one)
     figures = experiment.run()
     x, y = one.test.inputs, one.test.targets
@@ -137,7 +144,7 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
     assert counts[0][1:] == [0, 0]  # the first node holds one class only
     expected = by_hand(z, counts, how)
     with torch.no_grad():
-        torch.testing.assert_close(experiment.server.predict(x), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(asked_about(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
     assert figures["accuracy"] == figures["ensemble"]["accuracy"] == pytest.approx(accuracy)
     assert figures["central"] == "ensemble"
@@ -147,12 +154,12 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
 def test_every_way_to_ensemble_is_covered() -> None:
     assert set(get_args(Ensemble)) == {"logits", "log_probs", "probs", "consensus"}
     with pytest.raises(ArgumentError, match=r"method\.ensemble"):
-        EnsembleConfig(ensemble="mean")  # type: ignore[arg-type]
+        NodeEnsemble(ensemble="mean")  # type: ignore[arg-type]
 
 
 def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> None:
     """Log-probabilities weighed by each node's share of the classes that the first vote predicts."""
-    one = setting(EnsembleConfig())
+    one = setting(NodeEnsemble())
     assert one.method.ensemble == "consensus"
     experiment = Experiment(one)
     figures = experiment.run()
@@ -162,11 +169,11 @@ def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> Non
         logits = torch.stack([model.eval()(one.test.inputs) for model in one.models])
         counts = torch.stack([one.task.counts(part) for part in one.parts])
         expected = one.task.ensemble(logits, one.task.importance(counts), "consensus")
-        torch.testing.assert_close(experiment.server.predict(one.test.inputs), expected)
+        torch.testing.assert_close(asked_about(experiment, one.test.inputs), expected)
 
 
 def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
-    experiment = Experiment(setting(EnsembleConfig(), policies=[PolicyConfig()] * 3))
+    experiment = Experiment(setting(NodeEnsemble(), policies=[PolicyConfig()] * 3))
     figures = experiment.run()
     told = 3 * (CLASSES + 1) * 4
     assert figures["bytes"] == {
@@ -176,7 +183,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     }
     assert figures["questions_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
-    experiment.server.predict(x)
+    asked_about(experiment, x)
     kinds = experiment.ledger.summary()["by_kind"]
     assert kinds["logits"] == {"up": 3 * 5 * CLASSES * 4, "down": 0}
     assert kinds["inputs"] == {"up": 0, "down": 3 * 5 * math.prod(SHAPE) * 4}
@@ -187,7 +194,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_centralised_training_is_plain_training_of_one_node_that_has_everything(engine: Any) -> None:
-    one = setting(CentralisedConfig(), engine=EngineConfig(name=engine))
+    one = setting(Centralised(), engine=EngineConfig(name=engine))
     union = TensorData(
         torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
     )
@@ -203,13 +210,13 @@ def test_centralised_training_is_plain_training_of_one_node_that_has_everything(
 
 
 def test_centralised_is_the_mark_that_other_runs_are_compared_with() -> None:
-    one = setting(CentralisedConfig())
-    other = setting(StandaloneConfig(), mark=copy.deepcopy(one.student))
+    one = setting(Centralised())
+    other = setting(Standalone(), mark=copy.deepcopy(one.student))
     assert Experiment(one).run()["accuracy"] == Experiment(other).run()["centralised"]["accuracy"]
 
 
 def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
-    one = setting(CentralisedConfig())
+    one = setting(Centralised())
     figures = Experiment(one).run(tmp_path)
     each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
     assert figures["leaves"] == ["private data"]
@@ -226,17 +233,17 @@ def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
 
 
 def test_what_is_handed_over_is_the_data_themselves() -> None:
-    one = setting(CentralisedConfig())
+    one = setting(Centralised())
     experiment = Experiment(one)
     experiment.run()
-    data = experiment.server.trainee.data
+    data = experiment.server.state.trainee._node.data
     assert torch.equal(data.inputs, torch.cat([part.inputs for part in one.parts]))
     assert torch.equal(data.targets, torch.cat([part.targets for part in one.parts]))
 
 
 def test_a_node_of_outputs_only_hands_nothing_over() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
-    one = setting(CentralisedConfig(), policies=policies)
+    one = setting(Centralised(), policies=policies)
     said = "'node-1', 'node-2' refuse question 'hand_over' by rule outputs_only: no private data"
     with pytest.raises(QuestionRefused, match=said):
         Experiment(one)

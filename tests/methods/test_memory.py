@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.core.state import load_state, save_state
-from fedstill.methods.memory import AnswerMemory
+from fedstill.methods._memory import AnswerMemory
 
 CPU = torch.device("cpu")
 

@@ -16,6 +16,7 @@ from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
+from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
@@ -80,10 +81,10 @@ def some(first: int, count: int) -> TensorData:
 def setting(
     method: str, options: dict[str, Any], privacies: Sequence[PrivacyConfig], engine: Any = "one-by-one"
 ) -> Setting:
-    kind = METHODS[method].config
+    kind = METHODS[method]
     known = {field.name for field in dataclasses.fields(kind)}
     config = kind(**{key: value for key, value in {**TINY, **options}.items() if key in known})
-    needs = METHODS[method].needs(config)
+    needs = config.needs()
     shown = some(400, 37)
     return Setting(
         task=Classification(CLASSES),
@@ -222,7 +223,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
     given = [privately(mechanism)] * 3
     whole, figures = ran(setting(method, {}, given))
     broken = Experiment(setting(method, {}, given))
-    step, turns = METHODS[method].server.step, iter(range(1))
+    step, turns = Server.step, iter(range(1))
 
     def stops(self: Any) -> Any:
         if next(turns, None) is None:
@@ -230,7 +231,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(METHODS[method].server, "step", stops)
+        patch.setattr(Server, "step", stops)
         with pytest.raises(Stopped):
             broken.run(tmp_path)
     back, again = ran(setting(method, {}, given), tmp_path)

@@ -15,22 +15,21 @@ from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
 from fedstill.methods import fedkd
-from fedstill.methods.centralised import METHOD as CENTRALISED
-from fedstill.methods.centralised import CentralisedConfig
-from fedstill.methods.ensemble import EnsembleConfig
-from fedstill.methods.feddf import FedDFConfig
-from fedstill.methods.fedkd import FedKDConfig, FedKDServer
-from fedstill.methods.fedmd import FedMDConfig
-from fedstill.methods.public_only import METHOD as PUBLIC_ONLY
-from fedstill.methods.public_only import PublicOnlyConfig
-from fedstill.methods.server import ServerSetting
-from fedstill.methods.standalone import StandaloneConfig
+from fedstill.methods.centralised import Centralised
+from fedstill.methods.ensemble import NodeEnsemble
+from fedstill.methods.feddf import FedDF
+from fedstill.methods.fedkd import FedKD
+from fedstill.methods.fedmd import FedMD
+from fedstill.methods.public_only import PublicOnly
+from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
+from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.experiment import Experiment
@@ -94,20 +93,20 @@ def setting(name: TaskName, method: Any, **changes: Any) -> Setting:
 
 
 METHODS = (
-    FedKDConfig(epochs=2, batch=8),
-    FedKDConfig(epochs=1, batch=8, labelled=True, levels=0),
-    FedDFConfig(rounds=2, steps=2, batch=8, weights="counts"),
-    FedMDConfig(first=1, rounds=2, subset=10, public_epochs=1, weights="counts", student_epochs=1),
-    FedMDConfig(first=1, rounds=1, subset=10, distance="l1", student_epochs=1),
-    EnsembleConfig(),
-    PublicOnlyConfig(),
-    CentralisedConfig(),
-    StandaloneConfig(),
+    FedKD(epochs=2, batch=8),
+    FedKD(epochs=1, batch=8, labelled=True, levels=0),
+    FedDF(rounds=2, steps=2, batch=8, weights="counts"),
+    FedMD(first=1, rounds=2, subset=10, public_epochs=1, weights="counts", student_epochs=1),
+    FedMD(first=1, rounds=1, subset=10, distance="l1", student_epochs=1),
+    NodeEnsemble(),
+    PublicOnly(),
+    Centralised(),
+    Standalone(),
 )
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS, ids=method_name)
 def test_each_method_runs_each_task_on_both_engines_alike(name: TaskName, method: Any) -> None:
     key = task_of(name).metric
     figures = [
@@ -123,7 +122,7 @@ def test_each_method_runs_each_task_on_both_engines_alike(name: TaskName, method
 # --- FedKD by hand -----------------------------------------------------------------------------------
 
 
-def world(name: TaskName, config: FedKDConfig, parts: Sequence[TensorData]) -> tuple[list[Node], FedKDServer]:
+def world(name: TaskName, config: FedKD, parts: Sequence[TensorData]) -> tuple[list[Node], Server]:
     task, compute, ledger = task_of(name), Compute(), Ledger()
     data = data_of(name, 7, 77)
     public = Public("made", data.inputs)
@@ -131,14 +130,14 @@ def world(name: TaskName, config: FedKDConfig, parts: Sequence[TensorData]) -> t
         Node(f"n{k}", part, model_of(name, "node", k).eval(), Gate(f"n{k}", PolicyConfig(), ledger), SEED)
         for k, part in enumerate(parts)
     ]
-    side = fedkd.node_side(config, NodeSetting(task, LOCAL, compute, public))
+    side = config.node_side(NodeSetting(task, LOCAL, compute, public))
     federation = InProcess(nodes, partition(nodes, True), side, compute)
     student, shape = model_of(name, "student"), shape_of(task)
     made = ServerSetting(federation, student, task, shape, (0.5,), (0.5,), compute, SEED, LOCAL, public)
-    return nodes, FedKDServer(config, made)
+    return nodes, Server(config, made)
 
 
-CLEAR = FedKDConfig(epochs=1, batch=4, levels=0, gamma=math.inf)
+CLEAR = FedKD(epochs=1, batch=4, levels=0, gamma=math.inf)
 
 
 def test_a_node_that_never_learned_a_label_says_nothing_of_it() -> None:
@@ -147,14 +146,14 @@ def test_a_node_that_never_learned_a_label_says_nothing_of_it() -> None:
     second.targets[:, 0] = -1
     nodes, server = world("multi-label", CLEAR, [first, second])
     server.step()
-    x = server.views(0)
+    x = server.public.inputs
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in nodes])
     n = torch.stack([(node.data.targets == 1).sum(0) for node in nodes]).float()
     expected = torch.stack([z[0, :, 0], (n[:, 1, None] * z[:, :, 1]).sum(0) / n[:, 1].sum(), z[1, :, 2]], 1)
-    torch.testing.assert_close(server.targets["z_hat"][0], expected)
-    assert server.census is not None
-    assert server.census.sizes.tolist() == [12, 9], "not the sum of labels"
+    torch.testing.assert_close(server.state.targets["z_hat"][0], expected)
+    assert server.state.histogram is not None
+    assert server.state.histogram.sizes.tolist() == [12, 9], "not the sum of labels"
 
 
 def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
@@ -164,7 +163,7 @@ def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
     test = data_of("multi-label", 300, 6)
     one = setting(
         "multi-label",
-        FedKDConfig(epochs=20, batch=16, lr=5e-3),
+        FedKD(epochs=20, batch=16, lr=5e-3),
         parts=parts,
         models=[build("mlp:24", (1, SIDE, SIDE), 3, 0, k) for k in range(2)],
         student=build("mlp:24", (1, SIDE, SIDE), 3, 0, "student"),
@@ -187,28 +186,28 @@ def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
     ("name", "predictions"), [("segmentation", 1), ("segmentation", 2), ("reconstruction", 1)]
 )
 def test_maps_and_images_are_ensembled_pixel_by_pixel(name: TaskName, predictions: int) -> None:
-    config = FedKDConfig(epochs=1, batch=4, levels=0, gamma=math.inf, predictions=predictions)
+    config = FedKD(epochs=1, batch=4, levels=0, gamma=math.inf, predictions=predictions)
     nodes, server = world(name, config, [data_of(name, 6, 0), data_of(name, 4, 1)])
     server.step()
-    task, x = task_of(name), server.views(0)
+    task, x = task_of(name), server.public.inputs
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in nodes])  # (2, 7, C, 8, 8)
     counts = torch.stack([task.counts(node.data) for node in nodes])
     omega = counts / counts.sum(0)
-    assert server.targets["z_hat"].shape == (predictions, *z.shape[1:])
+    assert server.state.targets["z_hat"].shape == (predictions, *z.shape[1:])
     expected = torch.einsum("kc,kbchw->bchw", omega, z)
-    torch.testing.assert_close(server.targets["z_hat"][0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(server.state.targets["z_hat"][0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_quantised_maps_stay_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedkd, "MOST", 3 * SIDE * SIDE)  # three pictures a question
     parts = [data_of("segmentation", 6, 0), data_of("segmentation", 4, 1)]
     exact = world("segmentation", CLEAR, parts)[1]
-    coarse = world("segmentation", FedKDConfig(epochs=1, batch=4, gamma=math.inf), parts)[1]
+    coarse = world("segmentation", FedKD(epochs=1, batch=4, gamma=math.inf), parts)[1]
     for server in (exact, coarse):
         server.step()
         assert len(server.federation.questions) > 0
-    told, rounded = exact.targets["z_hat"], coarse.targets["z_hat"]
+    told, rounded = exact.state.targets["z_hat"], coarse.state.targets["z_hat"]
     step = 2 * told.abs().max().item() * 4 / 200
     assert 0 < (told - rounded).abs().max().item() < step
 
@@ -217,7 +216,7 @@ def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
     pictures = Public("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
     assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
     assert fedkd.chunk(Public("made", torch.zeros(5, 3, 32, 32))) == 2000
-    asked = list(fedkd.asks(FedKDConfig(weights="equal", z_max=1.0), pictures, 0, lambda: torch.ones(())))
+    asked = FedKD(weights="equal", z_max=1.0).asks(pictures, 0)
     assert [ask.tensors["rows"].tolist() for ask in asked] == [[0, 85], [85, 100]]
 
 
@@ -236,20 +235,18 @@ def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
 )
 def test_what_would_be_shifted_and_cannot_be_is_refused(name: TaskName, options: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
-        Experiment(setting(name, FedKDConfig(epochs=1, batch=8, **options)))
+        Experiment(setting(name, FedKD(epochs=1, batch=8, **options)))
 
 
 # --- training on public data only -----------------------------------------------------------------------
 
 
 def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
-    one = setting("multi-label", PublicOnlyConfig(), policies=[PolicyConfig(questions=())] * 2)
+    one = setting("multi-label", PublicOnly(), policies=[PolicyConfig(questions=())] * 2)
     experiment = Experiment(one)
     figures = experiment.run()
     assert figures["bytes"]["up"] == figures["questions"] == 0
-    other = setting(
-        "multi-label", PublicOnlyConfig(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)]
-    )
+    other = setting("multi-label", PublicOnly(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)])
     Experiment(other).run()
     for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
         assert torch.equal(mine, theirs), "whatever the nodes hold"
@@ -258,12 +255,12 @@ def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
 
 
 def test_public_only_needs_labels() -> None:
-    needs = PUBLIC_ONLY.needs(PublicOnlyConfig())
+    needs = PublicOnly().needs()
     assert needs.public
     assert needs.public_labels
     public = Public("made", data_of("multi-label", 5, 1).inputs)
     with pytest.raises(MethodRefused, match="no labels of this task"):
-        Experiment(setting("multi-label", PublicOnlyConfig(), public=public))
+        Experiment(setting("multi-label", PublicOnly(), public=public))
 
 
 # --- centralised, with public data ------------------------------------------------------------------------
@@ -272,24 +269,24 @@ def test_public_only_needs_labels() -> None:
 def test_a_ceiling_may_learn_from_labelled_public_data_too() -> None:
     """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
     for public, count in ((False, 0), (True, 21)):
-        one = setting("multi-label", CentralisedConfig(public=public))
+        one = setting("multi-label", Centralised(public=public))
         experiment = Experiment(one)
         experiment.run()
         parts = [*one.parts, *([TensorData(one.public.inputs, one.public.labels)] if public else [])]
-        assert len(experiment.server.trainee.data) == sum(map(len, one.parts)) + count
-        for mine, name in ((experiment.server.trainee.data.inputs, "inputs"),
-                           (experiment.server.trainee.data.targets, "targets")):  # fmt: skip
+        assert len(experiment.server.state.trainee._node.data) == sum(map(len, one.parts)) + count
+        for mine, name in ((experiment.server.state.trainee._node.data.inputs, "inputs"),
+                           (experiment.server.state.trainee._node.data.targets, "targets")):  # fmt: skip
             assert torch.equal(mine, torch.cat([getattr(part, name) for part in parts])), name
 
 
 def test_a_ceiling_with_public_data_needs_their_labels() -> None:
-    assert not CENTRALISED.needs(CentralisedConfig()).public
-    needs = CENTRALISED.needs(CentralisedConfig(public=True))
+    assert not Centralised().needs().public
+    needs = Centralised(public=True).needs()
     assert needs.public
     assert needs.public_labels
     public = Public("made", data_of("multi-label", 5, 1).inputs)
     with pytest.raises(MethodRefused, match="no labels of this task"):
-        Experiment(setting("multi-label", CentralisedConfig(public=True), public=public))
+        Experiment(setting("multi-label", Centralised(public=True), public=public))
 
 
 # --- under a budget ---------------------------------------------------------------------------------------
@@ -298,7 +295,7 @@ def test_a_ceiling_with_public_data_needs_their_labels() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None:
     privacy = PrivacyConfig("dp-sgd", epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
-    figures = Experiment(setting(name, FedKDConfig(epochs=1, batch=8), privacies=[privacy] * 2)).run()
+    figures = Experiment(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in figures["privacy"]["nodes"]:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
@@ -313,7 +310,7 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None
 
 @pytest.mark.parametrize("name", ["multi-label", "segmentation", "reconstruction"])
 def test_teachers_and_noisy_pictures_are_refused_before_training(name: TaskName) -> None:
-    method = FedKDConfig(epochs=1, batch=8, z_max=10.0)
+    method = FedKD(epochs=1, batch=8, z_max=10.0)
     pate = PrivacyConfig("pate", epsilon=30.0, pate=PateConfig(teachers=3))
     with pytest.raises(QuestionRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
         Experiment(setting(name, method, privacies=[pate] * 2))

@@ -221,7 +221,7 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
         for seed, rows in enumerate((slice(0, 400), slice(400, 800)))
     ]
     targets = torch.from_numpy(LABELS)
-    method = fedstill.FedKDConfig(epochs=20, gamma=100.0)
+    method = fedstill.FedKD(epochs=20, gamma=100.0)
     outcome = fedstill.distil(
         [(IMAGES[:400], targets[:400]), (IMAGES[400:800], targets[400:800])],
         [Predictor(forest, SHAPE, TEN) for forest in forests],
@@ -242,6 +242,6 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
             models.build("small-cnn:8", SHAPE, 10, 0),
             (IMAGES[1300:], targets[1300:]),
             10,
-            method=fedstill.FedAvgConfig(),
+            method=fedstill.FedAvg(),
             policies=[PolicyConfig(outputs_only=False)],
         )

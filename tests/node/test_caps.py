@@ -20,7 +20,7 @@ import torch
 from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.methods.fedad import FedADConfig
+from fedstill.methods.fedad import FedAD
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
@@ -39,7 +39,7 @@ import json, re, sys, time
 import torch._dynamo  # which torch loads once it is needed, with memory of its own
 from pathlib import Path
 from fedstill.node.host import Host
-from fedstill.wire import unpack
+from fedstill.protocol.messages import unpack
 
 def peak():  # of this program: getrusage also counts the one that started it
     status = Path("/proc/self/status").read_text()
@@ -217,7 +217,7 @@ def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: 
     """That of a job of FLARE, and `fedstill node answer`."""
     clinic = Clinic(tmp_path / "clinic", f"most_memory = {GIB}\n")
     code = (
-        "import resource, sys\nfrom fedstill import cli\n"
+        "import resource, sys\nfrom fedstill.cli import main as cli\n"
         "try:\n    cli.main(['node', 'answer', sys.argv[1], 'missing'])\n"
         "except SystemExit:\n    print(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
     )
@@ -242,7 +242,7 @@ def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_pat
 
 def test_attention_maps_are_small() -> None:
     with pytest.raises(ArgumentError, match=r"method\.side is 10000: allowed is up to 64"):
-        FedADConfig(side=10_000)
+        FedAD(side=10_000)
 
 
 # --- messages -----------------------------------------------------------------------------------------

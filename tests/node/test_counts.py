@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.methods.counting import count_labels, tell_size
 from fedstill.node.guard import Guard
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
+from tests.methods.asked import count_labels, tell_size
 
 SIDE, SCALE = 8, 5.0
 TASKS: tuple[TaskName, ...] = (
@@ -43,6 +43,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
 def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
     """What the question's handler reads of a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
+    group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
     answer = count_labels(task).handler(group, 0)
     return {name: tensor[0] for name, tensor in answer.items()}
 

@@ -29,7 +29,7 @@ from fedstill.node import private_training, training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.private_training import step
-from fedstill.privacy import randomness
+from fedstill.privacy import dpsgd, randomness
 from fedstill.privacy.dpsgd import DPSGD, clipped_sum, price, rate
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.schedule import LocalConfig, Span
@@ -151,7 +151,7 @@ def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatc
     node = made(n=20)
     together = total(node, 0.5)
     for room in (6 * len(together), 1):
-        monkeypatch.setattr(private_training, "ROOM", room)
+        monkeypatch.setattr(dpsgd, "ROOM", room)
         torch.testing.assert_close(total(node, 0.5), together)
 
 

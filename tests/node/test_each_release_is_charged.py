@@ -22,6 +22,7 @@ from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Event, Price, from_text
 from fedstill.protocol.plan import fingerprint, public_tensors
+from tests.node.judging import NAME, POLICY
 from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 
 PRIVATE = """
@@ -33,7 +34,7 @@ noise = 2.0
 noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
-JUDGES = replace(PLAN, method={**FEDIOD, "pretrain": 40})  # critics alone are asked, too
+JUDGES = replace(PLAN, method={**FEDIOD, "name": NAME})  # critics alone are asked, too
 ORDINARY = private_training.clipped_sum
 
 
@@ -58,7 +59,7 @@ def released(clinic: Clinic) -> int:
 
 @pytest.mark.parametrize("question", ["examine", "judge"])
 def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Path, question: str) -> None:
-    clinic = Clinic(tmp_path / "clinic", PRIVATE, JUDGES).ready()
+    clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
     seen: set[bytes] = set()
     for number in range(1, 5):
         clinic.say("recall", mark=0)
@@ -218,7 +219,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(tmp_path: Path
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
     rows = torch.arange(B, dtype=torch.int32)
-    sent = {"rows": rows, "consensus": torch.zeros(B, 10), "round": torch.tensor([0])}
+    sent = {"rows": rows, "consensus": torch.zeros(B, 10), "round": torch.tensor(0)}
     sent["rows_next"] = torch.tensor([B], dtype=torch.int32)  # the row behind the last
     ask = {"question": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
@@ -229,6 +230,29 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(tmp_path: Path
     assert clinic.say("recall", mark=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("remember", mark=0) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[1], [[1]], -1, 2, 2**62, True, 1.0, *(torch.tensor(1, dtype=k) for k in (torch.int8, torch.uint8))],
+)
+def test_a_round_that_is_none_costs_nothing_and_trains_nothing(tmp_path: Path, wrong: Any) -> None:
+    """Priced as one round and trained as two, it would be a free one."""
+    plan = replace(PLAN, method={"name": "fedavg", "rounds": 2})
+    clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n" + PRIVATE, plan)
+    clinic.say("join", plan=plan.to_dict())
+    before = to_vector(clinic.session.node.model).clone()
+
+    def train(number: int, round: torch.Tensor) -> Any:
+        sent = {"parameters": before, "round": round}
+        return clinic.say("answer", sent, question="train", number=number, differentiable=False)
+
+    refused = train(0, wrong if isinstance(wrong, torch.Tensor) else torch.tensor(wrong))
+    assert refused["kind"] == "ArgumentError"
+    assert torch.equal(to_vector(clinic.session.node.model), before)
+    assert not clinic.rows(), "nothing is charged"
+    assert train(1, torch.tensor(1))[1]
+    assert clinic.rows()
 
 
 def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
+from fedstill.core.errors import QuestionRefused
 from fedstill.models import PatchCritic, build
 from fedstill.node.gate import Gate
 from fedstill.node.group import Bench, Group, alike
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.dpsgd import DPSGD
 
 NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")
 G, B = 3, 4
@@ -509,3 +511,15 @@ def test_a_rehearsing_copy_shares_nothing_that_training_changes() -> None:
         assert changed
         assert not hasattr(twin, "gate")
         assert hasattr(one, "gate")
+
+
+def test_a_network_that_learns_privately_takes_no_step_without_noise() -> None:
+    one = node("a", network("mlp", 0))
+    group, before = Group([one]), copy.deepcopy(one.model.state_dict())
+    one.optimisers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
+    one.private = {"model": DPSGD(1.0, 1.0, draws=lambda *names: None)}
+    group.bench("model").train(True)
+    losses = group.bench("model")(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
+    with pytest.raises(QuestionRefused, match="its networks learn with DP-SGD, and here its model would"):
+        group.step("model", losses)
+    assert all(torch.equal(value, before[name]) for name, value in one.model.state_dict().items())

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.methods.counting import count_labels
 from fedstill.methods.fedad import ATTENTION
+from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.methods.fl_mrcm import FEATURES
 from fedstill.node.guard import Guard, unpriced
 from fedstill.privacy.accounting import epsilon
@@ -24,6 +24,7 @@ from fedstill.privacy.config import (
     StepsConfig,
 )
 from fedstill.privacy.events import Event, Price, as_text
+from fedstill.privacy.rules import Exact
 from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.messages import SCALE
 from fedstill.protocol.questions import NodeSide, Question
@@ -31,6 +32,7 @@ from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks import Kind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
+from tests.methods.asked import count_labels
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
@@ -320,7 +322,7 @@ def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None
 
 
 def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
-    odd = replace(PREDICT, releases={"range": "logit range"})
+    odd = replace(PREDICT, releases={"range": LOGIT_RANGE})
     for mechanism in ("pate", "noisy-outputs"):
         assert priced(guard(mechanism, odd), odd, "answer", {"range": ()}, {}) is None
     assert priced(guard("dp-sgd", odd), odd, "answer", {"range": ()}, {}) == Price(), "it learned with DP-SGD"
@@ -433,13 +435,28 @@ def test_a_question_that_does_not_say_what_it_reads_cannot_be_protected() -> Non
     guard("pate", replace(silent, releases={}))  # it tells nothing
 
 
+def test_a_strangers_counts_have_no_guarantee() -> None:
+    """How far one record can move them is known of the package's own only."""
+    theirs = COUNT.of_package("lab")
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        assert guard(mechanism, COUNT).rule(COUNT, "counts") != Exact()
+        assert guard(mechanism, theirs).rule(theirs, "counts") == Exact()
+
+
+def test_a_critic_that_nobody_trains_privately_is_no_critic() -> None:
+    untrained = replace(EXAMINE, trains=())
+    for mechanism, rule in (("pate", Exact()), ("noisy-outputs", Exact())):
+        assert guard(mechanism, untrained).rule(untrained, "critic") == rule
+        assert guard(mechanism, EXAMINE).rule(EXAMINE, "critic") != rule
+
+
 def test_teachers_learn_once() -> None:
     with pytest.raises(QuestionRefused, match="'train' by rule privacy: teachers learn once"):
         guard("pate", TRAIN)
 
 
 def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
-    rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": "logit range"})
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": LOGIT_RANGE})
     made = guard("pate", rated, COUNT, epsilon=5.0)
     assert unpriced(made, COUNT) is None
     assert unpriced(made, rated) == (
@@ -531,3 +548,11 @@ def test_prices_are_told_as_text() -> None:
         "gaussian(2.0, rate=0.08)": 5,
         "laplace(10.0)": 1,
     }
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_a_network_that_no_mechanism_knows_is_not_trained_under_one(mechanism: Any) -> None:
+    taught = replace(EXAMINE, trains=("critic", "dreamer"))
+    with pytest.raises(QuestionRefused, match="it trains dreamer, which learns without noise"):
+        guard(mechanism, taught)
+    assert guard("none", taught) is not None

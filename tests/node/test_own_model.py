@@ -64,7 +64,7 @@ def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Pat
 @pytest.mark.parametrize("name", ["bag:8", "transformer:8"])
 def test_a_network_for_texts_is_tried_in_parts_on_tokens(method: str, name: str) -> None:
     model = own_model.make_model(named(name), Path(), TEXTS)
-    needs = METHODS[method].needs(METHODS[method].config())
+    needs = METHODS[method]().needs()
     assert needs.split
     assert own_model.unfit(model, needs, TEXTS, Compute()) is None
 

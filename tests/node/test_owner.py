@@ -425,7 +425,7 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
 
 def asked(method: str) -> Any:
     setting = NodeSetting(make_task(TaskConfig(), 10), LocalConfig(), Compute())
-    return METHODS[method].node_side(METHODS[method].config(), setting).questions
+    return METHODS[method]().node_side(setting).questions
 
 
 def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_a_model_that_does_not_serve_a_method_is_told(tmp_path: Path) -> None:
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
 
     def unfit(model: torch.nn.Module, method: str) -> str | None:
-        needs = METHODS[method].needs(METHODS[method].config())
+        needs = METHODS[method]().needs()
         return own_model.unfit(model, needs, DIGITS, Compute())
 
     assert [unfit(network, method) for method in METHODS] == [None] * len(METHODS)

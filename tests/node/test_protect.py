@@ -16,7 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
-from fedstill.methods.fediod import FedIODConfig, node_side
+from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.private import NotPrivate
 from fedstill.node import training
@@ -46,7 +46,7 @@ from fedstill.tasks.segmentation import Segmentation
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
-METHOD = FedIODConfig(steps=3, batch=ROWS, critic_width=4)
+METHOD = FedIOD(steps=3, batch=ROWS, critic_width=4)
 CONFIG = PrivacyConfig(
     training=StepsConfig(noise=0.7),
     critic=StepsConfig(noise=1.0),
@@ -109,7 +109,7 @@ def made(
     config: PrivacyConfig,
     data: TensorData | None = None,
     *,
-    method: FedIODConfig = METHOD,
+    method: FedIOD = METHOD,
     model: str = "mlp:8",
     secret: int = 0,
     seed: int = 3,
@@ -118,7 +118,7 @@ def made(
     gate = Gate("clinic", PolicyConfig(), Ledger())
     node = Node("clinic", data or records(), build(model, SHAPE, CLASSES, 0, "clinic"), gate, seed)
     setting = NodeSetting(TASK, LOCAL, COMPUTE)
-    side, account = node_side(method, setting), Account(None, 0)
+    side, account = method.node_side(setting), Account(None, 0)
     about = (side, method, setting)
     protect(node, config, *about, account=account, run="run", secret=secret)
     side.prepare([node])
@@ -257,7 +257,7 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     task, features = change.pop("task", TASK), change.pop("features", None)
     compute, public = Compute(EngineConfig(**engine)), Public("p", inputs, labels)
     setting = NodeSetting(task, LOCAL, compute, public, features)
-    side, config = node_side(METHOD, setting), under(change.pop("mechanism", "noisy-outputs"), **change)
+    side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
     protect(node, config, *about, account=Account(None, 0), run="run", secret=secret, salt=salt)
     assert node.gate.purse is not None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import QuestionRefused
+from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node.account import Account, LedgerError, Spent
 from fedstill.node.asked import Asked
 from fedstill.node.gate import Gate
@@ -33,7 +34,7 @@ LOCAL = LocalConfig(epochs=2, batch=10)
 PREDICT = Question(
     "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=ROWS, reads=()
 )
-RANGE = Question("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": "logit range"}, reads=())
+RANGE = Question("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, reads=())
 BARE = {"range": torch.ones(())}
 PATE = PrivacyConfig("pate", pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a question about 8 inputs

@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstill import offline
-from fedstill.config import read_toml
+from fedstill.runs import offline
+from fedstill.runs.config import read_toml
 from fedstill.federation import bundles, signed
 from fedstill.federation.remote import Loopback
-from fedstill.live import Live
+from fedstill.runs.live import Live
 from fedstill.node import owner
 from fedstill.node.host import Host
 

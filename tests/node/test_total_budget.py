@@ -12,6 +12,7 @@ import torch
 
 from fedstill.cli.main import main
 from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner
 from fedstill.node.account import Account
 from fedstill.node.asked import Asked
@@ -115,7 +116,7 @@ def test_more_for_all_runs_is_said_by_the_owner() -> None:
 def test_a_budget_of_all_runs_alone_is_one() -> None:
     only = replace(PATE, epsilon=math.inf, total_epsilon=1.5)
     assert wanted(replace(only, mechanism="none"))
-    bare = replace(PREDICT, releases={"range": "logit range"}, differentiable=())
+    bare = replace(PREDICT, releases={"range": LOGIT_RANGE}, differentiable=())
     assert unpriced(guard(only), bare) is not None
     assert unpriced(guard(replace(only, total_epsilon=None)), bare) is None
 

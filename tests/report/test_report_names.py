@@ -105,7 +105,7 @@ def test_a_run_with_a_node_for_each_site_keeps_which_is_which(tmp_path: Path) ->
     assert result["sites"]["names"] == ["east", "west"]  # of the test part, as before
     ledger = (tmp_path / "out" / "ledger.jsonl").read_text()
     assert "west" not in ledger
-    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8")).text
+    page = Page(write_report(tmp_path / "out").read_text(encoding="utf-8")).text
     assert "node-1 \u00b7 west" in page
 
 

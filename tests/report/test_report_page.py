@@ -587,6 +587,20 @@ def test_sentence_claims_nothing_of_kinds_it_does_not_know() -> None:
     assert sentence.endswith("What left each node is listed below, kind by kind.")
 
 
+def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() -> None:
+    bytes_of = {"up": 10, "down": 0}
+    about = {"says": "a model", "of": "model", "package": "lab", "from a later release": 1}
+    theirs = {**a_result(), "kinds": {"lab: theta": about, "parameters": {"says": "", "of": "question"}}}
+    sentences = {
+        kind: plain_sentence({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})
+        for kind in ("lab: theta", "parameters")
+    }
+    assert "model left" not in sentences["lab: theta"]
+    assert sentences["lab: theta"].endswith("What left each node is listed below, kind by kind.")
+    # What the package knows is not said anew by a file.
+    assert sentences["parameters"] == sentence_with({"parameters": bytes_of})
+
+
 def test_sentence_counts_in_words_and_figures() -> None:
     logits = {"logits": {"up": 1, "down": 0}}
     one = sentence_with(logits, nodes=[{"name": "a"}], questions=1)

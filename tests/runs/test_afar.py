@@ -20,6 +20,7 @@ from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunF
 from fedstill.data.config import SplitConfig
 from fedstill.federation.remote import Link, LinkError, Loopback
 from fedstill.protocol.messages import unpack
+from fedstill.report import write_report
 from fedstill.runs import afar, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from tests.federation.test_remote import Away, tiny
@@ -91,7 +92,6 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     made = Server()
     monkeypatch.setattr(afar, "Admin", made.admin)
-    monkeypatch.setattr(run, "write_report", lambda folder: folder)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -364,7 +364,7 @@ def test_a_node_that_never_took_part_has_no_figures(
     assert alone["nodes"] == result["ensemble"]["nodes"] == ["node-0", "node-1"]
     assert alone["per_node"] == [*whole[:2], None]
     assert alone["mean"] == pytest.approx(np.mean(whole[:2]))
-    page = (tmp_path / "two/out/report.html").read_text()
+    page = write_report(tmp_path / "two/out").read_text()
     assert "each node alone, on its own data (only node-0, node-1)" in page
     assert "answering together (only node-0, node-1)" in page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
@@ -13,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill import methods
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.config import SplitConfig, check_options
-from fedstill.protocol.method import METHODS
+from fedstill.protocol.method import METHODS, Method
 from fedstill.runs import config, presets
 
 FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}
@@ -64,7 +62,7 @@ OUTER = st.builds(
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Method):
     """A method's configuration with values of every kind."""
 
     outer: Outer = field(default_factory=Outer)
@@ -72,17 +70,19 @@ class Toy:
 
 @pytest.fixture
 def toy_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        config, "METHODS", {"toy": dataclasses.replace(METHODS["fediod"], name="toy", config=Toy)}
-    )
+    offer_toy(monkeypatch)
+
+
+def offer_toy(patch: pytest.MonkeyPatch) -> None:
+    """As an installed package would."""
+    patch.setitem(METHODS.own, "toy", f"{Toy.__module__}:Toy")
+    patch.setitem(METHODS._found, "toy", Toy)
 
 
 @given(outer=OUTER)
 def test_any_value_survives_toml_exactly(outer: Outer) -> None:
-    toy = {"toy": dataclasses.replace(METHODS["fediod"], name="toy", config=Toy)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "METHODS", toy)
-        patch.setattr(methods, "METHODS", toy)
+        offer_toy(patch)
         run = config.RunConfig(method=Toy(outer))
         again = config.read_toml(config.to_toml(run))
     assert again == run
@@ -114,7 +114,7 @@ def test_any_run_survives_toml_exactly(
         seed=seed,
         split=SplitConfig(nodes=nodes, alpha=alpha),
         nodes=config.NodesConfig(models=tuple(models)),
-        method=METHODS["fediod"].config(tau=tau),
+        method=METHODS["fediod"](tau=tau),
         evaluation=config.EvaluationConfig(every=every, centralised=centralised),
     )
     again = config.read_toml(config.to_toml(run))
@@ -125,7 +125,7 @@ def test_any_run_survives_toml_exactly(
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_has_defaults_that_survive(method: str) -> None:
     run = config.from_dict({"method": {"name": method}})
-    assert type(run.method) is METHODS[method].config
+    assert type(run.method) is METHODS[method]
     assert config.read_toml(config.to_toml(run)) == run
 
 
@@ -217,9 +217,13 @@ def test_none_is_a_word_in_toml() -> None:
     assert config.read_table(Inner, {"size": "none"}) == Inner(size=None)
 
 
-def test_a_method_that_is_not_known_cannot_be_written() -> None:
-    with pytest.raises(ArgumentError, match=r"^method is Toy\("):
-        config.to_toml(config.RunConfig(method=Toy()))
+def test_what_is_no_method_cannot_be_written() -> None:
+    with pytest.raises(ArgumentError, match=r"^method is 'fedavg': allowed is one of Standalone, "):
+        config.to_toml(config.RunConfig(method="fedavg"))
+
+
+def test_a_method_without_a_name_is_written_by_where_it_is() -> None:
+    assert config.to_dict(config.RunConfig(method=Toy()))["method"]["name"] == f"{Toy.__module__}:Toy"
 
 
 @pytest.mark.usefixtures("toy_method")

@@ -13,16 +13,18 @@ from torch import nn
 
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, ModelError, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QuestionRefused
 from fedstill.core.records import Records
 from fedstill.data.public import Public
-from fedstill.methods.ensemble import EnsembleConfig
-from fedstill.methods.fedad import FedADConfig
-from fedstill.methods.fedavg import FedAvgConfig
-from fedstill.methods.fediod import FedIODConfig
-from fedstill.methods.fedper import FedPerConfig
-from fedstill.methods.fl_mrcm import FLMRCMConfig
-from fedstill.methods.standalone import StandaloneConfig
+from fedstill.methods.ensemble import NodeEnsemble
+from fedstill.methods.fedad import FedAD
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.fediod_maps import FedIODMaps
+from fedstill.methods.fedper import FedPer
+from fedstill.methods.fl_mrcm import FLMRCM
+from fedstill.methods.server import Server
+from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig, StepsConfig
@@ -79,7 +81,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
         return TensorData(data.inputs, targets)
 
     one = setting(
-        StandaloneConfig(),
+        Standalone(),
         task=MultiLabel(3),
         parts=[findings(30, node, unknown=node) for node in range(3)],
         local=LocalConfig(epochs=20, batch=10, lr=0.05),
@@ -114,7 +116,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_the_virtual_central_model_is_the_nodes_mean_weighed_by_their_data(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
-    one = setting(FedPerConfig(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
+    one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
     figures = Experiment(one).run()
     models = [model.state_dict() for model in one.models]
     assert not torch.equal(models[0]["8.weight"], models[1]["8.weight"])
@@ -130,7 +132,7 @@ def test_the_virtual_central_model_is_the_nodes_mean_weighed_by_their_data(engin
 
 def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> None:
     """Looking every round must give the figures of looking at the end only."""
-    often, seldom = (setting(FedPerConfig(rounds=3), every=every) for every in (1, 0))
+    often, seldom = (setting(FedPer(rounds=3), every=every) for every in (1, 0))
     for one in (often, seldom):
         Experiment(one).run()
     for mine, other in zip((*often.models, often.student), (*seldom.models, seldom.student), strict=True):
@@ -138,7 +140,7 @@ def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> 
 
 
 def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
-    one = setting(StandaloneConfig())
+    one = setting(Standalone())
     before = copy.deepcopy(one.student.state_dict())
     figures = Experiment(one).run()
     each = [accuracy(model, one.test) for model in one.models]
@@ -149,7 +151,7 @@ def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
 
 
 def test_the_student_is_the_central_model_where_there_is_one() -> None:
-    one = setting(FedAvgConfig(rounds=2))
+    one = setting(FedAvg(rounds=2))
     figures = Experiment(one).run()
     assert (
         figures["accuracy"]
@@ -163,7 +165,7 @@ def test_the_student_is_the_central_model_where_there_is_one() -> None:
 
 @pytest.mark.parametrize(("test", "nodes"), [(40, 3), (9, 3), (10, 6), (16, 7), (7, 7)])
 def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes: int) -> None:
-    one = setting(StandaloneConfig(), test=test, nodes=nodes)
+    one = setting(Standalone(), test=test, nodes=nodes)
     number = torch.arange(test).view(-1, 1, 1, 1)
     one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be told
     experiment = Experiment(one)
@@ -179,23 +181,23 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
 
 def test_shares_are_random_and_the_seeds_own() -> None:
     def shares(seed: int) -> list[torch.Tensor]:
-        experiment = Experiment(setting(StandaloneConfig(), seed=seed))
+        experiment = Experiment(setting(Standalone(), seed=seed))
         return [experiment.test.inputs[experiment.evaluation.share(index, 3)] for index in range(3)]
 
     first, again, other = shares(0), shares(0), shares(1)
     assert all(torch.equal(mine, same) for mine, same in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
-    test = setting(StandaloneConfig()).test.inputs
+    test = setting(Standalone()).test.inputs
     assert not torch.equal(first[0], test[: len(first[0])])  # not simply in order
 
 
 def test_fewer_test_examples_than_nodes_leave_nobody_without_a_share() -> None:
-    experiment = Experiment(setting(StandaloneConfig(), test=2, nodes=3))
+    experiment = Experiment(setting(Standalone(), test=2, nodes=3))
     assert [len(experiment.evaluation.share(index, 3)) for index in range(3)] == [1, 1, 1]
 
 
 def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
-    one = setting(StandaloneConfig(), test=41)
+    one = setting(Standalone(), test=41)
     experiment = Experiment(one)
     figures = experiment.run()
     shares = [one.test.subset(experiment.evaluation.share(index, 3)) for index in range(3)]
@@ -230,12 +232,12 @@ def looks(method: Any, every: int | None) -> list[int]:
 def test_a_run_looks_every_so_many_turns_and_at_the_end(
     rounds: int, every: int | None, expected: list[int]
 ) -> None:
-    assert looks(FedAvgConfig(rounds=rounds), every) == expected
+    assert looks(FedAvg(rounds=rounds), every) == expected
 
 
 @pytest.mark.parametrize("rounds", [10, 15, 19, 25, 29])
 def test_by_itself_it_looks_about_ten_times(rounds: int) -> None:
-    found = looks(FedAvgConfig(rounds=rounds), None)
+    found = looks(FedAvg(rounds=rounds), None)
     assert 9 <= len(found) <= 20
     assert found[-1] == rounds
 
@@ -259,59 +261,42 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
 def test_public_data_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
     public = Public("elsewhere", torch.zeros(5, *shape))
     said = re.escape(f"shape of public data is {shape}: allowed is {SHAPE}, as in the test data")
-    untouched(setting(FedAvgConfig(rounds=1), public=public), ArgumentError, said)
+    untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, said)
 
 
 def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
     public = Public("elsewhere", torch.zeros(5, *SHAPE), note="five images")
-    figures = Experiment(setting(FedAvgConfig(rounds=1), public=public)).run()
+    figures = Experiment(setting(FedAvg(rounds=1), public=public)).run()
     assert figures["public"] == {"name": "elsewhere", "examples": 5, "note": "five images"}
-    assert Experiment(setting(FedAvgConfig(rounds=1))).run()["public"] is None
+    assert Experiment(setting(FedAvg(rounds=1))).run()["public"] is None
 
 
 @pytest.mark.parametrize(
     ("method", "error", "said"),
     [
-        (FedIODConfig(steps=1, obey=1.0), ArgumentError, r"method\.obey is 1\.0: allowed is 0"),
-        (FedIODConfig(steps=1, paired=1.0), ArgumentError, r"method\.paired is 1\.0: allowed is 0"),
-        *(
-            (
-                FedIODConfig(steps=1, **{name: value}),
-                ArgumentError,
-                rf"method\.{name} is {value!r}: allowed is {given!r}, as task classification has no maps",
-            )
-            for name, value, given in [
-                ("conditions", "drawn", "nodes"),
-                ("most_maps", 3, 0),
-                ("map_augment", "turn", "none"),
-                ("map_noise", 1, 0),
-                ("critic_sees", "image", "pair"),
-                ("perceptual", 0.5, 1.0),
-                ("pixel", 10.0, 1.0),
-            ]
-        ),
+        (FedIODMaps(steps=1), MethodRefused, "it makes images from label maps, and this task has none"),
         (
-            FLMRCMConfig(rounds=1, target="x"),
+            FLMRCM(rounds=1, target="x"),
             ArgumentError,
             r"method\.target is 'x': allowed is one of node-0",
         ),
-        (FedADConfig(epochs=1), ModelError, "the student"),
+        (FedAD(epochs=1), ModelError, "the student"),
     ],
 )
 def test_options_that_only_the_server_knows_to_be_wrong_are_refused_before_training(
     method: Any, error: type[Exception], said: str
 ) -> None:
     changes: dict[str, Any] = {}
-    if isinstance(method, FedADConfig):
+    if isinstance(method, FedAD):
         changes = {"student": build("mlp:8", SHAPE, 3, 0), "public": Public("p", blobs(6, 1).inputs)}
     untouched(setting(method, "small-cnn:4", **changes), error, said)
 
 
-@pytest.mark.parametrize("method", [FedIODConfig(steps=1), FedAvgConfig(rounds=1)])
+@pytest.mark.parametrize("method", [FedIOD(steps=1), FedAvg(rounds=1)])
 def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = Experiment._make_server
-    monkeypatch.setattr(Experiment, "_make_server", lambda *given: made.append(make(*given)) or made[-1])
+    make = Experiment.make_server
+    monkeypatch.setattr(Experiment, "make_server", lambda *given: made.append(make(*given)) or made[-1])
     one, random = setting(method), torch.get_rng_state()
     before = copy.deepcopy(one.student.state_dict())
     experiment = Experiment(one)
@@ -325,7 +310,7 @@ def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: p
 
 def test_nodes_that_will_not_share_parameters_are_named() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
-    one = setting(FedAvgConfig(rounds=1), policies=policies)
+    one = setting(FedAvg(rounds=1), policies=policies)
     said = untouched(one, QuestionRefused, "'node-1', 'node-2' refuse question 'train' by rule outputs_only")
     assert "no parameters" in said
 
@@ -359,19 +344,19 @@ def test_a_network_that_is_not_head_after_extractor_is_refused_where_it_must_be_
 ) -> None:
     """Or else another function would be trained than the one that its owner gets back and uses."""
     models = [network() for _ in range(3)]
-    one = setting(FedPerConfig(rounds=1), models=models, student=network())
+    one = setting(FedPer(rounds=1), models=models, student=network())
     untouched(one, ModelError, "model of node-0")
-    Experiment(setting(StandaloneConfig(), models=[network() for _ in range(3)]))  # here it need not be
+    Experiment(setting(Standalone(), models=[network() for _ in range(3)]))  # here it need not be
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        StandaloneConfig(),
-        EnsembleConfig(),
-        FedIODConfig(steps=1, generator_width=4, critic_width=4, batch=4),
-        FedAvgConfig(rounds=1),
-        FedPerConfig(rounds=1),
+        Standalone(),
+        NodeEnsemble(),
+        FedIOD(steps=1, generator_width=4, critic_width=4, batch=4),
+        FedAvg(rounds=1),
+        FedPer(rounds=1),
     ],
 )
 def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: Any) -> None:
@@ -395,7 +380,7 @@ def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: A
 
 def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
     def notes(privacy: PrivacyConfig) -> str:
-        one = setting(FedAvgConfig(rounds=1), privacies=[privacy] * 3)
+        one = setting(FedAvg(rounds=1), privacies=[privacy] * 3)
         parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in one.parts]
         experiment = Experiment(replace(one, parts=parts))
         return str(experiment.run().get("notes"))
@@ -414,28 +399,20 @@ def test_what_was_chosen_and_measured_is_kept_over_a_stop(
 ) -> None:
     """A run goes on in the groups in which it began, whatever would measure faster now."""
     auto: dict[str, Any] = {"engine": EngineConfig(name="auto")}
-    first = Experiment(setting(FedAvgConfig(rounds=3), **auto))
+    first = Experiment(setting(FedAvg(rounds=3), **auto))
     monkeypatch.setattr(Records, "due", lambda self: True)
-    real, turns = first.method.server, 0
+    step, turns = Server.step, iter(range(1))
 
-    def stopping(config: Any, at_server: Any) -> Any:
-        server = real(config, at_server)
-        step = server.step
+    def stops(self: Server) -> Any:
+        if next(turns, None) is None:
+            raise KeyboardInterrupt
+        return step(self)
 
-        def one() -> Any:
-            nonlocal turns
-            turns += 1
-            if turns == 2:
-                raise KeyboardInterrupt
-            return step()
-
-        server.step = one  # type: ignore[method-assign]
-        return server
-
-    first.method = replace(first.method, server=stopping)
-    with pytest.raises(KeyboardInterrupt):
-        first.run(tmp_path)
-    second = Experiment(setting(FedAvgConfig(rounds=3), **auto))
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "step", stops)
+        with pytest.raises(KeyboardInterrupt):
+            first.run(tmp_path)
+    second = Experiment(setting(FedAvg(rounds=3), **auto))
 
     def measuring(*args: Any) -> Any:
         raise AssertionError("chosen already")

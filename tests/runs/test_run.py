@@ -264,7 +264,7 @@ BAD = {
 def test_bad_input_is_one_clear_line_and_nothing_is_written(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     monkeypatch.syspath_prepend(str(tmp_path))
     broken_modules(tmp_path)
     arrays, options, said = BAD[name]
@@ -353,7 +353,7 @@ def few(**changes: Any) -> dict[str, Any]:
         "student": student,
         "test": blobs(60, 3),
         "classes": 3,
-        "method": fedstill.FedIODConfig(steps=6, generator_width=16, critic_width=8),
+        "method": fedstill.FedIOD(steps=6, generator_width=16, critic_width=8),
         "local": fedstill.LocalConfig(epochs=20, batch=16, lr=3e-3),
         **changes,
     }
@@ -383,7 +383,7 @@ def test_distil_takes_torch_data_sets() -> None:
         ({"student": MLP((1, 8, 8), 4)}, ModelError, "student gives outputs of shape (4,)"),
         ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
         ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
-        ({"method": "fediod"}, ArgumentError, "FedIODConfig"),
+        ({"method": "fediod"}, ArgumentError, "FedIOD"),
         (
             {"policies": [fedstill.PolicyConfig(), fedstill.PolicyConfig(questions=("examine",))]},
             QuestionRefused,

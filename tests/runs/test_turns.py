@@ -19,7 +19,7 @@ from fedstill.runs.turns import drive
 class Maker:
     """Makes the same images each time, from the same maps: all that :func:`drive` needs of a server."""
 
-    turn, total = "step", 2
+    unit, total = "step", 2
 
     def __init__(self, maps: torch.Tensor | None) -> None:
         self.done, self.maps = 0, maps

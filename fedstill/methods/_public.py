@@ -16,8 +16,6 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
-from fedstill.data.augment import shifted
 from fedstill.data.public import Public
 from fedstill.node.group import Group
 from fedstill.node.training import at_once, make_optimiser
@@ -52,28 +50,14 @@ def labelled(public: Public | None) -> TensorData:
     return TensorData(public.inputs, public.labels)
 
 
-class Views:
-    """Public inputs as they are (seed 0), or moved, and perhaps mirrored, by what another seed draws.
+def parts(public: Public | None, size: int) -> list[torch.Tensor]:
+    """Rows of the public data, from one up to another: ``(2,)`` each, at most ``size`` rows; of none, none.
 
-    The same seed gives the same images at the server and at every node. The last view is kept.
-
-    Args:
-        public: the public data, or None as long as no view is wanted.
-        flip: mirror images too.
+    >>> [rows.tolist() for rows in parts(Public("made", torch.zeros(5, 1)), 2)]
+    [[0, 2], [2, 4], [4, 5]]
     """
-
-    def __init__(self, public: Public | None, *, flip: bool) -> None:
-        self.public, self.flip = public, flip
-        self._last: tuple[int, torch.Tensor] | None = None
-
-    def __call__(self, seed: int) -> torch.Tensor:
-        """All public inputs under one seed: ``(N, C, H, W)``."""
-        inputs = known(self.public).inputs
-        if seed == 0:
-            return inputs
-        if self._last is None or self._last[0] != seed:
-            self._last = seed, shifted(inputs, torch_generator(seed, "view"), flip=self.flip)
-        return self._last[1]
+    total = 0 if public is None else len(public)
+    return [torch.tensor([first, min(first + size, total)]) for first in range(0, total, size)]
 
 
 def logits(group: Group, x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import posed, shifted
-from fedstill.methods.memory import AnswerMemory
+from fedstill.methods._memory import AnswerMemory
 from fedstill.tasks import Task
 
 Augment = Literal["none", "shift", "turn", "mixup"]

@@ -11,55 +11,64 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
-from fedstill.methods.conditions import Gallery, MapsConfig, told, whose
+from fedstill.methods._averaging import finite
+from fedstill.methods._gan import GANForm, critic_loss, on_fake, on_real
+from fedstill.methods._maps import Gallery, MapsConfig, told, whose
+from fedstill.methods._options import at_least
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import private_training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.privacy.dpsgd import rate
-from fedstill.protocol.kinds import DIFFERENCE, LABEL_MAPS
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.kinds import CRITIC, DIFFERENCE, LABEL_MAPS, SOURCES
+from fedstill.protocol.method import Method
+from fedstill.protocol.questions import NodeSetting
 
 Tensors = Mapping[str, torch.Tensor]
-GANForm = Literal["eq2", "bce"]
 
 
-class HasForm(Protocol):
-    """A config that says which form L_gan has."""
+@dataclass(frozen=True, kw_only=True)
+class CriticOptions(Method):
+    """A critic at each node, which learns with each question."""
 
-    @property
-    def gan_form(self) -> GANForm:
-        """As printed in FedIOD Eq. 2, or binary cross-entropy."""
-        ...
+    batch: int = 64
+    """Inputs x in a question."""
+    critic_width: int = 32
+    """Channels of D_k's first convolution (published: 128)."""
+    gan: float = 1.0
+    """Weight of L_gan (Eq. 2); 0: the nodes have no critics."""
+    gan_form: GANForm = "bce"
+    """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
+    critic_lr: float = 1e-3
+    """Adam's learning rate for each D_k."""
 
-
-class CriticConfig(HasForm, Protocol):
-    """What a method says of its critics."""
-
-    @property
-    def batch(self) -> int:
-        """Inputs in a question."""
-        ...
-
-    @property
-    def critic_width(self) -> int:
-        """Channels of D_k's first convolution."""
-        ...
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "batch", "critic_width")
+        finite(self, "gan", "critic_lr")
 
     @property
-    def critic_lr(self) -> float:
-        """Adam's learning rate."""
-        ...
+    def critical(self) -> bool:
+        """Whether there are critics at all."""
+        return self.gan > 0
+
+    def critics(self, at: NodeSetting) -> Critics:
+        """D_k of the nodes."""
+        return at.once("critics", lambda: Critics(self, at, self.critical))
+
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+        """A critic for each node, where there are any."""
+        self.critics(at).prepare(nodes)
 
 
 class Critics:
@@ -67,53 +76,40 @@ class Critics:
 
     Args:
         config: of the critics.
-        maps: where maps come from and what is compared.
         setting: what the method finds at every node.
         critical: whether there are critics at all.
+        maps: where maps come from and what is compared; None: images are made from none.
     """
 
     def __init__(
-        self, config: CriticConfig, maps: MapsConfig, setting: NodeSetting, critical: bool = True
+        self,
+        config: CriticOptions,
+        setting: NodeSetting,
+        critical: bool = True,
+        maps: MapsConfig | None = None,
     ) -> None:
-        self.config, self.maps, self.setting, self.critical = config, maps, setting, critical
-        self.task, self.gallery = setting.task, Gallery(setting.task)
-        self.pairs = critical and bool(self.task.conditions) and maps.critic_sees == "pair"
-        self.compares = maps.compares(self.task)
+        self.config, self.setting, self.critical, self.maps = config, setting, critical, maps
+        self.task = setting.task
+        self.gallery = setting.once("gallery", lambda: Gallery(setting.task))
+        self.pairs = critical and maps is not None and maps.critic_sees == "pair"
+        self.compares = maps is not None and maps.compares(self.task)
 
     @property
     def sends(self) -> Mapping[str, str]:
         """What goes down with x, by kind."""
         maps = {"maps": LABEL_MAPS} if self.pairs else {}
-        return {**maps, **({"source": "sources"} if self.compares else {})}
+        return {**maps, **({"source": SOURCES} if self.compares else {})}
 
     @property
     def releases(self) -> Mapping[str, str]:
         """What an answer holds, by kind."""
-        critic = {"critic": "critic"} if self.critical else {}
+        critic = {"critic": CRITIC} if self.critical else {}
         return {**critic, **({"difference": DIFFERENCE} if self.compares else {})}
 
     @property
     def reads(self) -> tuple[str, ...]:
         """What of an answer is computed from the records themselves."""
         return ("difference",) if self.compares else ()
-
-    def judging(self, times: int) -> Question:
-        """The question that critics alone answer: ``judge``, about x, asked so often in a run."""
-
-        def judge(group: Group, number: int, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
-            return self.judge(group, number, x, **about)
-
-        return Question(
-            "judge",
-            judge,
-            {"x": "inputs", **self.sends},
-            self.releases,
-            ("x",),
-            times=times,
-            rows=self.config.batch,
-            reads=self.reads,
-            trains=("critic",) if self.critical else (),
-        )
 
     def prepare(self, nodes: Sequence[Node]) -> None:
         """A critic D_k for each node, with its own first weights; none where nothing needs it."""
@@ -161,9 +157,12 @@ class Critics:
             else:
                 self._learn(group, self.own(group, number, x.shape[1]), seen.detach())
             answer["critic"] = group.bench("critic")(seen)
-        if self.compares and source is not None:
+        if self.compares and source is not None and self.maps is not None:
             answer["difference"] = stack(
-                [self._difference(node, *each) for node, *each in zip(group.nodes, x, source, strict=True)]
+                [
+                    self._difference(node, self.maps, *each)
+                    for node, *each in zip(group.nodes, x, source, strict=True)
+                ]
             )
         return answer
 
@@ -190,7 +189,7 @@ class Critics:
 
     def own(self, group: Group, number: int, size: int) -> torch.Tensor:
         """x'_k as critics see them: some of each node's own, ``(G, size, ...)``."""
-        if not self.task.conditions:
+        if self.maps is None:
             return group.sample(size, "critic", number)[0]
         views = [seeing(node, self.gallery.of(node.data)) for node in group.nodes]
         parts = [view.sample(size, "critic", number) for view in views]
@@ -223,17 +222,19 @@ class Critics:
 
     def _paired(self, node: Node) -> Node:
         """The node with what its critic sees for inputs, made beforehand: a step takes records one by one."""
-        if not self.task.conditions:
+        if self.maps is None:
             return node
         found = self.gallery.of(node.data)
         return seeing(node, TensorData(self.seen(found.inputs, found.targets), found.targets, found.groups))
 
-    def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def _difference(
+        self, node: Node, maps: MapsConfig, x: torch.Tensor, source: torch.Tensor
+    ) -> torch.Tensor:
         """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's.
 
         The mean absolute difference and the distance in VGG features, weighed as configured.
         """
-        mine = told(node, self.maps)
+        mine = told(node, maps)
         owner, row, pose = source.long().unbind(1)
         # A row that was never told is nobody's.
         rows = torch.nonzero((owner == whose(node.name)) & (row >= 0) & (row < len(mine))).flatten()
@@ -242,9 +243,9 @@ class Critics:
             return difference
         real = posed(self.gallery.of(node.data).inputs[mine[row[rows]]], pose[rows])
         made = x[rows]
-        found = self.maps.pixel * (made - real).abs().flatten(1).mean(1)
-        if self.maps.perceptual and self.setting.perceptual is not None:
-            found = found + self.maps.perceptual * perceptual(self.setting.perceptual, made, real)
+        found = maps.pixel * (made - real).abs().flatten(1).mean(1)
+        if maps.perceptual and self.setting.perceptual is not None:
+            found = found + maps.perceptual * perceptual(self.setting.perceptual, made, real)
         return difference.index_put((rows,), found)
 
 
@@ -253,37 +254,3 @@ def seeing(node: Node, data: TensorData) -> Node:
     view = copy.copy(node)
     view.data = data
     return view
-
-
-def critic_loss(real: torch.Tensor, fake: torch.Tensor, config: HasForm) -> torch.Tensor:
-    """What each D_k descends: it learns to be low on its own data and high on generated inputs (Eq. 2).
-
-    The weight pi_k of Eq. 2 is left to the generator's side: at the node it would need the other
-    nodes' sizes, and scales only one of the two terms.
-
-    Args:
-        real, fake: the critics' values before the sigmoid, ``(G, B, h, w)``.
-        config: which form.
-
-    Returns:
-        ``(G,)``, a mean over batch and patches.
-    """
-    return (on_real(real, config) + on_fake(fake, config)).flatten(1).mean(1)
-
-
-def on_real(d: torch.Tensor, config: HasForm) -> torch.Tensor:
-    """What D_k loses where it looks at real data, value by value."""
-    return d.sigmoid() if config.gan_form == "eq2" else F.softplus(d)
-
-
-def on_fake(d: torch.Tensor, config: HasForm) -> torch.Tensor:
-    """What D_k loses where it looks at what was generated, value by value."""
-    return 1 - d.sigmoid() if config.gan_form == "eq2" else F.softplus(-d)
-
-
-def doubts(d: torch.Tensor, config: HasForm) -> torch.Tensor:
-    """What G loses for each image at each critic: ``(K, B, h, w)`` to ``(K, B)``, summed over patches.
-
-    Descending D, as ascending 1 - D in Eq. 2; of binary cross-entropy the form that does not saturate.
-    """
-    return (d.sigmoid() if config.gan_form == "eq2" else F.softplus(d)).flatten(2).sum(2)

@@ -1,4 +1,4 @@
-"""What a server's generator is told to make: noise, or label maps, and where those come from.
+"""What a server's generator is told to make: label maps, and where those come from.
 
 For tasks with conditions (:class:`fedstill.tasks.Task`) an image is made from a map of one number a pixel.
 The nodes' own maps serve best, as published, but are data of theirs: they leave as a release of kind ``label
@@ -9,36 +9,34 @@ data, are nobody's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
-from fedstill.core.choices import check_choices
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
 from fedstill.federation.contract import Federation
-from fedstill.methods.asking import ask_those
-from fedstill.methods.parameters import finite
+from fedstill.methods._asking import ask_those
+from fedstill.methods._averaging import finite
+from fedstill.methods._noise import Wish
 from fedstill.methods.server import ServerSetting
-from fedstill.models.conditional import ConditionalGenerator
-from fedstill.models.generator import Generator
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol.kinds import LABEL_MAPS
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.method import Method
+from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapsConfig:
-    """How images are made from maps. For tasks that have none, all must be as they are here."""
+class MapsConfig(Method):
+    """How images are made from maps."""
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
     """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
@@ -60,7 +58,7 @@ class MapsConfig:
     """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "method")
+        super().__post_init__()
         finite(self, "perceptual", "pixel")
         for name in ("most_maps", "map_noise"):
             if getattr(self, name) < 0:
@@ -69,6 +67,23 @@ class MapsConfig:
     def compares(self, task: Task) -> bool:
         """Whether nodes compare images with their own."""
         return bool(task.conditions) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellsMaps(MapsConfig):
+    """Nodes tell their maps, where images are made from these."""
+
+    @question(
+        releases={"maps": LABEL_MAPS},
+        times=1,
+        constant=True,
+        reads=("maps",),
+        when=lambda self, at: self.conditions == "nodes",
+    )
+    def tell_maps(self, nodes: Group) -> Mapping[str, torch.Tensor]:
+        """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
+        node, gallery = nodes.nodes[0], nodes.at.once("gallery", lambda: Gallery(nodes.at.task))
+        return {"maps": gallery.of(node.data).targets[told(node, self)].unsqueeze(0)}
 
 
 # --- at the nodes -----------------------------------------------------------------------------------
@@ -105,17 +120,6 @@ def told(node: Node, config: MapsConfig) -> torch.Tensor:
     return order[: config.most_maps or len(order)].to(node.data.inputs.device)
 
 
-def tell_maps(config: MapsConfig, gallery: Gallery) -> Question:
-    """The question for a node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
-
-    def handler(group: Group, number: int) -> Mapping[str, torch.Tensor]:
-        node = group.nodes[0]
-        return {"maps": gallery.of(node.data).targets[told(node, config)].unsqueeze(0)}
-
-    given = {"maps": LABEL_MAPS}
-    return Question("tell_maps", handler, releases=given, times=1, constant=True, reads=("maps",))
-
-
 def notes(config: MapsConfig, setting: NodeSetting) -> tuple[str, ...]:
     """What is switched off here for want of something, so that it is said."""
     if not setting.task.conditions or config.perceptual == 0 or setting.perceptual is not None:
@@ -125,62 +129,6 @@ def notes(config: MapsConfig, setting: NodeSetting) -> tuple[str, ...]:
 
 
 # --- at the server ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a generator is told to make of B images.
-
-    Args:
-        told: the generator's arguments, ``(B, ...)`` each.
-        maps: the maps ``(B, H, W)`` uint8, where there are any.
-        source: of each map its owner (:func:`whose`), its place among what that node told, and its pose:
-            ``(B, 3)`` int64.
-    """
-
-    told: tuple[torch.Tensor, ...]
-    maps: torch.Tensor | None = None
-    source: torch.Tensor | None = None
-
-    def sent(self, question: Question) -> dict[str, Any]:
-        """What goes down with a question beside the images themselves, as it declares."""
-        parts = {"maps": self.maps, "source": self.source}
-        return {name: part for name, part in parts.items() if part is not None and name in question.sends}
-
-
-@dataclass
-class Noise:
-    """Nothing but noise w: for tasks without conditions.
-
-    Args:
-        size: values in w.
-        seed: of the draws.
-        device: where w is to be.
-    """
-
-    size: int
-    seed: int
-    device: torch.device
-    ready = True
-
-    def gather(self, federation: Federation) -> None:
-        """Noise needs nobody's answer."""
-
-    def has(self, node: str) -> bool:
-        """Noise is there for everyone."""
-        return True
-
-    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
-        """w ``(count, size)``, the same for the same purpose."""
-        w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
-        return Wish((w.to(self.device),))
-
-    def state(self) -> dict[str, Any] | None:
-        """Nothing."""
-        return None
-
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Nothing."""
 
 
 @dataclass
@@ -282,7 +230,7 @@ class Maps:
         """The maps that nodes told."""
         return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
+    def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         """Take up a remembered state."""
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
@@ -291,30 +239,3 @@ class Maps:
         self.pool = torch.cat([maps.cpu() for _, maps in given])
         self.owner = torch.cat([torch.full((len(maps),), owner) for owner, maps in given])
         self.row = torch.cat([torch.arange(len(maps)) for _, maps in given])
-
-
-def make_source(config: MapsConfig, setting: ServerSetting, noise: int) -> Noise | Maps:
-    """What the generator of a task is told: maps where it has conditions, else noise of so many values.
-
-    Raises:
-        ArgumentError: an option of maps is set, and the task has none, so that it would change nothing.
-    """
-    if setting.task.conditions:
-        return Maps(config, setting)
-    for option in fields(MapsConfig):
-        value = getattr(config, option.name)
-        if value != option.default:
-            allowed = f"{option.default!r}, as task {setting.task.name} has no maps"
-            raise ArgumentError(f"method.{option.name}", value, allowed)
-    return Noise(noise, setting.seed, setting.compute.device)
-
-
-def make_generator(config: MapsConfig, setting: ServerSetting, noise: int, width: int) -> nn.Module:
-    """G, on the CPU with first weights from torch's generator: of maps the 9-block ResNet, else of noise."""
-    channels, height, side = setting.shape
-    if setting.task.conditions:
-        conditions = setting.task.conditions
-        return ConditionalGenerator(
-            conditions, channels, width, setting.mean, setting.std, noise=config.map_noise
-        )
-    return Generator((channels, height, side), noise, width, setting.mean, setting.std)

@@ -1,0 +1,175 @@
+"""What methods that share parameters have in common: the same start, rounds of local training, averages.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017, Algorithm 1, with the parts in which its successors differ as functions to override.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
+from fedstill.methods._histogram import TellsSize, Tensors
+from fedstill.methods.server import Server
+from fedstill.models.split import EXTRACTOR, HEAD
+from fedstill.models.vector import load_vector, to_vector, weighted_mean
+from fedstill.node import training
+from fedstill.node.group import Group
+from fedstill.node.training import Work, train_round
+from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
+from fedstill.protocol.method import Method, Needs
+from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.schedule import Span
+
+KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
+
+
+def finite(method: object, *names: str) -> None:
+    """Refuse options that are negative or not finite.
+
+    Raises:
+        ArgumentError: naming the first one.
+    """
+    for name in names:
+        if not 0 <= getattr(method, name) < math.inf:
+            raise ArgumentError(f"method.{name}", getattr(method, name), "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Method):
+    """What all methods in rounds have."""
+
+    before: ClassVar[Span | None] = None  # local training happens in the rounds
+
+    rounds: int = 20
+    """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
+    participation: float = 1.0
+    """Share of the nodes that take part in a round, drawn anew each round; at least one node does. Who is
+    not drawn leaves out that part of its local training."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ArgumentError("method.rounds", self.rounds, "1 or more")
+        if not 0 < self.participation <= 1:
+            raise ArgumentError("method.participation", self.participation, "above 0, up to 1")
+
+    def rehearse(self, nodes: Group) -> None:
+        """A few steps of local training."""
+        at = nodes.at
+        training.prepare(nodes.nodes, at.local)
+        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3)
+
+    def round_span(self, sent: Tensors) -> Span:
+        """The part of the local training in the round that ``sent`` names."""
+        return Span.one(int(sent["round"]), self.rounds)
+
+    def drawn(self, nodes: Sequence[str], seed: int, t: int) -> list[str]:
+        """The nodes that take part in round ``t``, in their order: max(share K, 1) of them.
+
+        >>> rounds = Rounds(participation=0.5)
+        >>> rounds.drawn(["a", "b", "c", "d"], 0, 0) == rounds.drawn(["a", "b", "c", "d"], 0, 0)
+        True
+        """
+        count = max(int(self.participation * len(nodes) + 1e-9), 1)
+        order = torch.randperm(len(nodes), generator=torch_generator(seed, "taking part", t))
+        return [nodes[index] for index in sorted(order[:count].tolist())]
+
+
+def begins(method: Any, at: NodeSetting) -> bool:
+    """Whether the first round gives some node less than the whole network, so that it needs a start."""
+    return bool(method.shared or method.participation < 1)
+
+
+@dataclass
+class Averaged:
+    """What changes from round to round, beside the student.
+
+    Args:
+        sizes: n_k, by node.
+    """
+
+    sizes: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(TellsSize, Rounds):
+    """FedAvg, and what differs from it by little."""
+
+    shared: ClassVar[str] = ""  # what is exchanged: "" the whole network, "extractor" or "head"
+    beside: ClassVar[str] = ""  # what local training descends beside the task's own loss
+
+    def needs(self) -> Needs:
+        """Networks alike, that learn; in two parts, where one of them is exchanged."""
+        return Needs(trainable=True, same_architecture=True, split=bool(self.shared))
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @question(name="begin", sends={"parameters": PARAMETERS}, times=1, when=begins)
+    def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
+        """All nodes take the server's first weights; nothing leaves."""
+        nodes.load("model", parameters)
+        return {}
+
+    @question(
+        sends=lambda self, at: {"parameters": KINDS[self.shared], "round": SCHEDULE},
+        releases=lambda self, at: {"parameters": KINDS[self.shared]},
+        times=lambda self, at: self.rounds,
+        reads=lambda self, at: () if type(self).work is Averaging.work else None,
+        span=Rounds.round_span,
+        beside=lambda self, at: self.beside,
+    )
+    def train(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
+        """Take parameters w, train on your own data, give yours back."""
+        nodes.load("model", parameters, self.shared)
+        train_round(nodes, round, self.rounds, self.work(nodes))
+        return {"parameters": nodes.vectors("model", self.shared)}
+
+    def work(self, nodes: Group) -> Work | None:
+        """A round's training step, with the models as the server sent them; None is the task's own loss."""
+        return None
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Any:
+        """No sizes are known yet."""
+        return Averaged()
+
+    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+        """One round of Algorithm 1."""
+        self.meet(server, state)
+        shared = server.student.get_submodule(self.shared)
+        w = to_vector(shared)  # (P,)
+        known = [name for name in server.federation.present if name in state.sizes]
+        updates = server.ask("train", of=self.drawn(known, server.seed, t), parameters=w, round=t)
+        n = torch.tensor([state.sizes[name] for name in updates.nodes], device=w.device)  # (K,)
+        load_vector(shared, self.combine(state, w, updates["parameters"], n))
+        return {"moved": (to_vector(shared) - w).norm().item()}
+
+    def meet(self, server: Server, state: Any) -> None:
+        """Once: learn the data sizes, and give all nodes the same start unless the first round does."""
+        if state.sizes:
+            return
+        told = server.ask("tell_size")
+        state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
+        if "begin" in server.federation.questions:
+            server.ask("begin", parameters=to_vector(server.student))
+
+    def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        """The next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes ``(K,)``."""
+        return weighted_mean(updates, n)  # sum_k (n_k / n) w_k
+
+
+def trained_places(module: torch.nn.Module) -> torch.Tensor:
+    """Where in a module's vector its parameters lie: ``(P,)``, true for parameters, false for buffers."""
+    learned = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    places = [
+        torch.full((tensor.numel(),), name in learned, device=tensor.device)
+        for name, tensor in module.state_dict().items()
+    ]
+    return torch.cat(places)

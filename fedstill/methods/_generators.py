@@ -1,0 +1,127 @@
+"""What methods with a conditional feature generator share: FedMD-CG, FedCG and FedGEN.
+
+A model is an extractor F_i, which never leaves its node, and a head D_i. In its place a generator
+G_i([z; y]) of features travels. Symbols and equation numbers are those of FedMD-CG (Luo et al.,
+"Privacy-Preserving Federated Learning with Consistency via Knowledge Distillation Using Conditional
+Generator", arXiv:2409.06955), section 2.
+
+Batch norm in generators: its running statistics are averaged as parameters are. It uses the batch's own
+where a generator learns at a node and the running ones wherever a generator is listened to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import seeded, torch_generator
+from fedstill.methods._averaging import Rounds, finite
+from fedstill.methods._histogram import CountsLabels
+from fedstill.methods.server import Server
+from fedstill.models import example
+from fedstill.models.features import FeatureGenerator, condition
+from fedstill.models.split import features, split
+from fedstill.models.vector import load_vector
+from fedstill.node.group import Group, stack
+from fedstill.protocol.method import Needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureGenerators(CountsLabels, Rounds):
+    """What all methods with a feature generator have."""
+
+    central: ClassVar[Literal["virtual"]] = "virtual"
+
+    noise: int = 32
+    """Values q in z, the generator's noise."""
+    generator_width: int = 128
+    """Width of the generator's two hidden layers."""
+    server_steps: int = 50
+    """Steps that the server learns in each round."""
+    server_batch: int = 64
+    """Generated examples in such a step."""
+    server_lr: float = 1e-3
+    """Adam's learning rate at the server."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("noise", 1), ("generator_width", 1), ("server_steps", 0), ("server_batch", 2)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"method.{name}", getattr(self, name), f"{least} or more")
+        finite(self, "server_lr")
+
+    def needs(self) -> Needs:
+        """Networks alike, in two parts, that learn to name one class for each input."""
+        return Needs(trainable=True, same_architecture=True, split=True, one_label=True)
+
+    def make_generator(self, model: nn.Module, shape: Sequence[int], classes: int) -> FeatureGenerator:
+        """A generator of the features that ``model``'s extractor gives for inputs of ``shape`` (C, H, W)."""
+        parts = split(model, "the model")
+        device = next(model.parameters()).device
+        p = features(parts, example(shape).to(device), "the model")
+        return FeatureGenerator(self.noise, classes, p, self.generator_width)
+
+    def first_generator(self, server: Server) -> nn.Module:
+        """The global generator G before anybody has taught it, on the device."""
+        with seeded(server.seed, "generator"):
+            G = self.make_generator(server.student, server.shape, server.task.classes)
+        return server.compute.place(G)
+
+
+class Received:
+    """The global generator G as a group of nodes received it, listened to and never trained.
+
+    Args:
+        method: its size.
+        group: who received it.
+        generator: its parameters ``(G, P)``, the same for each node.
+        counts: label counts of all nodes together ``(G, C)``, the same for each node.
+        t: the round, which names the random draws. Before the first one nobody has taught G anything.
+    """
+
+    def __init__(
+        self, method: FeatureGenerators, group: Group, generator: torch.Tensor, counts: torch.Tensor, t: int
+    ) -> None:
+        node, self.classes, self.t = group.nodes[0], counts.shape[1], t
+        G = method.make_generator(node.model, node.data.inputs.shape[1:], self.classes)
+        self._generator = G.to(group.device).eval().requires_grad_(False)
+        load_vector(self._generator, generator[0])
+        self._noise, self._counts = method.noise, counts[0].cpu()
+
+    def features(self, group: Group, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
+        """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
+        z = draw_noise(group, y.shape, self._noise, self.t, *purpose)
+        with torch.no_grad():
+            flat = self._generator(condition(z, y, self.classes).flatten(0, 1))
+        f: torch.Tensor = flat.float().view(*y.shape, -1)
+        return f
+
+    def labels(self, group: Group, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
+        """Labels y ~ p(y), drawn by each node: ``shape`` is (G, B)."""
+        rows, batch = shape
+        draws = [node.draw("y", self.t, *purpose) for node in group.nodes[:rows]]
+        drawn = [torch.multinomial(self._counts, batch, replacement=True, generator=draw) for draw in draws]
+        return stack(drawn).to(group.device)
+
+
+def draw_noise(group: Group, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
+    """z ~ N(0, I), drawn by each of the first nodes: ``shape`` is (G, B), the result ``(G, B, noise)``."""
+    rows, batch = shape
+    draws = [node.draw("z", *purpose) for node in group.nodes[:rows]]
+    return stack([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
+
+
+def imagined(
+    compute: Compute, n_y: torch.Tensor, batch: int, noise: int, seed: int, *purpose: str | int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """z ~ N(0, I) (batch, noise) and y ~ p(y) (batch,), p(y) as the counts ``(K, C)`` summed over nodes."""
+    draw = torch_generator(seed, "imagined", *purpose)
+    z = torch.randn(batch, noise, generator=draw)
+    y = torch.multinomial(n_y.sum(0).cpu(), batch, replacement=True, generator=draw)
+    return z.to(compute.device), y.to(compute.device)

@@ -1,0 +1,117 @@
+"""What nodes tell about the size of their data: how many examples they hold, by class or in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedstill.federation.contract import Federation
+from fedstill.methods.server import Server
+from fedstill.node.group import Group
+from fedstill.protocol.kinds import DATA_SIZES, LABEL_COUNTS
+from fedstill.protocol.questions import NodeSetting, question
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def sizes(nodes: Group) -> torch.Tensor:
+    """How many examples each node holds: ``(G,)``."""
+    return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
+
+
+class TellsSize:
+    """Nodes tell how many examples they hold."""
+
+    @question(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True)
+    def tell_size(self, nodes: Group) -> Tensors:
+        """n_k, ``sizes`` (K,)."""
+        return {"sizes": sizes(nodes)}
+
+
+def _several(method: Any, at: NodeSetting) -> bool:
+    """Whether an example may be counted in several classes, or in none, so that counts give no sizes."""
+    return at.task.counted > 1
+
+
+def _in_all(method: Any, told: Tensors, sent: Tensors) -> Tensors:
+    """Counts, and their sum as the size, which costs nothing more; where sizes are told, what was told.
+
+    Noise may leave none of the examples, and who answers has at least one.
+    """
+    return told if "sizes" in told else {"counts": told["counts"], "sizes": told["counts"].sum().clamp(min=1)}
+
+
+class CountsLabels:
+    """Nodes tell how many examples of each class they hold.
+
+    Where counts give no sizes these are told beside them, and under a budget paid for by themselves.
+    """
+
+    @question(
+        releases=lambda self, at: {
+            "counts": LABEL_COUNTS,
+            "sizes": DATA_SIZES if _several(self, at) else LABEL_COUNTS,
+        },
+        times=1,
+        reads=lambda self, at: ("counts", "sizes") if _several(self, at) else ("counts",),
+        finish=_in_all,
+        closed=True,
+    )
+    def count_labels(self, nodes: Group) -> Tensors:
+        """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
+        counts = torch.stack([nodes.at.task.counts(node.data) for node in nodes.nodes])
+        return {"counts": counts, **({"sizes": sizes(nodes)} if _several(self, nodes.at) else {})}
+
+
+class LabelHistogram:
+    """Who holds how many examples of which class, as the nodes told; empty until they are asked.
+
+    Args:
+        names: of the nodes that told.
+        counts: examples by class ``(K, C)``.
+        sizes: in all ``(K,)``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] = (),
+        counts: torch.Tensor | None = None,
+        sizes: torch.Tensor | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self.counts = torch.zeros(0, 0) if counts is None else counts
+        self.sizes = torch.zeros(0) if sizes is None else sizes
+
+    @classmethod
+    def even(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
+        """As if each node held one example of each class: for methods that weigh nodes equally."""
+        ones = torch.ones(len(names), classes, device=device)
+        return cls(names, ones, ones.sum(1))
+
+    def gather(self, server: Server) -> None:
+        """Ask every node, unless that is done."""
+        if not self.names:
+            told = server.ask("count_labels")
+            self.names, self.counts, self.sizes = told.nodes, told["counts"], told["sizes"]
+
+    def present(self, federation: Federation) -> list[str]:
+        """Those who told and have not been left out since; who came later is not known, and not asked."""
+        return [name for name in self.names if name in federation.present]
+
+    def of(self, nodes: Sequence[str]) -> LabelHistogram:
+        """The part of some nodes, in their order: of those that answered a later question."""
+        if tuple(nodes) == self.names:
+            return self
+        rows = [self.names.index(name) for name in nodes]
+        return LabelHistogram(tuple(nodes), self.counts[rows], self.sizes[rows])
+
+    def state(self) -> dict[str, Any]:
+        """For a run to go on."""
+        return {"names": self.names, "counts": self.counts, "sizes": self.sizes}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take up what :meth:`state` kept."""
+        self.names = tuple(state["names"])
+        self.counts, self.sizes = state["counts"].to(device), state["sizes"].to(device)

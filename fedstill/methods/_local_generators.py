@@ -1,0 +1,238 @@
+"""Methods whose nodes train feature generators of their own, FedMD-CG and FedCG: what their rounds share.
+
+In each round a node trains its model with the global generator G beside it, then its own generator G_i. The
+server averages generators and heads and distils into the averages. Symbols and equation numbers are those of
+FedMD-CG, see :mod:`fedstill.methods._generators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import seeded
+from fedstill.methods._averaging import finite
+from fedstill.methods._generators import FeatureGenerators, Received, imagined
+from fedstill.methods._histogram import LabelHistogram, Tensors
+from fedstill.methods._uploads import Uploads, crossed, ensembled
+from fedstill.methods.server import Server
+from fedstill.models.features import condition
+from fedstill.models.split import HEAD, split
+from fedstill.models.vector import load_vector, to_vector, weighted_mean
+from fedstill.node import training
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.node.training import Work, train_round
+from fedstill.protocol.kinds import (
+    GENERATOR_PARAMETERS,
+    HEAD_PARAMETERS,
+    LABEL_COUNTS,
+    PARAMETERS,
+    SCHEDULE,
+)
+from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.schedule import WHOLE, Span
+
+CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
+TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
+
+
+@dataclass
+class Averages:
+    """What the server has beside the student, whose head is D; its extractor is only the nodes' first one.
+
+    Args:
+        G: the global generator.
+        histogram: n_i^y and n_i.
+    """
+
+    G: nn.Module
+    histogram: LabelHistogram
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGenerators(FeatureGenerators):
+    """What methods have whose nodes train generators of their own."""
+
+    roles: ClassVar[Sequence[str]] = ("generator",)  # what a node trains beside its model
+    beta: ClassVar[float] = 0.9  # Adam's first, for these
+    renewed: ClassVar[bool] = False  # whether G_i starts from G in each round
+
+    generator_lr: float = 1e-3
+    """Adam's learning rate for the nodes' generators, the same in all rounds."""
+    generator_passes: float = 1.0
+    """Steps of a node's generator for each step of its model."""
+    aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
+    """At the server: crossed distillation (Eq. 12), FedCG's distillation, or averages alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        finite(self, "generator_lr", "generator_passes")
+        if self.generator_passes == 0:
+            raise ArgumentError("method.generator_passes", self.generator_passes, "above 0")
+        check_choices(self, "method")
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+        """A local generator G_i for each node, which question ``begin`` fills.
+
+        Raises:
+            ArgumentError: batches of one example, which batch norm cannot learn from.
+        """
+        if at.local.batch < 2:
+            raise ArgumentError(
+                "nodes.local.batch", at.local.batch, "2 or more, for the generator's batch norm"
+            )
+        for node in nodes:
+            with seeded(node.seed, node.name, "generator"):
+                G = self.make_generator(node.model, node.data.inputs.shape[1:], at.task.classes)
+            node.add("generator", G, self.adam)
+
+    def adam(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of what a node trains beside its model."""
+        return torch.optim.Adam(module.parameters(), self.generator_lr, betas=(self.beta, 0.999), fused=True)
+
+    @question(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
+    def take_start(self, nodes: Group, parameters: torch.Tensor, generator: torch.Tensor) -> Tensors:
+        """All nodes take the server's first weights; nothing leaves."""
+        nodes.load("model", parameters)
+        nodes.load("generator", generator)
+        return {}
+
+    @question(
+        sends={**TRAVELS, "counts": LABEL_COUNTS, "round": SCHEDULE},
+        releases=TRAVELS,
+        times=lambda self, at: self.rounds,
+        beside="distances from what the global generator gives",
+    )
+    def train(
+        self, nodes: Group, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
+    ) -> Tensors:
+        """One round at a node: take the global generator and head, train, give the local ones back.
+
+        ``counts`` are the label counts of all nodes together, which p(y) follows.
+        """
+        G = Received(self, nodes, generator, counts, round)
+        nodes.load("model", head, HEAD)
+        train_round(nodes, round, self.rounds, self.model_work(nodes, G))
+        if self.renewed:
+            nodes.load("generator", generator)
+        span = Span(round, round + 1, self.rounds)
+        self.train_generators(nodes, span, self.generator_work(nodes, round))
+        return {"generator": nodes.vectors("generator"), "head": nodes.vectors("model", HEAD)}
+
+    def model_work(self, nodes: Group, G: Received) -> Work:
+        """A step of F_i and D_i."""
+        raise NotImplementedError
+
+    def generator_work(self, nodes: Group, t: int) -> Work:
+        """A step of G_i in round ``t``, with F_i and D_i as the round has left them."""
+        raise NotImplementedError
+
+    def train_generators(self, nodes: Group, span: Span, work: Work, steps: int | None = None) -> None:
+        """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
+        at, passes, lr = nodes.at, self.generator_passes, self.generator_lr
+        local = replace(
+            at.local,
+            epochs=passes * at.local.epochs,
+            least_steps=round(passes * at.local.least_steps),
+            lr=lr,
+            lr_end=lr,
+        )
+        training.train(
+            nodes.nodes,
+            at.task,
+            local,
+            at.compute,
+            span=span,
+            steps=steps,
+            work=work,
+            roles=self.roles,
+            purpose="generator",
+        )
+
+    def rehearse(self, nodes: Group) -> None:
+        """One step of the model and one of what is trained beside it, as after the first round."""
+        at = nodes.at
+        counts = torch.ones(len(nodes), at.task.classes, device=nodes.device)
+        work = self.model_work(nodes, Received(self, nodes, nodes.vectors("generator"), counts, 1))
+        training.prepare(nodes.nodes, at.local)
+        training.train(nodes.nodes, at.task, at.local, at.compute, steps=1, work=work)
+        self.train_generators(nodes, WHOLE, self.generator_work(nodes, 1), steps=1)
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Averages:
+        """G and D are not taught yet, and nobody has told anything."""
+        G = self.first_generator(server).eval()
+        split(server.student, "the student").head.eval()
+        return Averages(G, LabelHistogram())
+
+    def turn(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
+        """One round.
+
+        Returns:
+            ``consistency``: how well local heads know what local generators give (G+D loss, Fig. 5), and
+            the last distillation's losses.
+        """
+        G, D, histogram = state.G, split(server.student, "the student").head, state.histogram
+        if not histogram.names:
+            server.ask("begin", parameters=to_vector(server.student), generator=to_vector(G))
+            histogram.gather(server)
+        answers = server.ask(
+            "train",
+            of=self.drawn(histogram.present(server.federation), server.seed, t),
+            generator=to_vector(G),
+            head=to_vector(D),
+            counts=histogram.counts.sum(0),
+            round=t,
+        )
+        told = histogram.of(answers.nodes)
+        n_y, n = told.counts, told.sizes  # (K, C), (K,)
+        uploads = Uploads(G, D, answers["generator"], answers["head"])
+        losses = {"consistency": self.consistency(server, uploads, n_y)}
+        load_vector(G, weighted_mean(answers["generator"], n))
+        load_vector(D, weighted_mean(answers["head"], n))
+        return losses | self.distil(server, G, D, uploads, told, t)
+
+    def distil(
+        self, server: Server, G: nn.Module, D: nn.Module, uploads: Uploads, told: LabelHistogram, t: int
+    ) -> dict[str, float]:
+        """Steps on Eq. 12, or on FedCG's loss, from the averages."""
+        if self.aggregation not in ("kdc", "kd"):
+            return {}
+        n_y, n = told.counts, told.sizes  # (K, C), (K,)
+        tau = server.task.importance(n_y).squeeze(1)  # tau_{i, y}  (K, C)
+        learning = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
+        adam = torch.optim.Adam(learning, self.server_lr, fused=True)
+        losses = torch.zeros(1)
+        for turn in range(self.server_steps):
+            z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
+            c = condition(z, y, server.task.classes)
+            with server.compute.step(server.seed, "student", t, turn):
+                if self.aggregation == "kdc":
+                    losses = crossed(uploads, G, D, c, tau[:, y])
+                else:
+                    losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
+            adam.zero_grad()
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            adam.step()
+        names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
+        return dict(zip(names, losses.tolist(), strict=False))
+
+    def consistency(self, server: Server, uploads: Uploads, n_y: torch.Tensor) -> float:
+        """CE(rho(D_i(G_i(z, y))), y), each node weighed by how many examples of y it holds."""
+        z, y = imagined(server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency")
+        tau = server.task.importance(n_y).squeeze(1)[:, y]  # (K, B)
+        with torch.no_grad(), server.compute.autocast():
+            told = uploads.judged(uploads.features(condition(z, y, server.task.classes)))
+            told = told.log_softmax(-1)  # (K, B, C)
+        right = told.gather(2, y.expand(len(n_y), -1).unsqueeze(2)).squeeze(2)  # (K, B)
+        return -(tau * right).sum(0).mean().item()

@@ -1,0 +1,101 @@
+"""Methods that ask everything in their first turn, and whose student then learns from what was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fedstill.core.choices import check_choices
+from fedstill.data.public import Public
+from fedstill.federation.contract import Answers
+from fedstill.methods._averaging import finite
+from fedstill.methods._options import above_zero, at_least
+from fedstill.methods._public import known
+from fedstill.methods._weights import Weighed, WeighsNodes
+from fedstill.methods.server import Server
+from fedstill.protocol.method import Ask
+from fedstill.protocol.schedule import cosine, set_lr
+
+# Options that only the student's learning depends on.
+STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end", "weight_decay")
+
+
+@dataclass
+class Asked(Weighed):
+    """What changes from pass to pass, beside the student.
+
+    Args:
+        targets: what the student learns from; empty until all is asked.
+    """
+
+    targets: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+class OneShot(WeighsNodes):
+    """The first turn asks all questions; each turn is one pass of the student over the public data."""
+
+    unit: ClassVar[Literal["epoch"]] = "epoch"
+    one_round: ClassVar[bool] = True
+
+    tau: float
+    epochs: int
+    batch: int
+    lr: float
+    lr_end: float
+
+    def check(self, *least_one: str) -> None:
+        """Refuse options that make no sense.
+
+        Args:
+            least_one: names of further ones that must be 1 or more.
+
+        Raises:
+            ArgumentError: naming the first one.
+        """
+        check_choices(self, "method")
+        at_least(self, 1, *least_one, "epochs", "batch")
+        finite(self, "lr", "lr_end", "weight_decay")
+        above_zero(self, "tau")
+
+    @property
+    def turns(self) -> int:
+        """Passes of the student."""
+        return self.epochs
+
+    # --- what a method says -----------------------------------------------------------------------------
+
+    def about(self, public: Public, seed: int) -> Iterator[Ask]:
+        """What nodes are asked about public data, in order."""
+        raise NotImplementedError
+
+    def targets(self, server: Server, state: Any) -> Mapping[str, torch.Tensor]:
+        """Ask what is :meth:`about` public data, and make of the answers what the student learns from."""
+        raise NotImplementedError
+
+    def learn(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
+        """Pass ``e`` of the student over the public data; its losses."""
+        raise NotImplementedError
+
+    # --- what follows -----------------------------------------------------------------------------------
+
+    def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
+        """Label counts, where they weigh, and then all about public data."""
+        counts = [Ask("count_labels")] if self.by_counts else []
+        return [*counts, *self.about(known(public), seed)]
+
+    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+        """One pass, and before the first one all that is asked."""
+        if not state.targets:
+            self.gather(server, state)
+            state.targets = self.targets(server, state)
+        set_lr(state.optimiser, cosine(t, self.epochs, self.lr, self.lr_end))
+        server.student.train()
+        return self.learn(server, state, t)
+
+    def ask(self, server: Server, state: Any, ask: Ask, **beside: float) -> tuple[Answers, torch.Tensor]:
+        """What is answered by those who are weighed, and their weights omega ``(K, 1, C)``."""
+        answers = server.ask(ask.question, of=state.histogram.names, **ask.tensors, **beside)
+        return answers, self.omega(server, state, answers.nodes)

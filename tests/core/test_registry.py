@@ -1,0 +1,80 @@
+"""Names: the package's own, those of installed packages, and module:Name."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from fedstill.core import registry
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.registry import OURS, Registry
+
+OWN = {"argument": "fedstill.core.errors:ArgumentError", "unknown": "fedstill.core.errors:UnknownName"}
+
+
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry[type[Exception]]:
+    """A registry beside which a package offers two things: one that works, and one whose module is broken."""
+    (tmp_path / "lab_sound.py").write_text(
+        "from fedstill.core.errors import FedstillError\nclass Odd(FedstillError): pass\nclass Other: pass\n"
+    )
+    (tmp_path / "lab_broken.py").write_text("import what_nobody_has\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    offered = {
+        "odd": EntryPoint("odd", "lab_sound:Odd", "fedstill.errors"),
+        "broken": EntryPoint("broken", "lab_broken:Odd", "fedstill.errors"),
+        "argument": EntryPoint("argument", "lab_sound:Odd", "fedstill.errors"),
+    }
+    monkeypatch.setattr(registry, "_installed", lambda group: offered if group == "fedstill.errors" else {})
+    yield Registry("error", OWN, FedstillError)  # type: ignore[misc]
+    for name in ("lab_sound", "lab_broken"):
+        sys.modules.pop(name, None)
+
+
+def test_own_names_come_first_and_cannot_be_taken(errors: Registry[type[Exception]]) -> None:
+    assert list(errors) == ["argument", "unknown", "odd", "broken"]
+    assert errors["argument"] is ArgumentError
+    assert (errors.origin("argument"), errors.origin("odd")) == (OURS, "lab_sound")
+    assert errors.origin("lab_sound:Odd") == "lab_sound"
+    # What lies among the package's modules without being listed is not the package's.
+    assert errors.origin("fedstill.core.errors:FedstillError") == "fedstill.core.errors"
+
+
+def test_an_installed_package_and_a_path_give_the_same(errors: Registry[type[Exception]]) -> None:
+    assert errors["odd"] is errors["lab_sound:Odd"]
+    assert errors["odd"].__name__ == "Odd"
+    assert errors.name_of(ArgumentError) == "argument"
+    assert errors.name_of(errors["odd"]) == "odd"
+    assert errors.name_of(KeyError) is None
+
+
+def test_nothing_is_imported_before_it_is_named(errors: Registry[type[Exception]]) -> None:
+    assert "odd" in errors
+    assert len(errors) == 4
+    assert not {"lab_sound", "lab_broken"} & set(sys.modules)
+
+
+def test_a_broken_one_is_one_line_and_in_nobodys_way(errors: Registry[type[Exception]]) -> None:
+    assert list(errors.working()) == ["argument", "unknown", "odd"]
+    with pytest.raises(ArgumentError, match=r"^error is 'broken': .*lab_broken:Odd cannot, No module named"):
+        errors["broken"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("argumant", UnknownName, "did you mean 'argument'"),
+        ("lab_sound:Missing", ArgumentError, "has no 'Missing'"),
+        ("lab_sound:Other", ArgumentError, "a subclass of FedstillError, and this is"),
+        ("nowhere.at_all:Thing", ArgumentError, "installed here"),
+    ],
+)
+def test_what_is_no_such_thing_is_refused(
+    errors: Registry[type[Exception]], name: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        errors[name]

@@ -1,0 +1,33 @@
+"""A method of somebody else's: FedIOD whose critics are also asked alone, as they are for label maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedstill.methods import Group, kinds, question
+from fedstill.methods.fediod import FedIOD
+
+NAME = "tests.node.judging:Judging"
+POLICY = f"""methods = ["{NAME}"]
+kinds = ["tests: logits", "tests: critic", "tests: gradients", "tests: label counts"]
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging(FedIOD):
+    title: ClassVar[str] = "Judging"
+
+    @question(
+        sends={"x": kinds.INPUTS},
+        releases={"critic": kinds.CRITIC},
+        differentiable=("x",),
+        times=40,
+        rows=lambda self, at: self.batch,
+        reads=(),
+        trains=("critic",),
+    )
+    def judge(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.critics(nodes.at).judge(nodes, nodes.number, x)

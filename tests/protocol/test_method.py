@@ -1,0 +1,191 @@
+"""Methods as declarations: questions, what a stranger may call its releases, what a plan may name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.data.form import Form
+from fedstill.methods._histogram import CountsLabels
+from fedstill.node.gate import Gate
+from fedstill.node.ledger import Ledger
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.kinds import GRADIENTS, KNOWN, LABEL_COUNTS, LABEL_MAPS, LOGITS, Kind, kind_named
+from fedstill.protocol.method import METHODS, Method, method_name, side_of
+from fedstill.protocol.plan import Plan
+from fedstill.protocol.questions import NodeSetting, Question, question
+from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import Classification
+
+AT = NodeSetting(Classification(4), LocalConfig(), Compute())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asks(Method):
+    """A method of somebody else's."""
+
+    title: ClassVar[str] = "Asks"
+
+    rounds: int = 3
+    often: bool = True
+
+    @question(
+        sends={"x": "inputs", "round": "schedule"},
+        releases={"logits": LOGITS},
+        differentiable=("x",),
+        times=lambda self, at: self.rounds,
+        rows=lambda self, at: at.task.classes,
+        reads=(),
+        span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
+        finish=lambda self, told, sent: {"logits": told["logits"] * self.rounds},
+    )
+    def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
+        return {"logits": x.sum((2, 3, 4)) + round + nodes.number}
+
+    @question(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, at: self.often)
+    def count(self, nodes: Any) -> dict[str, torch.Tensor]:
+        return {}
+
+
+class Nodes:
+    at: Any = None
+    number = 0
+
+    def knowing(self, at: Any, number: int = 0) -> Nodes:
+        self.at, self.number = at, number
+        return self
+
+
+def test_a_question_is_what_its_function_is_marked_with() -> None:
+    told, begin = Asks(rounds=5).questions(AT)
+    assert (told.name, told.times, told.rows, told.differentiable) == ("told", 5, 4, ("x",))
+    assert (begin.name, dict(begin.releases)) == ("begin", {"counts": LABEL_COUNTS})
+    assert told.span is not None
+    assert told.span({"round": torch.tensor(2)}) == Span(2, 3, 5)
+    assert told.finish is not None
+    assert told.finish({"logits": torch.ones(1)}, {})["logits"].item() == 5
+    answer = told.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
+    assert answer["logits"].tolist() == [[10.0] * 3] * 2
+    assert [each.name for each in Asks(often=False).questions(AT)] == ["told"]
+
+
+def told_of(method: Method) -> Question:
+    return next(each for each in method.questions(AT) if each.name == "told")
+
+
+def test_a_subclass_answers_in_another_way_or_declares_anew() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class More(Asks):
+        def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
+            return {"logits": torch.zeros(1)}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Less(Asks):
+        @question(releases={"sizes": "data sizes"})
+        def told(self, nodes: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {}
+
+    (more, _), (less, _) = More().questions(AT), Less().questions(AT)
+    assert more.handler(Nodes(), 0, x=torch.ones(1), round=0)["logits"].item() == 0
+    assert (more.times, dict(less.releases)) == (3, {"sizes": "data sizes"})
+    # What the answer reads was said of another function: of this one nothing is known.
+    assert (told_of(Asks()).reads, more.reads) == ((), None)
+
+
+def test_gradients_are_called_nothing_else() -> None:
+    with pytest.raises(ArgumentError, match=r"gradients of question told .* a kind of gradients"):
+        Question("told", lambda nodes, number: {}, gradients=LABEL_COUNTS)
+
+
+def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Counting(CountsLabels, Method):
+        title: ClassVar[str] = "Counting"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Forging(Counting):
+        def count_labels(self, nodes: Any) -> dict[str, torch.Tensor]:
+            return {}
+
+    told = {method: side_of(method, AT).questions["count_labels"] for method in (Counting(), Forging())}
+    assert {kind.package for kind in told[Counting()].kinds().values()} == {""}
+    assert "" not in {kind.package for kind in told[Forging()].kinds().values()}
+
+
+def test_a_misspelt_declaration_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="a question has no release, send"):
+        question(release={}, send={})
+
+
+def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
+    package = method_name(Asks()).partition(".")[0].partition(":")[0]
+    side = side_of(Asks(), AT)
+    kinds = side.questions["told"].kinds()
+    assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
+    assert (kinds["logits"].of, kinds["d/dx"].of, kinds["logits"].package) == ("scores", "gradients", package)
+    ours = side_of(METHODS["fediod"](), AT)
+    assert {kind.package for kind in ours.leaves()} == {""}
+
+
+def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
+    told = side_of(Asks(), AT).questions["told"]
+    names = tuple(sorted(set(told.kinds().values())))
+
+    def objection(**policy: Any) -> str | None:
+        return Gate("clinic", PolicyConfig(**policy), Ledger()).objection(told)
+
+    assert objection() == f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds"
+    assert objection(kinds=("logits", "gradients")) is not None
+    assert objection(kinds=names[:1]) is not None
+    assert objection(kinds=names) is None
+    assert objection(outputs_only=False) is None
+
+
+def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
+    assert LOGITS == "logits"
+    assert json.dumps({LOGITS: 1}) == '{"logits": 1}'
+    assert copy.deepcopy(LABEL_COUNTS).by_class
+    assert kind_named("gradients") is GRADIENTS
+    unknown = kind_named("dreams")
+    assert (unknown.of, unknown.output, unknown.common) == ("records", False, None), "the worst is supposed"
+    outputs = {kind for kind in KNOWN.values() if kind.output}
+    assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}
+    assert {kind for kind in KNOWN.values() if kind.of_maps} == {LABEL_MAPS, "difference"}
+    assert Kind("x", of="rows").at("lab").at("lab") == "lab: lab: x"
+
+
+@pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
+def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for_it(name: Any) -> None:
+    form = Form(TaskConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    table = Plan("run", {"name": "fedavg"}, form).to_dict()
+    assert Plan.from_dict(table).config() == METHODS["fedavg"]()
+    with pytest.raises(ArgumentError, match=r"method\.name is .*: allowed is one that policy\.methods"):
+        Plan.from_dict({**table, "method": {"name": name}})
+    assert "antigravity" not in sys.modules
+    place = f"{Asks.__module__}:Asks"
+    allowed = Plan.from_dict({**table, "method": {"name": place, "rounds": 4}}, methods=[place])
+    assert allowed.config() == METHODS[place](rounds=4)
+
+
+def test_what_a_method_of_somebody_elses_lacks_is_one_line(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "careless.py").write_text(
+        "from dataclasses import dataclass\nfrom fedstill.methods import Method\n"
+        "class Bare(Method):\n    rounds: int = 3\n"
+        "@dataclass\nclass Loose(Method):\n    title = 'Loose'\n"
+        "@dataclass(frozen=True)\nclass Untitled(Method):\n    rounds: int = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (("Bare", "a frozen dataclass"), ("Loose", "a frozen"), ("Untitled", "with a title")):
+        with pytest.raises(ArgumentError, match=rf"^method is 'careless:{name}': allowed is .*{said}"):
+            METHODS[f"careless:{name}"]
