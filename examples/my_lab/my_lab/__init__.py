@@ -1,0 +1,1 @@
+"""What a lab adds to fedstill."""

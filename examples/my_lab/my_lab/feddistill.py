@@ -1,0 +1,98 @@
+"""FedDistill: nodes share one mean logit vector a class, and learn from what all nodes say of it.
+
+Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated
+Distillation and Augmentation under Non-IID Private Data", 2018, Algorithm 1. A node learns from the mean
+over all nodes, where the paper leaves the node itself out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.methods import (
+    Group,
+    Kind,
+    Method,
+    Needs,
+    Server,
+    Span,
+    kinds,
+    predict,
+    question,
+    train_round,
+)
+
+CLASS_LOGITS = Kind(
+    "class logits", "a mean score vector for each class, over a node's own records", of="rows"
+)
+
+
+@dataclass
+class Shared:
+    """What the server knows from round to round: a mean score vector for each class, ``(C, C)``."""
+
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDistill(Method):
+    """FedDistill's options."""
+
+    title: ClassVar[str] = "FedDistill"
+    paper: ClassVar[str] = "Jeong et al., 2018"
+    central: ClassVar[str] = "nodes"  # there is no model at the server
+    before: ClassVar[None] = None  # nodes train in the rounds
+
+    rounds: int = 10
+    """Rounds; the local training budget is divided among them."""
+    gamma: float = 0.1
+    """Weight of the distance to what all nodes together say of an example's class."""
+
+    def needs(self) -> Needs:
+        return Needs(trainable=True, one_label=True)
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @question(
+        sends={"shared": CLASS_LOGITS, "round": kinds.SCHEDULE},
+        releases={"mean": CLASS_LOGITS},
+        times=lambda self, at: self.rounds,
+        rows=lambda self, at: at.task.classes,
+        reads=("mean",),
+        span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
+        beside="the distance to the shared class logits",
+    )
+    def learn(self, nodes: Group, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+        """Train with F(x) kept near the shared logits of x's class; tell the mean logits of each class."""
+        task, smoothing, classes = nodes.at.task, nodes.at.local.smoothing, nodes.at.task.classes
+
+        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = group.bench("model")(x)  # (G, B, C)
+            wanted = torch.stack([of[labels] for of, labels in zip(shared, y, strict=False)])  # (G, B, C)
+            losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
+            group.step("model", losses + self.gamma * (z - wanted).square().mean((1, 2)))
+            return losses
+
+        train_round(nodes, round, self.rounds, work if round else None)  # at first nothing is shared
+        means = []
+        for node in nodes.nodes:
+            z = predict(node.model, node.data.inputs, nodes.at.compute)  # (N, C)
+            held = F.one_hot(node.data.targets, classes).to(z.dtype)  # (N, C)
+            means.append(held.T @ z / held.sum(0).clamp_min(1).unsqueeze(1))  # (C, C), 0 where there is none
+        return {"mean": torch.stack(means)}
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Shared:
+        return Shared(torch.zeros(server.task.classes, server.task.classes, device=server.device))
+
+    def turn(self, server: Server, state: Shared, t: int) -> Mapping[str, float]:
+        told = server.ask("learn", shared=state.logits, round=t)["mean"]  # (K, C, C)
+        held = (told != 0).any(2).sum(0).clamp_min(1)  # nodes that have each class  (C,)
+        before, state.logits = state.logits, told.sum(0) / held.unsqueeze(1)
+        return {"moved": (state.logits - before).norm().item()}
