@@ -7,6 +7,7 @@ FedMD-CG, see :mod:`fedstill.methods._generators`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -57,7 +58,7 @@ class Averages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalGenerators(FeatureGenerators):
+class LocalGenerators(FeatureGenerators, ABC):
     """What methods have whose nodes train generators of their own."""
 
     roles: ClassVar[Sequence[str]] = ("generator",)  # what a node trains beside its model
@@ -124,17 +125,17 @@ class LocalGenerators(FeatureGenerators):
         train_round(nodes, round, self.rounds, self.model_work(nodes, G))
         if self.renewed:
             nodes.load("generator", generator)
-        span = Span(round, round + 1, self.rounds)
+        span = Span.one(round, self.rounds)
         self.train_generators(nodes, span, self.generator_work(nodes, round))
         return {"generator": nodes.vectors("generator"), "head": nodes.vectors("model", HEAD)}
 
+    @abstractmethod
     def model_work(self, nodes: Group, G: Received) -> Work:
         """A step of F_i and D_i."""
-        raise NotImplementedError
 
+    @abstractmethod
     def generator_work(self, nodes: Group, t: int) -> Work:
         """A step of G_i in round ``t``, with F_i and D_i as the round has left them."""
-        raise NotImplementedError
 
     def train_generators(self, nodes: Group, span: Span, work: Work, steps: int | None = None) -> None:
         """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -34,7 +35,7 @@ class Asked(Weighed):
     targets: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-class OneShot(WeighsNodes):
+class OneShot(WeighsNodes, ABC):
     """The first turn asks all questions; each turn is one pass of the student over the public data."""
 
     unit: ClassVar[Literal["epoch"]] = "epoch"
@@ -67,17 +68,17 @@ class OneShot(WeighsNodes):
 
     # --- what a method says -----------------------------------------------------------------------------
 
+    @abstractmethod
     def about(self, public: Public, seed: int) -> Iterator[Ask]:
         """What nodes are asked about public data, in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def targets(self, server: Server, state: Any) -> Mapping[str, torch.Tensor]:
         """Ask what is :meth:`about` public data, and make of the answers what the student learns from."""
-        raise NotImplementedError
 
+    @abstractmethod
     def learn(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
         """Pass ``e`` of the student over the public data; its losses."""
-        raise NotImplementedError
 
     # --- what follows -----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ none: theirs is accuracy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +120,3 @@ def in_a_sentence(title: str) -> str:
 
 
 NAMES = ("Dice",)  # figures called after a person
-
-
-def by_model(record: object, figures: Sequence[Figure]) -> dict[str, float | None]:
-    """Values by key of a record that has them by key, such as "ensemble"."""
-    return {figure.key: number(record, figure.key) for figure in figures}
