@@ -43,7 +43,7 @@ def data_file(folder: Path, shape: tuple[int, ...]) -> Path:
 
 def configuration(
     data: Path, shape: tuple[int, ...], engine: str, nodes: int, questions: int, forms: tuple[str, str]
-) -> RunConfig[Any]:
+) -> RunConfig:
     """A run of as many questions, with next to no training around them."""
     return from_dict(
         {
@@ -69,7 +69,7 @@ def configuration(
     )
 
 
-def measured(config: RunConfig[Any], out: Path) -> dict[str, float]:
+def measured(config: RunConfig, out: Path) -> dict[str, float]:
     """Seconds and bytes of one question and what share of the run the link took."""
     start = time.perf_counter()
     result = run.run(config, out, command="benchmarks/link.py", progress=False)

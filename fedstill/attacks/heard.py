@@ -45,13 +45,13 @@ class Replay:
         public: public data, or None.
     """
 
-    config: RunConfig[Any]
+    config: RunConfig
     data: DataSet
     parts: Sequence[TensorData]
     public: Public | None
 
     @classmethod
-    def of(cls, config: RunConfig[Any]) -> Replay:
+    def of(cls, config: RunConfig) -> Replay:
         """Of a run's configuration.
 
         Raises:

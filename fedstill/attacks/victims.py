@@ -193,19 +193,20 @@ def victims(again: Replay, config: InversionsConfig, seed: int) -> list[Victim]:
     shape, classes = tuple(again.data.test.inputs.shape[1:]), len(again.data.classes)
     own = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
     nodes = len(before) + len(parts)
-    everybody = {"participation": 1.0} if hasattr(run.method, "participation") else {}
+    asked: Any = run.method
+    everybody = {"participation": 1.0} if hasattr(asked, "participation") else {}
     experiment = again.experiment(
         parts=[*before, *parts],
         models=[*setting.models[: len(before)], *own],
         names=[*(f"node-{at}" for at in range(len(before))), *names],
         policies=[run.nodes.policy] * nodes,
         privacies=[run.nodes.privacy] * nodes,
-        method=replace(run.method, **everybody),
+        method=replace(asked, **everybody),
     )
     if not set(PARTS) & set(experiment.side.leaves()):
         raise MethodRefused(method.title, "every node", "gradient inversion needs parameters, and none leave")
-    if config.round >= run.method.rounds:
-        raise ArgumentError("inversion.round", config.round, f"0 .. {run.method.rounds - 1}, as in the run")
+    if config.round >= run.method.turns:
+        raise ArgumentError("inversion.round", config.round, f"0 .. {run.method.turns - 1}, as in the run")
     heard, schedule = _heard(experiment, names, config.round), _schedule(again, config)
     first = models.build(run.student.model, shape, classes, run.seed, "student")
     one = config.round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
@@ -282,7 +283,7 @@ def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str,
 
 def _schedule(again: Replay, config: InversionsConfig) -> Schedule:
     """How a node with so many images trains in the round that is attacked."""
-    span = Span(config.round, config.round + 1, again.config.method.rounds)
+    span = Span(config.round, config.round + 1, again.config.method.turns)
     return Schedule.of(again.config.nodes.local, config.images, span)
 
 

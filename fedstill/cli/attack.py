@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
     from fedstill.attacks.config import LeakageConfig
     from fedstill.cli.options import override
 
-    config = override(LeakageConfig, LeakageConfig(), rest, USAGE, ABOUT)
+    config = override(LeakageConfig(), rest, USAGE, ABOUT)
     folder = Path(words[0])
 
     from rich.console import Console

@@ -15,6 +15,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -84,7 +85,7 @@ try:
 
 OUR_OPTIONS = """\
 Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
-progress bars, --method.name takes another method, with its defaults.
+progress bars.
 """
 
 
@@ -270,38 +271,33 @@ def _plan(words: list[str]) -> Comparison:
 
     from fedstill.compare import plan as compare
 
+    changes = _changes(rest, compare.base_run(names, base))
+
     count = None if seeds is None else int(seeds)
     if not any(compare.is_plan(name) for name in names):
-        return compare.plan(names, base=base, seeds=count or 1, changes=_changes(rest), leakage=leakage)
+        return compare.plan(names, base=base, seeds=count or 1, changes=changes, leakage=leakage)
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return compare.read(Path(names[0]), seeds=count, changes=_changes(rest), leakage=leakage)
+    return compare.read(Path(names[0]), seeds=count, changes=changes, leakage=leakage)
 
 
-def _changes(words: list[str]) -> dict[str, Any]:
+def _changes(words: list[str], base: RunConfig) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
-    from fedstill.cli.options import group
+    from fedstill.cli.options import choose, group
     from fedstill.compare.plan import shared_options
-    from fedstill.protocol.method import METHODS
-    from fedstill.runs.config import from_dict, to_dict
+    from fedstill.runs.config import to_dict
 
-    known = shared_options()
-    for option in group(words):
+    given = group(words)
+    known = shared_options(choose(base, given)[0])
+    for option in given:
         if option.name not in known:
             names = [f"--{name}" for name in ("seeds", "base", "data", "leakage", "out", *known)]
             see = "the options of one method belong to a preset or to a comparison's file"
             if option.name.startswith(("inversion.", "membership.", "copying.")):
                 see = "the options of attacks belong to the table [leakage] of a comparison's file"
             raise UnknownName("option", option.option, names, see=see)
-    # Any method will do: these options are no method's.
-    run = _override(from_dict({"method": {"name": next(iter(METHODS))}}), words, "fedstill run PRESET")
-    changes = {}
-    for option in group(words):
-        value: Any = to_dict(run)
-        for key in option.name.split("."):
-            value = value[key]
-        changes[option.name] = value
-    return changes
+    run = to_dict(_override(base, words, "fedstill run PRESET"))
+    return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 
 def _show_comparison(folder: Path) -> None:
@@ -399,34 +395,26 @@ def _take(option: str, words: list[str]) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def _configure(words: list[str], command: str) -> RunConfig[Any]:
+def _configure(words: list[str], command: str) -> RunConfig:
     """The run that a preset or file and the options behind it describe."""
     if not words or words[0].startswith("-"):
         given = words[0] if words else ""
         raise ArgumentError(f"fedstill {command}", given, "a preset or a .toml file, then its options")
     target, *rest = words
-    rest = [_in_full(word) for word in rest]
-    method, rest = _take("--method.name", rest)
-    table = presets.read(target)
-    if method is not None and method != presets.method_of(table):
-        table["method"] = {"name": method}
 
-    from fedstill.runs.config import from_dict
+    from fedstill.runs.config import load
 
-    return _override(from_dict(table), rest, f"fedstill {command} {target}")
+    return _override(load(target), [_in_full(word) for word in rest], f"fedstill {command} {target}")
 
 
-def _override(config: RunConfig[Any], words: list[str], prog: str) -> RunConfig[Any]:
+def _override(config: RunConfig, words: list[str], prog: str) -> RunConfig:
     """The same run with options from the command line.
 
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
     from fedstill.cli.options import override
-    from fedstill.protocol.method import method_name
-    from fedstill.runs.config import run_type
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    about = f"{type(config).__doc__}\n\n{OUR_OPTIONS}"
-    changed = override(run_type(method_name(config.method)), plain, words, prog, about)
+    changed = override(plain, words, prog, f"{type(config).__doc__}\n\n{OUR_OPTIONS}")
     return dataclasses.replace(changed, paper=config.paper)

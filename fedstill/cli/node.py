@@ -115,7 +115,7 @@ class _Asking:
     """A run as far as a node's machine can know it."""
 
     target: str
-    config: RunConfig[Any]
+    config: RunConfig
     form: Form | None
     public: Public | None
     note: str  # why the form is not known
@@ -368,7 +368,7 @@ def _by_rule(rules: dict[str, str]) -> dict[str, list[str]]:
 
 def _rules(
     method: Method,
-    config: RunConfig[Any] | None,
+    config: RunConfig | None,
     found: Examined,
     questions: Mapping[str, Any],
     student: Any,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
@@ -28,12 +29,11 @@ class Given(NamedTuple):
         return self.option.removeprefix("--").replace("-", "_")
 
 
-def override(kind: Any, config: C, words: list[str], prog: str, about: str) -> C:
+def override(config: C, words: list[str], prog: str, about: str) -> C:
     """The same configuration with options from the command line.
 
     Args:
-        kind: its type: a frozen dataclass, or a generic one with its argument.
-        config: what holds where no option is given.
+        config: a frozen dataclass: what holds where no option is given.
         words: the options, each followed by its values; ``--help`` prints all of them and leaves with 0.
         prog: the command before the options, for help and errors.
         about: what help says above the options.
@@ -43,10 +43,12 @@ def override(kind: Any, config: C, words: list[str], prog: str, about: str) -> C
     """
     from fedstill.core.tables import as_table, options, read_table
 
-    if any(word in ("-h", "--help") for word in words):
-        _tyro(kind, config, ["--help"], prog, about)
-    known = options(kind)
-    given = group(words)
+    kind = type(config)
+    helps = [word for word in words if word in ("-h", "--help")]
+    config, given = choose(config, group([word for word in words if word not in helps]))
+    if helps:
+        _tyro(config, ["--help"], prog, f"{about}\n{_choices(config)}")
+    known = options(config)
     for option in given:
         if option.name not in known:
             names = [f"--{name}" for name in known]
@@ -55,12 +57,43 @@ def override(kind: Any, config: C, words: list[str], prog: str, about: str) -> C
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
-            changed = _tyro(kind, config, _flat(given), prog, about)
+            changed = _tyro(config, _flat(given), prog, about)
     except SystemExit as exit:
-        raise _diagnose(exit, kind, config, given, captured.getvalue()) from exit
+        raise _diagnose(exit, config, given, captured.getvalue()) from exit
     # Through the reader again: it refuses what a text can say but a configuration cannot hold, as nan.
-    again: C = read_table(kind, as_table(changed))
-    return again
+    return read_table(kind, as_table(changed))
+
+
+def choose(config: C, given: Sequence[Given]) -> tuple[C, list[Given]]:
+    """The configuration with those methods, tasks, splits that options choose by name; and the other options.
+
+    What is chosen anew has its defaults, but for such options as all that could be chosen have.
+    """
+    from fedstill.core.tables import as_table, choices, layered, read_table
+
+    kind, rest = type(config), list(given)
+    for option in given:
+        if option.name not in choices(config):
+            continue
+        if len(option.values) != 1:
+            raise ArgumentError(option.name, " ".join(option.values), "one name")
+        above: Any = option.values[0]
+        for key in reversed(option.name.split(".")):
+            above = {key: above}
+        config = read_table(kind, layered(kind, as_table(config), above))
+        rest.remove(option)
+    return config, rest
+
+
+def _choices(config: Any) -> str:
+    """What can be chosen by name, a line each; the options below are those of what is chosen now."""
+    from fedstill.core.tables import as_table, choices
+
+    lines = []
+    for name, base in choices(config).items():
+        now = reduce(dict.__getitem__, name.split("."), as_table(config))
+        lines.append(f"--{name} NAME (default: {now}): {', '.join(base.registry)}")
+    return "\n".join(lines)
 
 
 def group(words: list[str]) -> list[Given]:
@@ -84,12 +117,12 @@ def group(words: list[str]) -> list[Given]:
     return given
 
 
-def _tyro(kind: Any, config: C, words: list[str], prog: str, about: str) -> C:
+def _tyro(config: C, words: list[str], prog: str, about: str) -> C:
     """What tyro makes of the words; on bad words it draws a box on stderr and raises SystemExit."""
     import tyro
 
     made: C = tyro.cli(
-        kind,
+        type(config),
         default=config,
         args=words,
         prog=prog,
@@ -113,21 +146,21 @@ def _spelled(kind: Any, values: list[str]) -> list[str]:
     return values
 
 
-def _diagnose(failure: SystemExit, kind: Any, config: Any, given: list[Given], text: str) -> FedstillError:
+def _diagnose(failure: SystemExit, config: Any, given: list[Given], text: str) -> FedstillError:
     """tyro's box of many lines as one error of ours.
 
     The options are tried one at a time to find the bad one, as tyro names it in no stable way.
     """
     from fedstill.core.tables import describe, full_path, options
 
-    known = options(kind)
+    known = options(config)
     refusal = _refusal(failure)
     if refusal is not None:
         return full_path(refusal, known) if isinstance(refusal, ArgumentError) else refusal
     for option in given:
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                _tyro(kind, config, _flat([option]), "", "")
+                _tyro(config, _flat([option]), "", "")
         except SystemExit as alone:
             if _refusal(alone) is None:  # else it is good beside the others, and only alone it is not
                 return ArgumentError(option.name, " ".join(option.values), describe(known[option.name]))

@@ -16,11 +16,11 @@ import tomli_w
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
+from fedstill.core.tables import layered
 from fedstill.core.toml import Table
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting, Question, stand_in
-from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict
 from fedstill.tasks import any_task
 
@@ -85,7 +85,7 @@ class Comparison:
             for label in self.methods
         ]
 
-    def config(self, place: Place) -> RunConfig[Any]:
+    def config(self, place: Place) -> RunConfig:
         """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
         except for methods that cannot work so: what had to be allowed is what the report shows.
 
@@ -137,7 +137,7 @@ class Comparison:
         return None
 
 
-def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
+def questions(config: RunConfig) -> Mapping[str, Question]:
     """The questions that a run's method declares, by name."""
     task = any_task(config.task)
     setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
@@ -145,17 +145,17 @@ def questions(config: RunConfig[Any]) -> Mapping[str, Question]:
     return questions
 
 
-def what_leaves(config: RunConfig[Any]) -> tuple[Kind, ...]:
+def what_leaves(config: RunConfig) -> tuple[Kind, ...]:
     """The kinds of tensor that leave a node in a run, in alphabetical order."""
     asked = questions(config).values()
     return tuple(sorted({kind for question in asked for kind in question.kinds().values()}))
 
 
 def merged(*tables: Mapping[str, Any]) -> Table:
-    """Tables as one, later ones above earlier ones; a copy."""
+    """A run's tables as one, later ones above earlier ones; a copy."""
     merged: Table = {}
     for table in tables:
-        merged = presets.merge(merged, table)
+        merged = layered(RunConfig, merged, table)
     return copy.deepcopy(merged)
 
 

@@ -22,7 +22,7 @@ from fedstill.core.tables import options, read_table
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
-from fedstill.runs.config import PaperFigure, from_dict, run_type, to_dict
+from fedstill.runs.config import PaperFigure, RunConfig, from_dict, to_dict
 
 __all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
 
@@ -32,10 +32,27 @@ PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base 
 OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
 
 
-def shared_options() -> list[str]:
-    """The run options that hold for all methods of a comparison, by dotted name."""
-    # Any method's run type has them.
-    return [name for name in options(run_type(next(iter(METHODS)))) if name.split(".")[0] not in OWN]
+def base_run(names: Sequence[str], base: str | None = None) -> RunConfig:
+    """The run, with some method, that a comparison's methods share before any option changes it.
+
+    Args:
+        names: one comparison's file, or methods.
+        base: a preset or a run's file; None is the default.
+
+    Raises:
+        FedstillError: a name that does not exist, or a table that describes no run.
+    """
+    table: Table = {}
+    if names and is_plan(names[0]):
+        table, _ = _base(_table(presets.parse(text_of(Path(names[0])), source=names[0]), "base"))
+    elif base is not None:
+        table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
+    return from_dict({**table, "method": {"name": next(iter(METHODS))}})
+
+
+def shared_options(run: RunConfig) -> list[str]:
+    """The options that hold for all methods of a comparison whose base is a run, by dotted name."""
+    return [name for name in options(run) if name.split(".")[0] not in OWN]
 
 
 # --- plans --------------------------------------------------------------------------------------------
@@ -74,7 +91,8 @@ def plan(
     if leakage:
         table["leakage"] = {}
     if base is not None:
-        table["base"] = {key: value for key, value in presets.read(base).items() if key not in PRESETS_OWN}
+        below = presets.read(base, RunConfig)
+        table["base"] = {key: value for key, value in below.items() if key not in PRESETS_OWN}
     return _comparison(table, name, changes or {})
 
 
@@ -176,7 +194,7 @@ def _base(table: Table) -> tuple[Table, tuple[PaperFigure, ...]]:
     published figures of that preset.
     """
     if "extends" in table:
-        table = presets.parse(tomli_w.dumps(table), source="base")
+        table = presets.parse(tomli_w.dumps(table), "base", RunConfig)
     figures = read_table(_Papers, {"paper": table.get("paper", [])}).paper
     return {key: value for key, value in table.items() if key not in OWN}, figures
 
@@ -216,13 +234,13 @@ def _method(label: str, name: str, given: Table) -> Table:
         if name in METHODS:
             below = {"name": name}
         elif name.endswith(".toml") or name in presets.names():
-            below = _table(presets.read(name), "method")
+            below = _table(presets.read(name, RunConfig), "method")
         else:
             raise UnknownName(
                 "method or preset", name, [*METHODS, *presets.names()], see="see `fedstill list`"
             )
     try:
-        run = from_dict({"method": merged(below, given)})
+        run = from_dict({"method": merged({"method": below}, {"method": given})["method"]})
     except FedstillError as error:
         raise FedstillError(f"{label}: {error}") from error
     complete: Table = to_dict(run)["method"]
@@ -301,19 +319,19 @@ def text_of(file: Path) -> str:
 
 
 def _nested(values: Mapping[str, Any]) -> Table:
-    """Values by dotted name as a table in tables; of options that a run has and a comparison leaves free.
+    """Values by dotted name as a table in tables.
 
     Raises:
-        UnknownName: another option.
+        UnknownName: an option that a comparison sets itself, run by run.
     """
     table: Table = {}
-    known = shared_options()
     for name, value in values.items():
-        if name not in known:
+        *above, last = name.split(".")
+        if name.split(".")[0] in OWN:
+            known = shared_options(base_run([]))
             raise UnknownName(
                 "option of all methods", name, known, see="a method's own belong to a preset or file"
             )
-        *above, last = name.split(".")
         place = table
         for part in above:
             place = place.setdefault(part, {})

@@ -144,7 +144,7 @@ def command_of(out: Path) -> str:
     return text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
-def _run(config: RunConfig[Any], folder: Path, bars: bool) -> None:
+def _run(config: RunConfig, folder: Path, bars: bool) -> None:
     """One run: from the start, or from where it stopped; nothing if it is finished."""
     if not (folder / "config.toml").exists():
         # Whoever was stopped before a run's first file was whole leaves this, and nothing else.

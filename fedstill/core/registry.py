@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.imports import OWN, find, first_line, is_path
@@ -136,6 +136,37 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ArgumentError(self.what, name, wrong)
         thing: T = found
         return thing
+
+
+class Registered:
+    """What a configuration chooses by name: a method, a task, a split.
+
+    Each is a frozen dataclass below a base class: its fields are its options, its methods do its work. In a
+    table (TOML, the command line) one key names it, and all others are options of that one alone.
+
+    Attributes:
+        registry: where names are looked up; declared by the base class, and by no other.
+        key: the key of a table that names one.
+        default: the one that is meant where a table names none; None: a table must name one.
+    """
+
+    registry: ClassVar[Registry[Any]]
+    key: ClassVar[str] = "name"
+    default: ClassVar[str | None] = None
+
+    @property
+    def called(self) -> str:
+        """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
+        kind = type(self)
+        return self.registry.name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def not_frozen(kind: type) -> str | None:
+    """What is wrong with a class whose fields should be options: it must be a frozen dataclass."""
+    parameters = vars(kind).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
+    return None
 
 
 @cache

@@ -13,25 +13,46 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.registry import Registered
 
 C = TypeVar("C")
 
 
-def options(kind: type[Any], prefix: str = "") -> dict[str, Any]:
+def options(of: Any, prefix: str = "") -> dict[str, Any]:
     """Every single value of a configuration by its dotted name, with its type.
 
     Lists of tables (published figures) are left to files.
+
+    Args:
+        of: a dataclass, or its type. Of what is chosen by name a type knows only what all have, an instance
+            the options of the one that was chosen.
+        prefix: of all names.
 
     >>> Point = dataclasses.make_dataclass("Point", [("x", float), ("y", int, 2)])
     >>> options(Point, "at.")
     {'at.x': <class 'float'>, 'at.y': <class 'int'>}
     """
+    known = isinstance(of, type)
     found: dict[str, Any] = {}
-    for name, inner in _fields(kind).items():
+    for name, inner in _fields(of if known else type(of)).items():
         if _is_table(inner):
-            found |= options(inner, f"{prefix}{name}.")
+            if _is_chosen(inner):
+                found[f"{prefix}{name}.{inner.key}"] = str
+            found |= options(inner if known else getattr(of, name), f"{prefix}{name}.")
         elif not any(map(_is_table, get_args(inner))):
             found[prefix + name] = inner
+    return found
+
+
+def choices(of: Any, prefix: str = "") -> dict[str, type[Registered]]:
+    """The parts of a configuration that are chosen by name: their base classes by the choosing key's dotted
+    name."""
+    found: dict[str, type[Registered]] = {}
+    for name, inner in _fields(type(of)).items():
+        if _is_table(inner):
+            if _is_chosen(inner):
+                found[f"{prefix}{name}.{inner.key}"] = inner
+            found |= choices(getattr(of, name), f"{prefix}{name}.")
     return found
 
 
@@ -39,22 +60,29 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     """A configuration of one type from a table.
 
     Args:
-        kind: a dataclass, or a generic one with its argument, as ``RunConfig[FedIOD]``.
+        kind: a dataclass; or the base of what is chosen by a key of the table.
         table: values by field; fields that are not named have their defaults.
         prefix: the dotted path of the table, for errors.
 
     Raises:
-        UnknownName: a key that is no field.
+        UnknownName: a key that is no field, or a name that nothing has.
         ArgumentError: a value of the wrong type, or one that the configuration refuses.
 
     >>> read_table(dataclasses.make_dataclass("Point", [("x", float), ("y", int, 2)]), {"x": 1})
     Point(x=1.0, y=2)
     """
+    base: Any = kind
+    if _is_chosen(kind):
+        kind = chosen(base, table, prefix)
+        table = {key: value for key, value in table.items() if key != base.key}
     fields = _fields(kind)
-    for key in table:
+    for key, value in table.items():
+        if key not in fields and _is_chosen(base) and _is_anothers(base, key):
+            one = f"{base.registry.what} {base.registry.name_of(kind)!r}"
+            raise ArgumentError(prefix + key, value, f"none, as {one} has no such option")
         if key not in fields:
             raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
-    plain: Any = get_origin(kind) or kind
+    plain: Any = kind
     for part in dataclasses.fields(plain):
         if part.name not in table and part.default is part.default_factory is dataclasses.MISSING:
             raise ArgumentError(prefix + part.name, "", describe(fields[part.name]))
@@ -63,6 +91,46 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
         return kind(**values)
     except ArgumentError as error:
         raise full_path(error, [prefix + name for name in fields]) from error
+
+
+def chosen(base: type[Registered], table: Mapping[str, Any], prefix: str = "") -> Any:
+    """The type that a table chooses among those below a base.
+
+    Raises:
+        UnknownName: none has that name.
+        ArgumentError: the table names none and must, or one that cannot be imported.
+    """
+    path = f"{prefix}{base.key}"
+    if base.key not in table and base.default is None:
+        raise ArgumentError(path, "", f"one of {', '.join(base.registry)}")
+    return base.registry[read_value(str, table.get(base.key, base.default), path)]
+
+
+def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables of one configuration as one: where both have a value, the one above holds.
+
+    Where the table above chooses another method, task or split, the one below keeps only such options as all
+    of them have.
+
+    Args:
+        kind: the type that they describe; None: of no type that is known.
+        below: a table.
+        above: a table.
+    """
+    fields = {} if kind is None else _fields(kind)
+    merged = dict(below)
+    for key, value in above.items():
+        old, inner = below.get(key), fields.get(key)
+        if not isinstance(old, Mapping) or not isinstance(value, Mapping):
+            merged[key] = value
+            continue
+        if inner is not None and _is_chosen(inner):
+            now = value.get(inner.key, old.get(inner.key, inner.default))
+            if now != old.get(inner.key, inner.default):
+                old = {name: old[name] for name in old if name in _fields(inner)}
+            inner = inner.registry.get(now)
+        merged[key] = layered(inner if inner is not None and _is_table(inner) else None, old, value)
+    return merged
 
 
 def full_path(error: ArgumentError, names: Iterable[str]) -> ArgumentError:
@@ -158,22 +226,34 @@ def read_value(kind: Any, value: Any, path: str) -> Any:
 def as_table(value: Any) -> Any:
     """A configuration, or a value of one, as TOML can hold it."""
     if dataclasses.is_dataclass(value):
-        return {part.name: as_table(getattr(value, part.name)) for part in dataclasses.fields(value)}
+        each: Any = value
+        named = {each.key: each.called} if isinstance(each, Registered) else {}
+        return named | {part.name: as_table(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [as_table(item) for item in value]
     return "none" if value is None else value
 
 
 def _is_table(kind: Any) -> bool:
-    return dataclasses.is_dataclass(get_origin(kind) or kind)
+    return dataclasses.is_dataclass(kind) or _is_chosen(kind)
+
+
+def _is_chosen(kind: Any) -> bool:
+    """Whether it is the base of several configurations, of which a table chooses one by name."""
+    return isinstance(kind, type) and issubclass(kind, Registered) and "registry" in vars(kind)
+
+
+def _is_anothers(base: type[Registered], key: str) -> bool:
+    """Whether it is an option of some of those that could have been chosen."""
+    return any(key in _fields(kind) for kind in base.registry.working().values())
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass and their types, type variables filled in."""
-    plain = get_origin(kind) or kind
-    filled = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
-    hints = get_type_hints(plain)
-    return {part.name: filled.get(hints[part.name], hints[part.name]) for part in dataclasses.fields(plain)}
+    """The fields of a dataclass and their types; a base without fields of its own has none."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    hints = get_type_hints(kind)
+    return {part.name: hints[part.name] for part in dataclasses.fields(kind)}
 
 
 def changed(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import OURS, Registry
+from fedstill.core.registry import OURS, Registered, Registry, not_frozen
 from fedstill.data.public import Public
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question, declared
 from fedstill.protocol.schedule import WHOLE, Span
@@ -72,7 +72,7 @@ class Ask:
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-class Method:
+class Method(Registered):
     """A method, all of it: its options, its part at the nodes and its program at the server.
 
     A method is a frozen dataclass; its fields are its options, checked in ``__post_init__``. Its questions
@@ -213,12 +213,9 @@ def side_of(method: Method, at: NodeSetting) -> NodeSide:
 
 def _wrong(method: type[Method]) -> str | None:
     """What a method of somebody else's lacks."""
-    parameters = vars(method).get("__dataclass_params__")
-    if parameters is None or not parameters.frozen:
-        return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
     if not isinstance(getattr(method, "title", None), str):
-        return "one with a title: ClassVar[str], for tables"
-    return None
+        return not_frozen(method) or "one with a title: ClassVar[str], for tables"
+    return not_frozen(method)
 
 
 METHODS: Registry[type[Method]] = Registry(
@@ -250,6 +247,9 @@ METHODS: Registry[type[Method]] = Registry(
 )
 
 
+Method.registry = METHODS
+
+
 def method_name(method: object) -> str:
     """The name by which a method can be asked for: ``module:Name``, where it has no shorter one.
 
@@ -259,5 +259,4 @@ def method_name(method: object) -> str:
     if not isinstance(method, Method):
         names = ", ".join(place.partition(":")[2] for place in METHODS.own.values())
         raise ArgumentError("method", method, f"one of {names}, or another Method")
-    kind = type(method)
-    return METHODS.name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
+    return method.called

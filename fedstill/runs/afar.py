@@ -53,7 +53,7 @@ ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
 
 
-def rehearse(config: RunConfig[Any], experiment: Experiment, out: Path, progress: bool) -> dict[str, Any]:
+def rehearse(config: RunConfig, experiment: Experiment, out: Path, progress: bool) -> dict[str, Any]:
     """Run a simulation's nodes as processes of their own on this machine.
 
     Args:
@@ -104,7 +104,7 @@ def reach(kit: Path) -> None:
         _connected(admin)
 
 
-def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
+def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
     """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
 
     The nodes with which a run begins are those with which it goes on: a node that has come since has no part
@@ -136,7 +136,7 @@ def submit(config: RunConfig[Any], out: Path, progress: bool) -> dict[str, Any]:
         return _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
 
 
-def _begin(admin: Admin, config: RunConfig[Any], run: str, out: Path) -> str:
+def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
     """Hand in a run's job, for the nodes with which the run began."""
     there = _connected(admin)
     names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
@@ -222,7 +222,7 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
     return result
 
 
-def servers_part(config: RunConfig[Any]) -> str:
+def servers_part(config: RunConfig) -> str:
     """What of a run its server has to know, as TOML: nothing about nodes, and whole paths."""
     table = to_dict(config)
     for theirs in ("nodes", "split", "paper"):
@@ -235,7 +235,7 @@ def servers_part(config: RunConfig[Any]) -> str:
     return tomli_w.dumps(table)
 
 
-def run_name(config: RunConfig[Any], out: Path) -> str:
+def run_name(config: RunConfig, out: Path) -> str:
     """The name by which nodes know a run, made up once and kept in the run's folder."""
     path = out / RUN
     if path.exists():
@@ -248,7 +248,7 @@ def run_name(config: RunConfig[Any], out: Path) -> str:
 # --- a rehearsal's nodes ------------------------------------------------------------------------------
 
 
-def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) -> None:
+def write_nodes(config: RunConfig, experiment: Experiment, folder: Path) -> None:
     """One folder a node, as its owner would have it: node.toml, data, first weights, secret.
 
     Args:
@@ -293,7 +293,7 @@ def write_nodes(config: RunConfig[Any], experiment: Experiment, folder: Path) ->
         owner_only.touch(own / SALT)  # the simulation has none
 
 
-def _allowing(config: RunConfig[Any]) -> PolicyConfig:
+def _allowing(config: RunConfig) -> PolicyConfig:
     """The policy of a rehearsal's nodes: whoever rehearses a method has installed it, and allows it."""
     policy, name = config.nodes.policy, method_name(config.method)
     if METHODS.origin(name) == OURS or name in policy.methods:
@@ -341,7 +341,7 @@ def _latest(folder: Path, mark: int) -> Path | None:
 # --- FLARE on this machine ----------------------------------------------------------------------------
 
 
-def _simulate(config: RunConfig[Any], run: str, names: Sequence[str], home: Path) -> None:
+def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> None:
     """FLARE's simulator: a process for the server and one for each node, without certificates."""
     work = home / "simulator"
     shutil.rmtree(work, ignore_errors=True)
@@ -361,7 +361,7 @@ def _simulate(config: RunConfig[Any], run: str, names: Sequence[str], home: Path
         raise DeployError(f"FLARE's simulator ended with {code}: see {home / 'simulator.log'}")
 
 
-def _deploy_here(config: RunConfig[Any], run: str, names: Sequence[str], home: Path) -> None:
+def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) -> None:
     """A federation deployed on this machine: kits, certificates, one process a site, mutual TLS.
 
     It is made anew each time: its kits are nobody else's, and its port may be another's by now.

@@ -14,19 +14,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import tomli_w
 
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.tables import as_table, describe, full_path, options, read_table, read_value
+from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
 from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import METHODS, method_name
+from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
 from fedstill.tasks import TASKS, TaskConfig, task_type
@@ -37,6 +37,7 @@ __all__ = [
     "PaperFigure",
     "RunConfig",
     "StudentConfig",
+    "choices",
     "describe",
     "from_dict",
     "full_path",
@@ -45,12 +46,9 @@ __all__ = [
     "options",
     "read_table",
     "read_toml",
-    "run_type",
     "to_dict",
     "to_toml",
 ]
-
-M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ class PaperFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Generic[M]):
+class RunConfig:
     """One run: the data, the nodes that hold it, the method, and the student that learns."""
 
     name: str = "custom"
@@ -173,7 +171,7 @@ class RunConfig(Generic[M]):
     nodes: NodesConfig = field(default_factory=NodesConfig)
     """What the nodes are."""
 
-    method: M
+    method: Method
     """How the student learns from the nodes; in TOML its key `name` says which method."""
 
     student: StudentConfig = field(default_factory=StudentConfig)
@@ -202,71 +200,54 @@ def _at_least_zero(name: str, value: int) -> None:
         raise ArgumentError(name, value, "a whole number from 0 up")
 
 
-def run_type(method: str) -> type[RunConfig[Any]]:
-    """The type of the runs of one method, with that method's own options.
-
-    Raises:
-        UnknownName: there is no such method.
-    """
-    if method not in METHODS:
-        raise UnknownName("method", method, METHODS)
-    generic: Any = RunConfig  # a type checker wants to know a generic's argument before the program runs
-    kind: type[RunConfig[Any]] = generic[METHODS[method]]
-    return kind
-
-
-def load(target: str) -> RunConfig[Any]:
+def load(target: str) -> RunConfig:
     """The run that a preset or a ``.toml`` file describes.
 
     Raises:
         FedstillError: there is no such preset or file, or it does not describe a run.
     """
-    return from_dict(presets.read(target))
+    return from_dict(presets.read(target, RunConfig))
 
 
-def load_toml(path: str | Path) -> RunConfig[Any]:
+def load_toml(path: str | Path) -> RunConfig:
     """The run that a TOML file describes.
 
     Raises:
         FedstillError: there is no such file, it is not TOML or does not describe a run.
     """
-    return from_dict(presets.read_file(Path(path)))
+    return from_dict(presets.read_file(Path(path), RunConfig))
 
 
-def read_toml(text: str) -> RunConfig[Any]:
+def read_toml(text: str) -> RunConfig:
     """The run that TOML describes.
 
     Raises:
         FedstillError: the text is not TOML or does not describe a run.
     """
-    return from_dict(presets.parse(text))
+    return from_dict(presets.parse(text, kind=RunConfig))
 
 
-def to_toml(config: RunConfig[Any]) -> str:
+def to_toml(config: RunConfig) -> str:
     """A run, complete, as TOML; :func:`read_toml` gives the same run back."""
     return tomli_w.dumps(to_dict(config))
 
 
-def from_dict(table: Mapping[str, Any]) -> RunConfig[Any]:
+def from_dict(table: Mapping[str, Any]) -> RunConfig:
     """The run that a table describes; what it does not name has its default.
-
-    The table ``method`` has a key ``name`` that chooses the method.
 
     Raises:
         UnknownName: a key or a method that does not exist.
         ArgumentError: a value of the wrong type or outside what is allowed.
     """
-    method = table.get("method", {})
-    if not isinstance(method, Mapping):
-        raise ArgumentError("method", method, "a table")
-    if "name" not in method:
-        raise ArgumentError("method.name", "", f"one of {', '.join(METHODS)}")
-    chosen = read_value(str, method["name"], "method.name")
-    rest = {key: value for key, value in method.items() if key != "name"}
-    return read_table(run_type(chosen), {**table, "method": rest})
+    return read_table(RunConfig, {"method": {}, **table})
 
 
-def to_dict(config: RunConfig[Any]) -> dict[str, Any]:
-    """A run as a table of what TOML can hold; :func:`from_dict` gives the same run back."""
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """A run as a table of what TOML can hold; :func:`from_dict` gives the same run back.
+
+    Raises:
+        ArgumentError: its method is none.
+    """
+    method_name(config.method)
     table: dict[str, Any] = as_table(config)
-    return {**table, "method": {"name": method_name(config.method), **table["method"]}}
+    return table

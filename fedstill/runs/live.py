@@ -59,7 +59,7 @@ class Live:
     """
 
     def __init__(
-        self, config: RunConfig[Any], link: Link, run: str, folder: Path, bars: Bars | None = None
+        self, config: RunConfig, link: Link, run: str, folder: Path, bars: Bars | None = None
     ) -> None:
         self.config, self.link, self.run_name, self.folder = config, link, run, folder
         self.bars = bars or Bars(False)

@@ -53,7 +53,7 @@ from fedstill.node.witness import released
 from fedstill.protocol.messages import Tensors
 from fedstill.protocol.method import METHODS, Ask, method_name, refusal
 from fedstill.protocol.plan import Plan, fingerprint, public_tensors
-from fedstill.runs.config import RunConfig, run_type, to_dict, to_toml
+from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.live import Live
 from fedstill.runs.run import COMMAND, check_folder
 from fedstill.runs.run import _machine as machine
@@ -73,7 +73,7 @@ LATER = (
 # --- questions --------------------------------------------------------------------------------------
 
 
-def make(config: RunConfig[Any]) -> Questions:
+def make(config: RunConfig) -> Questions:
     """All that a run will ask; nothing is trained and nobody is asked.
 
     Raises:
@@ -322,7 +322,7 @@ def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], ledge
 
 
 def distil(
-    config: RunConfig[Any],
+    config: RunConfig,
     questions: Path,
     answers: Sequence[Path],
     out: Path,
@@ -376,7 +376,7 @@ def distil(
     return result
 
 
-def check_later(asked: RunConfig[Any], config: RunConfig[Any]) -> None:
+def check_later(asked: RunConfig, config: RunConfig) -> None:
     """Refuse options that questions were asked with, or that only nodes have, once the questions are out.
 
     Args:
@@ -388,14 +388,14 @@ def check_later(asked: RunConfig[Any], config: RunConfig[Any]) -> None:
     """
     method = config.method
     free = (*LATER, *(f"method.{name}" for name in method.later))
-    for name in options(run_type(method_name(method))):
+    for name in options(config):
         path = name.split(".")
         before, now = (reduce(getattr, path, given) for given in (asked, config))
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
             raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
 
 
-def _same_questions(config: RunConfig[Any], given: Questions, path: Path) -> None:
+def _same_questions(config: RunConfig, given: Questions, path: Path) -> None:
     """Refuse a run that would have asked something else.
 
     Raises:

@@ -36,7 +36,7 @@ REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
 
 
-def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> dict[str, Any]:
+def run(config: RunConfig, out: Path, *, command: str, progress: bool) -> dict[str, Any]:
     """Run a configuration from the start.
 
     Args:
@@ -63,7 +63,7 @@ def run(config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> d
     return _go(config, made, out, command, progress)
 
 
-def _require_engine(config: RunConfig[Any]) -> None:
+def _require_engine(config: RunConfig) -> None:
     """Refuse an engine that is not installed.
 
     Raises:
@@ -75,7 +75,7 @@ def _require_engine(config: RunConfig[Any]) -> None:
         require_flare()
 
 
-def _with_kit(config: RunConfig[Any], kit: Path) -> RunConfig[Any]:
+def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
     """A run at the federation that an admin's kit lets in to, wherever it will be resumed from.
 
     Raises:
@@ -120,7 +120,7 @@ def resume(out: Path, *, progress: bool, startup_kit: Path | None = None) -> dic
 
 
 def _go(
-    config: RunConfig[Any],
+    config: RunConfig,
     made: tuple[Experiment, dict[str, Any]] | None,
     out: Path,
     command: str,
@@ -142,7 +142,7 @@ def _go(
     return finish(experiment, about, experiment.run(out, progress=progress), out)
 
 
-def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
+def prepare(config: RunConfig) -> tuple[Experiment, dict[str, Any]]:
     """Data, split, models and method of a configuration, made ready and checked.
 
     Returns:
@@ -183,7 +183,7 @@ def prepare(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
 
 
 def assemble(
-    config: RunConfig[Any], data: DataSet, parts: Sequence[TensorData], public: Public | None
+    config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: Public | None
 ) -> tuple[Setting, list[str]]:
     """What an experiment is made of, from data that have been divided; and the names of the nodes' models.
 
@@ -231,7 +231,7 @@ def assemble(
     return setting, specs
 
 
-def divide(config: RunConfig[Any], data: DataSet) -> tuple[list[TensorData], Public | None]:
+def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Public | None]:
     """Each node's own part of the training data, as a run divides them, and what is public."""
     train, public = load_public(config.public, data, config.task)
     columns = _columns(config, data)
@@ -241,20 +241,20 @@ def divide(config: RunConfig[Any], data: DataSet) -> tuple[list[TensorData], Pub
     return conceal([train.subset(part) for part in indices], config.split, generator), public
 
 
-def _columns(config: RunConfig[Any], data: DataSet) -> dict[str, Column]:
+def _columns(config: RunConfig, data: DataSet) -> dict[str, Column]:
     """What is known of the examples that are divided over the nodes."""
     kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
     return {name: column[kept] for name, column in data.columns.items()}
 
 
-def _values(config: RunConfig[Any], data: DataSet) -> list[str] | None:
+def _values(config: RunConfig, data: DataSet) -> list[str] | None:
     """Which value of the split's column each node has; None where a node is no value of a column."""
     if config.split.how != "column":
         return None
     return [str(value) for value in np.unique(_columns(config, data)[config.split.column]).tolist()]
 
 
-def _how(config: RunConfig[Any], data: DataSet, nodes: int) -> dict[str, Any]:
+def _how(config: RunConfig, data: DataSet, nodes: int) -> dict[str, Any]:
     """What a result says of the split; with a node for each value of a column, which node has which."""
     split = config.split
     told: dict[str, Any] = {"how": split.how, "alpha": None, "nodes": nodes}

@@ -24,7 +24,7 @@ FEDKD = {"name": "fedkd", "epochs": 2}
 SGD = {"optimiser": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
 
 
-def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunConfig[Any]:
+def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunConfig:
     """Three nodes of 200 digits with a small MLP each; ``changes`` replaces tables."""
     table: dict[str, Any] = {
         "data": {"name": "digits", "train_limit": 200},

@@ -43,7 +43,7 @@ class Runs:
         self.asked: list[tuple[str, Any]] = []
         self.raises: BaseException | None = None
 
-    def run(self, config: RunConfig[Any], out: Path, *, command: str, progress: bool) -> dict[str, Any]:
+    def run(self, config: RunConfig, out: Path, *, command: str, progress: bool) -> dict[str, Any]:
         self.asked.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
         return self._result()
 
@@ -110,7 +110,7 @@ def test_version(command: Main) -> None:
 def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> None:
     code, out, err = command("run", "mine.toml", "--help")
     assert (code, err) == (0, "")
-    for name in config.options(config.run_type("fediod")):
+    for name in config.options(config.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
     assert "Every random draw of the run follows from this number. (default: 4)" in words

@@ -64,7 +64,7 @@ FEDIOD = (
 )
 
 
-def small(method: str = FEDIOD, **link: Any) -> RunConfig[Any]:
+def small(method: str = FEDIOD, **link: Any) -> RunConfig:
     """A run of three small nodes on the digits, in seconds."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in link.items()]
     return read_toml("\n".join([SMALL, method, "[link]", *lines]))
@@ -174,7 +174,7 @@ class Sites:
         delay: seconds that a node takes longer over each message than it must.
     """
 
-    def __init__(self, folder: Path, config: RunConfig[Any], delay: float = 0.0) -> None:
+    def __init__(self, folder: Path, config: RunConfig, delay: float = 0.0) -> None:
         from fedstill.runs import afar  # with all of FLARE, which the processes need not load
 
         self.folder, self.config, self.delay = folder, config, delay
@@ -261,7 +261,7 @@ class Sites:
 
 
 @contextlib.contextmanager
-def sites(folder: Path, config: RunConfig[Any], delay: float = 0.0) -> Iterator[Sites]:
+def sites(folder: Path, config: RunConfig, delay: float = 0.0) -> Iterator[Sites]:
     """Sites that are gone afterwards, whatever happens."""
     made = Sites(folder, config, delay)
     try:
@@ -273,7 +273,7 @@ def sites(folder: Path, config: RunConfig[Any], delay: float = 0.0) -> Iterator[
 class Unbroken:
     """The same run in this process, as it is to come out everywhere."""
 
-    def __init__(self, config: RunConfig[Any], out: Path) -> None:
+    def __init__(self, config: RunConfig, out: Path) -> None:
         self.experiment: Experiment = run.prepare(config)[0]
         self.figures = self.experiment.run(out)
         self.lines = lines(out)

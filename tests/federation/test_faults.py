@@ -30,17 +30,17 @@ pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture(scope="module")
-def config() -> RunConfig[Any]:
+def config() -> RunConfig:
     return small(wait=8.0)
 
 
 @pytest.fixture(scope="module")
-def unbroken(config: RunConfig[Any], tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+def unbroken(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     return Unbroken(config, tmp_path_factory.mktemp("unbroken"))
 
 
 @pytest.fixture
-def three(tmp_path: Path, config: RunConfig[Any]) -> Iterator[Sites]:
+def three(tmp_path: Path, config: RunConfig) -> Iterator[Sites]:
     # A little longer over each question, so that what is to happen in the middle of a run does.
     with sites(tmp_path, config, delay=0.01) as made:
         made.start()

@@ -71,7 +71,7 @@ def tiny(
     options: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
     **link: Any,
-) -> RunConfig[Any]:
+) -> RunConfig:
     kind = METHODS[method]
     known = {field.name for field in dataclasses.fields(kind)}
     table = {key: value for key, value in {**TINY, **(options or {})}.items() if key in known}
@@ -106,7 +106,7 @@ class Away:
     """
 
     def __init__(
-        self, config: RunConfig[Any], folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
+        self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
         afar.write_nodes(config, run.prepare(config)[0], folder / "nodes")
@@ -127,7 +127,7 @@ class Away:
         return modules
 
 
-def here(config: RunConfig[Any]) -> tuple[Experiment, dict[str, Any]]:
+def here(config: RunConfig) -> tuple[Experiment, dict[str, Any]]:
     experiment, _ = run.prepare(config)
     return experiment, experiment.run()
 

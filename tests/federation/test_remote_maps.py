@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(method: str, folder: Path, **options: Any) -> RunConfig[Any]:
+def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
     data = blobs(60, 0)
     images = ((data.inputs + 1) * 127.5).round().byte().numpy()
     np.savez(folder / "shapes.npz", images=images[:, 0], masks=data.targets.numpy().astype(np.uint8))

@@ -106,7 +106,7 @@ CASES = [
 
 def tiny(
     task: str, method: str, folder: Path, engine: str = "one-by-one", privacy: Mapping[str, Any] | None = None
-) -> RunConfig[Any]:
+) -> RunConfig:
     make, model, data = TASKS[task]
     from dataclasses import fields
 

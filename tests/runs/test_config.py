@@ -228,7 +228,7 @@ def test_a_method_without_a_name_is_written_by_where_it_is() -> None:
 
 @pytest.mark.usefixtures("toy_method")
 def test_options_are_the_leaves() -> None:
-    known = config.options(config.run_type("toy"))
+    known = config.options(config.RunConfig(method=Toy()))
     assert known["method.outer.inner.size"] == int | None
     assert known["nodes.models"] == tuple[str, ...]
     assert "method" not in known
@@ -237,7 +237,7 @@ def test_options_are_the_leaves() -> None:
 
 def test_every_type_of_every_option_can_be_described() -> None:
     for method in METHODS:
-        for name, kind in config.options(config.run_type(method)).items():
+        for name, kind in config.options(config.from_dict({"method": {"name": method}})).items():
             assert config.describe(kind), name
 
 

@@ -40,7 +40,7 @@ class Heard(Loopback):
         return sum(said == do for _, said in self.heard)
 
 
-def nodes(config: RunConfig[Any], folder: Path, **changes: Any) -> dict[str, Host]:
+def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, Host]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
     afar.write_nodes(config, run.prepare(config)[0], folder / "nodes")
     for node in NAMES:
@@ -53,12 +53,12 @@ def nodes(config: RunConfig[Any], folder: Path, **changes: Any) -> dict[str, Hos
     return {name: Host(folder / "nodes" / name) for name in NAMES}
 
 
-def live(config: RunConfig[Any], link: Loopback, folder: Path) -> Live:
+def live(config: RunConfig, link: Loopback, folder: Path) -> Live:
     (folder / "server").mkdir(exist_ok=True)
     return Live(config, link, "one", folder / "server")
 
 
-def changed(config: RunConfig[Any], **tables: dict[str, Any]) -> RunConfig[Any]:
+def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
     """A configuration with some values of some tables replaced."""
     table = to_dict(config)
     for name, values in tables.items():

@@ -7,15 +7,14 @@ imports torch, so that listing and asking for help stay quick.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.tables import layered
 from fedstill.core.toml import Table
 
-__all__ = ["Table", "describe", "merge", "method_of", "names", "parse", "path", "read", "read_file"]
+__all__ = ["Table", "describe", "names", "parse", "path", "read", "read_file"]
 
 FOLDER = Path(__file__).parent
 
@@ -46,20 +45,21 @@ def describe(name: str) -> str:
     return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
 
 
-def read(target: str) -> Table:
+def read(target: str, kind: type | None = None) -> Table:
     """The table of a preset or of a TOML file, with what it extends filled in.
 
     Args:
         target: the name of a preset, or a path that ends with ``.toml``.
+        kind: the configuration that it describes, where what it extends may be of another method or split.
 
     Raises:
         UnknownName: there is no such preset.
         FedstillError: there is no such file, or it is not TOML.
     """
-    return read_file(Path(target) if target.endswith(".toml") else path(target))
+    return read_file(Path(target) if target.endswith(".toml") else path(target), kind)
 
 
-def read_file(file: Path) -> Table:
+def read_file(file: Path, kind: type | None = None) -> Table:
     """The table of a TOML file, with what it extends filled in; called after the file unless it says a name.
 
     Raises:
@@ -70,15 +70,16 @@ def read_file(file: Path) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
-    return {"name": file.stem, **parse(text, source=str(file))}
+    return {"name": file.stem, **parse(text, str(file), kind)}
 
 
-def parse(text: str, source: str = "the text") -> Table:
+def parse(text: str, source: str = "the text", kind: type | None = None) -> Table:
     """TOML as a table, with what it extends filled in.
 
     Args:
         text: TOML; may name a preset with ``extends`` on top.
         source: what an error calls this text.
+        kind: as in :func:`read`.
 
     Raises:
         FedstillError: the text is not TOML, extends what is no preset, or extends itself.
@@ -86,10 +87,10 @@ def parse(text: str, source: str = "the text") -> Table:
     >>> parse("seed = 1\\n[split]\\nnodes = 8")
     {'seed': 1, 'split': {'nodes': 8}}
     """
-    return _parse(text, source, ())
+    return _parse(text, source, kind, ())
 
 
-def _parse(text: str, source: str, seen: tuple[str, ...]) -> Table:
+def _parse(text: str, source: str, kind: type | None, seen: tuple[str, ...]) -> Table:
     table = toml.parse(text, source)
     base = table.pop("extends", None)
     if base is None:
@@ -99,24 +100,6 @@ def _parse(text: str, source: str, seen: tuple[str, ...]) -> Table:
     if base in seen:
         raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, base))}")
     file = path(base)
-    below = _parse(file.read_text(encoding="utf-8"), str(file), (*seen, base))
+    below = _parse(file.read_text(encoding="utf-8"), str(file), kind, (*seen, base))
     below.pop("name", None)  # what differs from a preset is not that preset any more
-    if method_of(table) not in (None, method_of(below)):
-        below.pop("method", None)  # the options of one method mean nothing to another
-    return merge(below, table)
-
-
-def method_of(table: Mapping[str, Any]) -> object:
-    """The name of the method that a table names; None if it names none."""
-    method = table.get("method")
-    return method.get("name") if isinstance(method, dict) else None
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Both tables as one; where both have a value the one above holds, where both have a table they merge."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = merge(old, value) if both and old is not None else value
-    return merged
+    return layered(kind, below, table)

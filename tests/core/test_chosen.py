@@ -1,0 +1,91 @@
+"""One of several configurations, chosen by a name in its table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+
+from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.registry import Registered, Registry
+from fedstill.core.tables import as_table, choices, layered, options, read_table
+
+
+@dataclass(frozen=True)
+class Shape(Registered):
+    key: ClassVar[str] = "how"
+    default: ClassVar[str | None] = "round"
+    colour: str = "red"
+
+
+@dataclass(frozen=True)
+class Round(Shape):
+    radius: float = 1.0
+
+
+@dataclass(frozen=True)
+class Square(Shape):
+    side: int = 2
+
+
+Shape.registry = Registry("shape", {"round": f"{__name__}:Round", "square": f"{__name__}:Square"}, base=Shape)
+
+
+@dataclass(frozen=True)
+class Picture:
+    shape: Shape = field(default_factory=Round)
+    title: str = ""
+
+
+def test_a_key_says_whose_options_the_others_are() -> None:
+    assert read_table(Picture, {}).shape == Round()
+    assert read_table(Picture, {"shape": {"radius": 2}}).shape == Round(radius=2.0)
+    assert read_table(Picture, {"shape": {"how": "square", "side": 3}}).shape == Square(side=3)
+
+
+def test_a_table_gives_the_same_back_with_the_name() -> None:
+    picture = Picture(Square("blue", side=5))
+    assert as_table(picture) == {"shape": {"how": "square", "colour": "blue", "side": 5}, "title": ""}
+    assert read_table(Picture, as_table(picture)) == picture
+
+
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ({"how": "squar"}, "unknown shape 'squar': did you mean 'square'?"),
+        ({"how": 3}, "shape.how is 3: allowed is a text"),
+        ({"how": "square", "radius": 1.0}, "shape.radius is 1.0: allowed is none, as shape 'square' has no"),
+        ({"sides": 1}, "unknown key 'shape.sides'"),
+        ({"how": "square", "side": "x"}, "shape.side is 'x': allowed is a whole number"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(shape: dict[str, object], line: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        read_table(Picture, {"shape": shape})
+    assert str(caught.value).startswith(line)
+
+
+def test_without_a_default_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shape, "default", None)
+    with pytest.raises(ArgumentError, match=r"^shape.how is '': allowed is one of round, square$"):
+        read_table(Picture, {"shape": {"colour": "blue"}})
+
+
+def test_an_instance_has_the_options_of_what_was_chosen() -> None:
+    assert list(options(Picture(Square()))) == ["shape.how", "shape.colour", "shape.side", "title"]
+    assert list(options(Picture)) == ["shape.how", "shape.colour", "title"]
+    assert choices(Picture()) == {"shape.how": Shape}
+
+
+def test_another_choice_keeps_what_all_have() -> None:
+    below = {"title": "a", "shape": {"how": "round", "colour": "blue", "radius": 3.0}}
+    assert layered(Picture, below, {"shape": {"how": "square", "side": 4}}) == {
+        "title": "a",
+        "shape": {"how": "square", "colour": "blue", "side": 4},
+    }
+    assert layered(Picture, below, {"shape": {"radius": 5.0}})["shape"]["radius"] == 5.0
+    # A table that names none means the default; one that names it says nothing new.
+    assert layered(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"] == 3.0
+    with pytest.raises(UnknownName):
+        read_table(Picture, layered(Picture, below, {"shape": {"how": "triangle"}}))
