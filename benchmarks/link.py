@@ -18,7 +18,6 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
