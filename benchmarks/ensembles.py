@@ -16,8 +16,8 @@ import torch
 
 from fedstill.core.errors import FedstillError
 from fedstill.node import training
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import load
-from fedstill.runs.run import prepare
 from fedstill.tasks import functional
 
 WAYS = ("logits", "log_probs", "probs", "consensus")

@@ -50,8 +50,8 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict
-from fedstill.runs.run import prepare
 from fedstill.runs.setting import Setting, shape_of
 
 LOCAL = LocalConfig(batch=32, lr=0.002, augment="shift-flip")

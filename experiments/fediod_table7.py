@@ -30,7 +30,7 @@ from fedstill.attacks.quality import inception_scores
 from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.standalone import Standalone
-from fedstill.runs.experiment import Experiment
+from fedstill.runs.simulation import Simulation
 
 FULL = replace(SMALL, balance=0.0)
 ROWS: dict[str, FedIOD] = {
@@ -71,7 +71,7 @@ def main(
     began = time.monotonic()
     federation = divided(root, nodes, 0.1, seed, False, judge_epochs)
     setting = replace(federation.setting, local=replace(LOCAL, epochs=epochs))
-    local = Experiment(replace(setting, method=Standalone()))
+    local = Simulation(replace(setting, method=Standalone()))
     local.run()
     teachers = {node.name: node.model.eval().requires_grad_(False) for node in local.nodes}
     print(f"judge: {federation.accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)

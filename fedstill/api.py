@@ -14,6 +14,7 @@ from torch import nn
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
+from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
@@ -23,9 +24,9 @@ from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.report import write_report
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.run import REHEARSED, check_folder, finish
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task, TaskConfig, make_task
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
@@ -157,15 +158,15 @@ def distil(
         vocabulary=vocabulary,
         perceptual=str(perceptual),
     )
-    experiment = Experiment(setting)
+    simulation = Simulation(setting)
     if out is None:
-        figures = experiment.run(progress=progress)
+        figures = simulation.run(bars=Bars(progress))
     else:
         folder = Path(out)
         _open_folder(folder, _fingerprint(setting))
-        figures = finish(experiment, {}, experiment.run(folder, progress=progress), folder)
+        figures = finish(simulation, {}, simulation.run(folder, bars=Bars(progress)), folder)
         write_report(folder)
-    return Outcome(student if experiment.has_student else None, figures)
+    return Outcome(student if simulation.has_student else None, figures)
 
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:

@@ -21,8 +21,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.core.seeds import torch_generator
 from fedstill.runs.evaluation import number
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import normalisation
+from fedstill.runs.simulation import Simulation
 
 MOST = 4000  # private images, and held-out ones, that neighbours are sought among in one space
 MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured from
@@ -70,7 +70,7 @@ class Generated:
     pictures: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def section(inputs: torch.Tensor, experiment: Experiment, config: CopyingConfig, seed: int) -> Generated:
+def section(inputs: torch.Tensor, experiment: Simulation, config: CopyingConfig, seed: int) -> Generated:
     """Attack the inputs that a server made with all that :mod:`copying` and :mod:`quality` have.
 
     Private are all nodes' images, held-out those of the test part; of more than :data:`MOST` some are drawn.
@@ -144,7 +144,7 @@ class _Sample:
         seed: of the draws, where there are more than :data:`MOST`.
     """
 
-    def __init__(self, experiment: Experiment, seed: int) -> None:
+    def __init__(self, experiment: Simulation, seed: int) -> None:
         task, test = experiment.task, experiment.test
         self.names = [node.name for node in experiment.nodes]
         sizes = torch.tensor([len(node.data) for node in experiment.nodes])
@@ -209,7 +209,7 @@ class _Sample:
 
 
 def _spaces(
-    images: torch.Tensor, experiment: Experiment, config: CopyingConfig, skipped: list[dict[str, str]]
+    images: torch.Tensor, experiment: Simulation, config: CopyingConfig, skipped: list[dict[str, str]]
 ) -> list[Extractor]:
     """What distances are measured in: pixels first."""
     scale = [part.flatten().tolist() for part in normalisation(experiment.setting)]
@@ -229,7 +229,7 @@ def _spaces(
 
 def _distances(
     images: torch.Tensor,
-    experiment: Experiment,
+    experiment: Simulation,
     space: Extractor,
     seed: int,
     skipped: list[dict[str, str]],
@@ -275,7 +275,7 @@ def _told(found: NodeDistances, space: Extractor, dimensions: int) -> dict[str, 
 
 
 def _scores(
-    images: torch.Tensor, experiment: Experiment, skipped: list[dict[str, str]]
+    images: torch.Tensor, experiment: Simulation, skipped: list[dict[str, str]]
 ) -> dict[str, Any] | None:
     """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
     if experiment.task.kind != "class":
@@ -296,7 +296,7 @@ def _scores(
 
 
 def _pictures(
-    found: Copying, images: torch.Tensor, sample: _Sample, experiment: Experiment
+    found: Copying, images: torch.Tensor, sample: _Sample, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
     mean, std = (part.cpu() for part in normalisation(experiment.setting))

@@ -27,8 +27,9 @@ from fedstill.data.loaders import load
 from fedstill.data.public import Public
 from fedstill.node.ledger import Ledger
 from fedstill.protocol.kinds import DATA_SIZES, INDICES, INPUTS, LABEL_COUNTS
-from fedstill.runs import run
+from fedstill.runs.assemble import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
+from fedstill.runs.run import REHEARSED
 from fedstill.runs.setting import Setting
 
 SAME = 1e-2  # of a student's length: rounding of other engines grows to less than that
@@ -58,18 +59,18 @@ class Replay:
             FedstillError: data that cannot be read or divided.
         """
         # Engines give the same figures, to rounding.
-        deployed = config.engine.name in run.REHEARSED
+        deployed = config.engine.name in REHEARSED
         engine = replace(config.engine, name="one-by-one" if deployed else config.engine.name)
         silent = replace(config.evaluation, every=0, centralised=False, samples=0)
         config = replace(config, engine=engine, evaluation=silent)
         data = load(config.data, config.task)
-        parts, public = run.divide(config, data)
+        parts, public = divide(config, data)
         return cls(config, data, parts, public)
 
     @property
     def setting(self) -> Setting:
         """Data and networks in their first state, as objects; made anew each time."""
-        return run.assemble(self.config, self.data, self.parts, self.public)[0]
+        return assemble(self.config, self.data, self.parts, self.public)[0]
 
     def experiment(self, **changes: Any) -> Overheard:
         """The run's experiment, with other parts of its setting where they are given."""

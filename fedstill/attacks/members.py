@@ -36,8 +36,7 @@ from fedstill.data import splits
 from fedstill.node import training
 from fedstill.node.node import Node
 from fedstill.privacy.audit import CONFIDENCE
-from fedstill.runs.experiment import Experiment
-from fedstill.runs.measured import Measured
+from fedstill.runs.simulation import Simulation
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 OF = {
@@ -136,8 +135,8 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, training.at_once(inputs))
         asked = [server.ensemble(server.ask("predict", x=part)) for part in parts]
-        return torch.cat(asked).float().cpu()
-    told = Measured(experiment).answers(inputs)
+        return torch.cat([each for each in asked if each is not None]).float().cpu()
+    told = experiment.answers(inputs)
     if told is not None:
         return told.float().cpu()
     each = torch.stack(
@@ -221,7 +220,7 @@ def _federation(
 
 def _answers(
     again: Replay,
-    experiment: Experiment,
+    experiment: Simulation,
     node: Node,
     answered: tuple[torch.Tensor, torch.Tensor],
     config: MembersConfig,
@@ -353,7 +352,7 @@ def _made(again: Replay, spec: str) -> Callable[[int], nn.Module]:
     return lambda seed: models.build(spec, shape, classes, seed, "shadow", vocabulary=again.data.vocabulary)
 
 
-def _fast(experiment: Experiment) -> Compute:
+def _fast(experiment: Simulation) -> Compute:
     """Shadows in one stack: not what is fastest just now, as figures would hang on it."""
     return Compute(replace(experiment.compute.config, name="stacked"))
 

@@ -17,7 +17,7 @@ from fedstill.node.account import Account
 from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
 from fedstill.protocol.messages import kind_of, refine, size
-from fedstill.runs.experiment import Experiment
+from fedstill.runs.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def _nothing(release: Release) -> None:
     """What is no longer listened to."""
 
 
-class Overheard(Experiment):
+class Overheard(Simulation):
     """An experiment in this process whose releases somebody hears.
 
     Args:

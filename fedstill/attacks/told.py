@@ -10,10 +10,10 @@ import torch
 
 from fedstill.attacks.histograms import histogram
 from fedstill.core.errors import UnknownName
-from fedstill.runs.experiment import Experiment
+from fedstill.runs.simulation import Simulation
 
 
-def counts(told: Mapping[str, torch.Tensor], experiment: Experiment) -> list[dict[str, Any]]:
+def counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:
     """How near to the truth the label counts are that left each node, ready for JSON.
 
     Args:

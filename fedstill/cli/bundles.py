@@ -61,13 +61,13 @@ def _make(words: list[str]) -> None:
 
     from fedstill.core.records import write_text
     from fedstill.federation import bundles, signed
-    from fedstill.runs import offline
+    from fedstill.runs import bundles as runs
     from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
 
     path = Path(out or "questions.safetensors")
     private = Path(key or "server.key")
-    questions = offline.make(config)
+    questions = runs.make(config)
     own = signed.own_key(private)
     sha256 = bundles.write_questions(path, questions, own)
     write_text(_recipe(path), f"{COMMAND}{command}\n\n{to_toml(config)}")
@@ -100,7 +100,7 @@ def distil(words: list[str]) -> None:
     if not answers:
         raise ArgumentError("fedstill distil", "", "files of answers, one a node")
 
-    from fedstill.runs import offline
+    from fedstill.runs import bundles as runs
     from fedstill.runs.config import load_toml
 
     recipe = _recipe(Path(questions))
@@ -108,13 +108,13 @@ def distil(words: list[str]) -> None:
         raise BundleError(f"{recipe} is missing: `fedstill questions make` wrote it beside {questions}")
     asked = load_toml(recipe)
     config = _override(asked, rest[end:], "fedstill distil")
-    offline.check_later(asked, config)
+    runs.check_later(asked, config)
     folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
     if out is None:
         print(f"The run's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
     known = None if keys is None else _keys(Path(keys))
     try:
-        result = offline.distil(
+        result = runs.distil(
             config,
             Path(questions),
             answers,
@@ -153,14 +153,13 @@ def answer(words: list[str]) -> None:
         )
 
     from fedstill.core.progress import Bars
-    from fedstill.federation import signed
+    from fedstill.federation import answering, signed
     from fedstill.node.host import Host
-    from fedstill.runs import offline
 
     folder = Path(rest[0])
     Host(folder).limit_process()  # which is this command's own
     with Bars(sys.stderr.isatty()) as bars:
-        reply = offline.answer(
+        reply = answering.answer(
             folder,
             Path(rest[1]),
             None if out is None else Path(out),

@@ -118,7 +118,7 @@ def _simulated(target: str) -> tuple[Run, list[Place]]:
     from fedstill.data.form import Form
     from fedstill.data.loaders import load
     from fedstill.runs import config
-    from fedstill.runs.run import divide
+    from fedstill.runs.assemble import divide
 
     if (Path(target) / "node.toml").is_file() or Path(target).name == "node.toml":
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")

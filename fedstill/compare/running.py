@@ -23,6 +23,7 @@ from fedstill.core.records import holding, read_result, write_text
 from fedstill.core.toml import Table
 from fedstill.core.words import human_seconds
 from fedstill.runs import run
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
@@ -183,7 +184,7 @@ def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, 
         for count, place in enumerate(places, start=1):
             status.update(f"checking run {count} of {len(places)}")
             try:
-                run.prepare(comparison.config(place))
+                prepare(comparison.config(place))
             except FedstillError as error:
                 refused[place.folder] = str(error)
     for setting in comparison.settings:

@@ -17,7 +17,7 @@ from fedstill.core.records import write_text
 from fedstill.federation.flare import RUNS, FlareLink, environment
 from fedstill.federation.runs import JOB, PROGRESS, STOPPED
 from fedstill.runs.config import read_toml
-from fedstill.runs.live import Live
+from fedstill.runs.served import Served
 
 logger = logging.getLogger("fedstill.server")
 UNFORESEEN = "it failed where it should not: the server's log says how"
@@ -80,9 +80,9 @@ class ServerProgram:
     def _run(self, folder: Path) -> None:
         config = read_toml(self.config)
         link, bars = FlareLink(collab.clients, self.nodes), Noted(folder / PROGRESS)
-        live = Live(config, link, self.run_name, folder, bars)
+        run = Served(config, link, self.run_name)
         logger.info("run %s begins", self.run_name)
-        figures = live.run()
-        result = {**live.about(), **figures}
-        live.records.finish(result, live.trained(), keep_state=True)
+        figures = run.run(folder, bars=bars)
+        student = run.setting.student if run.has_student else None
+        run.records.finish({**run.about(), **figures}, student, keep_state=True)
         logger.info("run %s is done", self.run_name)

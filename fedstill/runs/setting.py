@@ -19,7 +19,7 @@ from fedstill.node.group import signature
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import Needs, refusal
+from fedstill.protocol.method import Method, refusal
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
@@ -59,7 +59,7 @@ class Setting:
     models: Sequence[nn.Module]
     student: nn.Module
     test: TensorData
-    method: Any
+    method: Method
     mark: nn.Module | None = None
     names: Sequence[str] = ()
     policies: Sequence[PolicyConfig] = ()
@@ -78,11 +78,48 @@ class Setting:
     perceptual: str = ""
 
 
-def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
-    """Names and policies of the nodes, once everything fits together.
+def check_method(setting: Setting) -> None:
+    """Refuse a method that cannot learn the task, or lacks public data.
 
     Raises:
-        FedstillError: it does not; naming the first misfit.
+        MethodRefused: it does.
+    """
+    title, needs, public = setting.method.title, setting.method.needs(), setting.public
+    reason = refusal(needs, setting.task)
+    if reason is None and (needs.public or needs.public_labels) and public is None:
+        reason = "there is no public data: set public.name (from Python, public=)"
+    if reason is None and needs.public_labels and public is not None and public.labels is None:
+        reason = f"public data {public.name!r} have no labels of this task"
+    if reason is not None:
+        raise MethodRefused(title, "every node", reason)
+
+
+def check_server(setting: Setting) -> None:
+    """Refuse test data, public data or a student that do not go with the task.
+
+    Raises:
+        FedstillError: naming the first misfit.
+    """
+    setting.task.check(setting.test, "test data")
+    shape, public = shape_of(setting), setting.public
+    models.check(setting.student, shape, setting.task.outputs(shape), "student")
+    if not any(parameter.requires_grad for parameter in setting.student.parameters()):
+        raise ArgumentError("student", "all frozen", "a network with something to train")
+    if public is not None:
+        theirs = tuple(public.inputs.shape[1:])
+        labels = setting.task.blank(len(public), theirs) if public.labels is None else public.labels
+        data = TensorData(public.inputs, labels.to(public.inputs.device))
+        setting.task.check(data, "public data")
+        check_range(setting, data, "public data")
+        if theirs != shape:
+            raise ArgumentError("shape of public data", theirs, f"{shape}, as in the test data")
+
+
+def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
+    """Names and policies of a simulation's nodes, once their data and models fit together.
+
+    Raises:
+        FedstillError: they do not; naming the first misfit.
     """
     count = len(setting.parts)
     names = list(setting.names) or [f"node-{index}" for index in range(count)]
@@ -96,7 +133,6 @@ def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
             raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
     if len(set(names)) < count:
         raise ArgumentError("names", names, "each name once")
-    setting.task.check(setting.test, "test data")
     shape = shape_of(setting)
     outputs = setting.task.outputs(shape)
     for name, part, model in zip(names, setting.parts, setting.models, strict=True):
@@ -106,7 +142,6 @@ def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
             raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
         check_range(setting, part, f"data of {name}")
         models.check(model, shape, outputs, f"model of {name}")
-    models.check(setting.student, shape, outputs, "student")
     owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
     seen: dict[int, str] = {}
     for owner, model in owners:
@@ -114,22 +149,16 @@ def check(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
             other = seen.setdefault(id(parameter), owner)
             if other != owner:
                 raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
-    if not any(parameter.requires_grad for parameter in setting.student.parameters()):
-        raise ArgumentError("student", "all frozen", "a network with something to train")
     return names, policies
 
 
-def check_architectures(
-    setting: Setting, title: str, needs: Needs, nodes: Sequence[Node], student: nn.Module
-) -> None:
-    """Refuse nodes and data with which a method cannot work.
+def check_architectures(setting: Setting, nodes: Sequence[Node], student: nn.Module) -> None:
+    """Refuse nodes whose networks are not what a method needs.
 
     Raises:
-        FedstillError: naming the first one.
+        MethodRefused: naming the first one.
     """
-    reason = refusal(needs, setting.task)
-    if reason is not None:
-        raise MethodRefused(title, "every node", reason)
+    title, needs = setting.method.title, setting.method.needs()
     for node in nodes if needs.trainable else ():
         if len(node.frozen["model"]) == sum(1 for _ in node.model.parameters()):
             raise MethodRefused(title, node.name, "its model is frozen, and every round trains it")
@@ -140,24 +169,6 @@ def check_architectures(
                 raise MethodRefused(title, node.name, "its model is not of the student's architecture")
     if needs.student_kind and signature(student) not in map(signature, (n.model for n in nodes)):
         raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
-    public = setting.public
-    if (needs.public or needs.public_labels) and public is None:
-        raise MethodRefused(
-            title, "every node", "there is no public data: set public.name (from Python, public=)"
-        )
-    if needs.public_labels and public is not None and public.labels is None:
-        reason = f"public data {public.name!r} have no labels of this task"
-        raise MethodRefused(title, "every node", reason)
-    if public is not None:
-        labels = public.labels
-        if labels is None:
-            labels = setting.task.blank(len(public), tuple(public.inputs.shape[1:]))
-        data = TensorData(public.inputs, labels.to(public.inputs.device))
-        setting.task.check(data, "public data")
-        check_range(setting, data, "public data")
-        shape = tuple(public.inputs.shape[1:])
-        if shape != shape_of(setting):
-            raise ArgumentError("shape of public data", shape, f"{shape_of(setting)}, as in the test data")
 
 
 def shape_of(setting: Setting) -> Shape:

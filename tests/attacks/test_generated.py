@@ -24,8 +24,8 @@ from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
@@ -64,8 +64,8 @@ def setting(method: Any = None, **changes: Any) -> Setting:
 
 
 @pytest.fixture(scope="module")
-def run() -> Experiment:
-    experiment = Experiment(setting())
+def run() -> Simulation:
+    experiment = Simulation(setting())
     experiment.run()
     return experiment
 
@@ -83,7 +83,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 # --- what is a copy, and what is not ----------------------------------------------------------------
 
 
-def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Experiment) -> None:
+def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Simulation) -> None:
     found = section(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in spaces(found):
         assert space["p_value"] < 0.01
@@ -101,7 +101,7 @@ def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Experime
     assert min(near, key=near.__getitem__) == "node-1"
 
 
-def test_fresh_images_are_no_copies(run: Experiment) -> None:
+def test_fresh_images_are_no_copies(run: Simulation) -> None:
     for space in spaces(section(FRESH, run, FEW, 0)):
         assert space["p_value"] > 0.1
         assert space["low"] < 0.5 < space["high"]
@@ -111,7 +111,7 @@ def test_fresh_images_are_no_copies(run: Experiment) -> None:
 # --- where numbers come from ------------------------------------------------------------------------
 
 
-def test_numbers_are_those_of_the_functions(run: Experiment) -> None:
+def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
     found = section(FRESH, run, replace(FEW, images=60), 3)
     last = FRESH[-60:]
     features = penultimate(run.student, last, "the student")
@@ -159,7 +159,7 @@ def test_numbers_are_those_of_the_functions(run: Experiment) -> None:
     assert found.skipped == ()
 
 
-def test_of_many_images_some_are_drawn(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 90)
     monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)
     found = section(noisy(FRESH), run, FEW, 0)
@@ -178,7 +178,7 @@ def test_of_many_images_some_are_drawn(run: Experiment, monkeypatch: pytest.Monk
     assert json.dumps(spaces(found)) == json.dumps(spaces(section(noisy(FRESH), run, FEW, 0)))
 
 
-def test_spaces_too_large_for_fid_are_told(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spaces_too_large_for_fid_are_told(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_DIMENSIONS", 63)
     found = section(FRESH, run, FEW, 0)
     assert found.distances is not None
@@ -196,7 +196,7 @@ def test_patients_are_drawn_whole() -> None:
     """Numbers of patients may be alike in two places, where they are of two patients."""
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
-    experiment = Experiment(setting(Standalone(), parts=parts, test=test))
+    experiment = Simulation(setting(Standalone(), parts=parts, test=test))
     (space,) = spaces(section(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
@@ -206,11 +206,11 @@ def test_patients_are_drawn_whole() -> None:
     assert space["expected"] != alone.expected
 
     by_cases = replace(TEST, cases=Cases(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
-    experiment = Experiment(setting(Standalone(), parts=parts, test=by_cases))
+    experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
     assert spaces(section(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
-    experiment = Experiment(setting(Standalone(), parts=parts))
+    experiment = Simulation(setting(Standalone(), parts=parts))
     (space,) = spaces(section(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone.expected
     assert "the p-value is too small" in space["line"]
@@ -220,7 +220,7 @@ def test_patients_are_drawn_whole() -> None:
 
 
 def test_without_a_student_there_are_pixels() -> None:
-    found = section(FRESH, Experiment(setting(Standalone())), FEW, 0)
+    found = section(FRESH, Simulation(setting(Standalone())), FEW, 0)
     assert [space["extractor"] for space in spaces(found)] == ["pixels"]
     assert found.scores is not None
     assert found.scores["student"] is None
@@ -229,7 +229,7 @@ def test_without_a_student_there_are_pixels() -> None:
 def test_scores_are_of_one_label_an_image() -> None:
     parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
     test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
-    found = section(FRESH, Experiment(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
+    found = section(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
     assert found.scores is None
     assert [each["attack"] for each in found.skipped] == ["scores"]
     assert "multi-label" in found.skipped[0]["reason"]
@@ -237,7 +237,7 @@ def test_scores_are_of_one_label_an_image() -> None:
 
 
 def test_a_student_that_diverged_leaves_pixels() -> None:
-    experiment = Experiment(setting())
+    experiment = Simulation(setting())
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
     found = section(FRESH, experiment, FEW, 0)
@@ -247,7 +247,7 @@ def test_a_student_that_diverged_leaves_pixels() -> None:
     assert all("NaN" in each["reason"] for each in found.skipped)
 
 
-def test_inputs_that_are_no_numbers_give_nothing(run: Experiment) -> None:
+def test_inputs_that_are_no_numbers_give_nothing(run: Simulation) -> None:
     found = section(FRESH * torch.nan, run, FEW, 0)
     assert (found.copying, found.distances, found.scores, found.pictures) == (None, None, None, {})
     assert {each["attack"] for each in found.skipped} == {"copying", "distances", "scores"}
@@ -255,14 +255,14 @@ def test_inputs_that_are_no_numbers_give_nothing(run: Experiment) -> None:
 
 def test_a_node_of_one_image_has_no_distance() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
-    found = section(FRESH, Experiment(setting(Standalone(), parts=parts)), FEW, 0)
+    found = section(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
     assert found.distances is not None
     assert list(found.distances["spaces"][0]["nodes"]) == ["node-1", "node-2"]
     assert found.skipped == ({"attack": "distances", "reason": found.skipped[0]["reason"]},)
     assert "node-0 holds one image" in found.skipped[0]["reason"]
 
 
-def test_all_is_json_with_none_for_what_is_not_finite(run: Experiment) -> None:
+def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
     found = section(TEST.inputs[:150], run, FEW, 0)
     told = {"copying": found.copying, "distances": found.distances, "scores": found.scores}
@@ -271,7 +271,7 @@ def test_all_is_json_with_none_for_what_is_not_finite(run: Experiment) -> None:
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
 
 
-def test_a_weights_file_is_one_more_space(run: Experiment, tmp_path: Path) -> None:
+def test_a_weights_file_is_one_more_space(run: Simulation, tmp_path: Path) -> None:
     tensors, channels = {}, 3
     for place in (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28):
         tensors[f"features.{place}.weight"] = 0.2 * torch.randn(4, channels, 3, 3)
@@ -295,7 +295,7 @@ def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
         CopyingConfig(**wrong)
 
 
-def test_bad_inputs_are_refused(run: Experiment) -> None:
+def test_bad_inputs_are_refused(run: Simulation) -> None:
     for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
         with pytest.raises(ArgumentError, match="generated inputs"):
             section(wrong, run, FEW, 0)

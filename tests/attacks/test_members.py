@@ -13,7 +13,7 @@ from fedstill.attacks.heard import Heard, Replay
 from fedstill.attacks.members import MembersConfig, outsider, section
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, MethodRefused
-from fedstill.runs.experiment import Experiment
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TaskConfig, make_task
 from tests.attacks.runs import FEDAVG, SGD, replay
 
@@ -78,9 +78,9 @@ def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.Monkey
     row = torch.zeros(len(asked.records), dtype=torch.bool)
     row[::2] = True
     parts: list[torch.Tensor] = []
-    run = Experiment.run
+    run = Simulation.run
     monkeypatch.setattr(
-        Experiment, "run", lambda self: parts.extend(node.data.inputs for node in self.nodes) or run(self)
+        Simulation, "run", lambda self: parts.extend(node.data.inputs for node in self.nodes) or run(self)
     )
     told, learned_from = members._federation(again, asked, row, 7)
     assert torch.equal(learned_from, row)

@@ -12,7 +12,7 @@ from fedstill.attacks.told import counts
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.methods.standalone import Standalone
-from fedstill.runs.experiment import Experiment
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks.multi_label import MultiLabel
 from tests.runs.test_experiment import SHAPE, setting
 
@@ -28,7 +28,7 @@ PARTS = [labelled(5, 0, 5), labelled(2, 4, 2), labelled(0, 0, 3)]
 
 def test_counts_by_hand() -> None:
     """Of node-1's 10 told, shares are 0.4, 0.4 and 0.2 against 0.25, 0.5 and 0.25."""
-    experiment = Experiment(setting(Standalone(), parts=PARTS, classes=("cyst", "naevus", "wart")))
+    experiment = Simulation(setting(Standalone(), parts=PARTS, classes=("cyst", "naevus", "wart")))
     told = {"node-1": torch.tensor([4.0, 4.0, 2.0]), "node-0": torch.tensor([5.0, 0.0, 5.0])}
     exact, noised = found = counts(told, experiment)
     assert exact == {
@@ -51,7 +51,7 @@ def test_counts_by_hand() -> None:
 
 
 def test_classes_without_names_are_numbers() -> None:
-    experiment = Experiment(setting(Standalone(), parts=PARTS))
+    experiment = Simulation(setting(Standalone(), parts=PARTS))
     (found,) = counts({"node-2": torch.tensor([0.2, 1.0, 3.0])}, experiment)
     assert (found["absent"], found["told_absent"]) == (["0", "1"], ["0"])
 
@@ -59,13 +59,13 @@ def test_classes_without_names_are_numbers() -> None:
 def test_a_node_without_findings_has_no_entry() -> None:
     one = [TensorData(part.inputs, torch.nn.functional.one_hot(part.targets, 3)) for part in PARTS]
     one[1] = TensorData(one[1].inputs, torch.zeros_like(one[1].targets))
-    experiment = Experiment(replace(setting(Standalone(), parts=one, task=MultiLabel(3)), test=one[0]))
+    experiment = Simulation(replace(setting(Standalone(), parts=one, task=MultiLabel(3)), test=one[0]))
     told = {node.name: experiment.task.counts(node.data) for node in experiment.nodes}
     assert [each["node"] for each in counts(told, experiment)] == ["node-0", "node-2"]
 
 
 def test_what_no_node_told_is_refused() -> None:
-    experiment = Experiment(setting(Standalone(), parts=PARTS))
+    experiment = Simulation(setting(Standalone(), parts=PARTS))
     with pytest.raises(UnknownName, match="node-7"):
         counts({"node-7": torch.zeros(3)}, experiment)
     with pytest.raises(ArgumentError, match="told counts"):

@@ -30,7 +30,7 @@ from fedstill.node import owner
 from fedstill.node.account import Account
 from fedstill.protocol.messages import pack, unpack
 from fedstill.report import write_report
-from fedstill.runs import config, offline, run
+from fedstill.runs import assemble, bundles, config, run
 from fedstill.runs.presets import parse
 
 pytest.importorskip("cryptography")
@@ -81,7 +81,7 @@ def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
     given = config.load_toml(folder / "run.toml")
-    experiment, about = run.prepare(given)
+    experiment, about = assemble.prepare(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()
@@ -418,7 +418,7 @@ def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(offline.Live, "run", stop)
+        patch.setattr(bundles.Served, "run", stop)
         code, _, err = command(*DISTIL)
     assert (code, err) == (130, "fedstill: stopped; the same command goes on\n")
     assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))

@@ -22,9 +22,9 @@ from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.prepared import LEDGER, RUN
-from fedstill.runs.run import prepare
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic
 from tests.node.test_owner_privacy import release

@@ -142,7 +142,7 @@ def test_channels_size_and_normalisation_by_hand() -> None:
 
 
 def test_images_that_shrink_are_averaged_not_sampled() -> None:
-    """A checkerboard of single pixels is grey from afar."""
+    """A checkerboard of single pixels is grey from rehearsal."""
     board = np.indices((16, 16)).sum(0) % 2
     source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
     pixels = in_form(source.train.inputs, source, target) * 0.5 + 0.5

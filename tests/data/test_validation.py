@@ -16,7 +16,7 @@ from fedstill.data.loaders import load
 from fedstill.data.nuclei import data_set as nuclei_data_set
 from fedstill.data.pictures import Picture
 from fedstill.data.validation import set_aside
-from fedstill.runs import offline, run
+from fedstill.runs import assemble, bundles, run
 from fedstill.runs.config import load as run_config
 
 FEW = DataConfig(validation=0.25, seed=3)
@@ -170,12 +170,12 @@ def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=said):
         run._with_kit(config, tmp_path / "kit")
     with pytest.raises(ArgumentError, match=said):
-        offline.make(config)
+        bundles.make(config)
 
 
 def test_a_run_says_that_it_is_measured_on_validation_data() -> None:
-    experiment, about = run.prepare(replace(run_config("digits-standalone"), data=FEW))
+    experiment, about = assemble.prepare(replace(run_config("digits-standalone"), data=FEW))
     assert about["data"]["test"] == 360
     assert any(note.startswith("measured on validation data") for note in experiment.notes)
-    plain, _ = run.prepare(run_config("digits-standalone"))
+    plain, _ = assemble.prepare(run_config("digits-standalone"))
     assert not any("validation" in note for note in plain.notes)

@@ -30,15 +30,15 @@ from fedstill.core.state import load_state
 from fedstill.federation import remote
 from fedstill.federation.remote import LinkError
 from fedstill.node import host, session
-from fedstill.runs import run
+from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, read_toml, to_toml
-from fedstill.runs.experiment import Experiment
-from fedstill.runs.live import Live
+from fedstill.runs.served import Served
+from fedstill.runs.simulation import Simulation
 
 FORKING = multiprocessing.get_context("forkserver")
 # torch loads the last of these with the first optimiser, for seconds.
 FORKING.set_forkserver_preload(
-    ["fedstill.runs.live", "fedstill.node.host", "sklearn.datasets", "torch._dynamo"]
+    ["fedstill.runs.served", "fedstill.node.host", "sklearn.datasets", "torch._dynamo"]
 )
 PORT, LOG, STOPPED = "port", "log", "stopped"
 SMALL = """
@@ -112,9 +112,9 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
 
         records.Records.save = die  # type: ignore[method-assign]
     try:
-        live = Live(read_toml(config), Sockets(nodes), run_name, folder)
-        figures = live.run()
-        live.records.finish({**live.about(), **figures}, live.trained(), keep_state=True)
+        served = Served(read_toml(config), Sockets(nodes), run_name)
+        figures = served.run(folder)
+        served.records.finish({**served.about(), **figures}, served.setting.student, keep_state=True)
     except FedstillError as error:
         (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
 
@@ -175,12 +175,11 @@ class Sites:
     """
 
     def __init__(self, folder: Path, config: RunConfig, delay: float = 0.0) -> None:
-        from fedstill.runs import afar  # with all of FLARE, which the processes need not load
 
         self.folder, self.config, self.delay = folder, config, delay
-        experiment, _ = run.prepare(config)
+        experiment, _ = assemble.prepare(config)
         self.names = [node.name for node in experiment.nodes]
-        afar.write_nodes(config, experiment, folder / "nodes")
+        rehearsal.write_nodes(config, experiment, folder / "nodes")
         self.served = folder / "server"
         self.served.mkdir()
         self.nodes: dict[str, ForkServerProcess] = {}
@@ -274,7 +273,7 @@ class Unbroken:
     """The same run in this process, as it is to come out everywhere."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
-        self.experiment: Experiment = run.prepare(config)[0]
+        self.experiment: Simulation = assemble.prepare(config)[0]
         self.figures = self.experiment.run(out)
         self.lines = lines(out)
 

@@ -49,7 +49,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs import offline
+from fedstill.runs import bundles as runs
 from fedstill.runs.config import read_toml
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import Classification
@@ -198,9 +198,9 @@ def test_a_bound_that_nodes_must_agree_on_is_refused_with_the_ways_out() -> None
 
 def test_methods_that_ask_again_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"fediod.*asks all at once.*fedkd"):
-        offline.make(read_toml('[method]\nname = "fediod"'))
+        runs.make(read_toml('[method]\nname = "fediod"'))
     with pytest.raises(MethodRefused, match=r"no public data: set public\.name"):
-        offline.make(read_toml('[method]\nname = "fedkd"\nlevels = 0\n'))
+        runs.make(read_toml('[method]\nname = "fedkd"\nlevels = 0\n'))
     assert {name for name, method in METHODS.items() if method.one_round} == {"fedkd", "fedad"}
 
 

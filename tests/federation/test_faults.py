@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import NodeFault
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
-from fedstill.runs.experiment import Experiment
-from fedstill.runs.run import prepare
+from fedstill.runs.simulation import Simulation
 from tests.federation.sites import Sites, Unbroken, same_figures, sites, small, told_time, until
 
 pytestmark = pytest.mark.timeout(90)
@@ -289,7 +289,7 @@ def test_a_sick_model_in_this_process_is_left_out(sickness: str, engine: Any) ->
         engine=dataclasses.replace(config.engine, name=engine),
         local=dataclasses.replace(setting.local, epochs=1.0),
     )
-    experiment = Experiment(sick)
+    experiment = Simulation(sick)
     figures = experiment.run()
     (event,) = figures["events"]
     assert (event["node"], event["event"], event["number"]) == ("node-1", "left out", 3)
@@ -301,7 +301,7 @@ def test_a_sick_model_in_this_process_is_left_out(sickness: str, engine: Any) ->
     # Where everyone is wanted, the run stops.
     strict = dataclasses.replace(sick, link=small(FEDIOD_17).link, models=[Sick(m, bend) for m in models])
     with pytest.raises(NodeFault, match=r"link\.quorum wants 3"):
-        Experiment(strict).run()
+        Simulation(strict).run()
 
 
 FEDIOD_17 = f"""

@@ -17,6 +17,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
+from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.data.form import Form
 from fedstill.federation import LinkConfig, remote
@@ -32,10 +33,10 @@ from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.plan import PROTOCOL, Plan
 from fedstill.protocol.questions import Question
-from fedstill.runs import afar, run
+from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.experiment import Experiment
-from fedstill.runs.live import Live
+from fedstill.runs.served import Served
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import Classification
 
@@ -96,6 +97,17 @@ def tiny(
     )
 
 
+class Live(Served):
+    """A run at the server, in a folder of its own."""
+
+    def __init__(self, config: RunConfig, link: Link, name: str, folder: Path) -> None:
+        super().__init__(config, link, name)
+        self.folder = folder
+
+    def run(self, out: Path | None = None, *, bars: Bars | None = None) -> dict[str, Any]:
+        return super().run(self.folder if out is None else out, bars=bars)
+
+
 class Away:
     """The same run over messages, every node a folder and a host of its own.
 
@@ -109,7 +121,7 @@ class Away:
         self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        afar.write_nodes(config, run.prepare(config)[0], folder / "nodes")
+        rehearsal.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
         self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
@@ -127,8 +139,8 @@ class Away:
         return modules
 
 
-def here(config: RunConfig) -> tuple[Experiment, dict[str, Any]]:
-    experiment, _ = run.prepare(config)
+def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
+    experiment, _ = assemble.prepare(config)
     return experiment, experiment.run()
 
 
@@ -828,12 +840,14 @@ def test_what_a_node_had_learned_before_it_was_left_out_is_looked_at(tmp_path: P
     away = Away(config, tmp_path, bent("node-1", lambda z: z * float("nan"), 1))
     live = away.live()
     told = live.run()
-    live.records.finish({**live.about(), **told}, live.trained(), keep_state=True)
+    live.records.finish(
+        {**live.about(), **told}, live.setting.student if live.has_student else None, keep_state=True
+    )
     (tmp_path / "out").mkdir()
-    experiment, _ = run.prepare(config)
+    experiment, _ = assemble.prepare(config)
     first = to_vector(experiment.nodes[1].model)
     nodes = tmp_path / "nodes"
-    figures = afar._looked_into(experiment, tmp_path / "out", tmp_path / "server", nodes, "one", 1.0)
+    figures = rehearsal._looked_into(experiment, tmp_path / "out", tmp_path / "server", nodes, "one", 1.0)
     assert not torch.equal(to_vector(experiment.nodes[1].model), first)
     assert figures["events"][0]["node"] == "node-1"
 

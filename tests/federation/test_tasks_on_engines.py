@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.errors import FedstillError
 from fedstill.models.vector import to_vector
-from fedstill.runs import run
+from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import TINY, Away, here
 
@@ -167,7 +167,7 @@ def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
 def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
-    first = run.prepare(tiny(task, method, tmp_path))[0].student
+    first = assemble.prepare(tiny(task, method, tmp_path))[0].student
     way, apart = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
     # Engines part by 1e-5 of the way gone, unless a number lies on an edge: that of a ReLU, or of an absolute
     # error, from which reconstruction learns. Nodes exchanged part them by 0.17 and more.
@@ -194,16 +194,16 @@ def test_maps_are_refused_by_mechanisms_that_cannot_protect_them(
 ) -> None:
     privacy = {"mechanism": mechanism, "epsilon": 5.0, "pate": {"teachers": 2}, "outputs": {"bound": 5.0}}
     with pytest.raises(FedstillError, match="dp-sgd"):
-        run.prepare(tiny(task, "fedkd", tmp_path, privacy=privacy))
+        assemble.prepare(tiny(task, "fedkd", tmp_path, privacy=privacy))
 
 
 @pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
 def test_under_a_budget_label_maps_do_not_leave(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     with pytest.raises(FedstillError, match=r"conditions = .?.?drawn"):
-        run.prepare(tiny(task, fediod(task), tmp_path, privacy=privacy))
+        assemble.prepare(tiny(task, fediod(task), tmp_path, privacy=privacy))
 
 
 def test_texts_are_refused_where_inputs_are_made(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"FedIOD cannot run here: .*texts"):
-        run.prepare(tiny("text", "fediod", tmp_path))
+        assemble.prepare(tiny("text", "fediod", tmp_path))

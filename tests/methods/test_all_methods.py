@@ -33,8 +33,8 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -184,7 +184,7 @@ class Ran:
     """One run."""
 
     setting: Setting
-    experiment: Experiment
+    experiment: Simulation
     figures: dict[str, Any]
 
     def networks(self) -> list[nn.Module]:
@@ -192,7 +192,7 @@ class Ran:
 
 
 def ran(one: Setting, out: Path | None = None) -> Ran:
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     return Ran(one, experiment, figures_of(experiment.run(out)))
 
 
@@ -303,7 +303,7 @@ class Moments:
         monkeypatch.setattr(Records, "due", lambda records: True)
         monkeypatch.setattr(Records, "save", saved)
         monkeypatch.setattr(Federation, "ask", asked)
-        monkeypatch.setattr("fedstill.runs.experiment.CHUNK", 3)
+        monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)
 
     def happened(self, what: str) -> None:
         self.seen.append(what)
@@ -318,7 +318,7 @@ class Moments:
 def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
     moments.stop(after)
     with pytest.raises(KeyboardInterrupt):
-        Experiment(one).run(out)
+        Simulation(one).run(out)
     moments.stop()
 
 
@@ -487,7 +487,7 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
     networks = [one.student, *one.models]
     first = copy.deepcopy([network.state_dict() for network in networks])
     with pytest.raises(kind) as caught:
-        Experiment(one)
+        Simulation(one)
     for network, old in zip(networks, first, strict=True):
         assert all(torch.equal(network.state_dict()[key], value) for key, value in old.items())
     assert "\n" not in str(caught.value)
@@ -551,7 +551,7 @@ def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(na
     if needs.same_architecture or needs.student_kind:
         refused(one, MethodRefused)
     else:
-        Experiment(one)
+        Simulation(one)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -565,12 +565,12 @@ def test_a_method_that_needs_public_data_or_labels_is_refused_without(
         assert method.title in str(error)
         assert "public" in str(error)
     else:
-        Experiment(setting(name, options, public=None))
+        Simulation(setting(name, options, public=None))
     unlabelled = setting(name, options, public=dataclasses.replace(public(), labels=None))
     if needs.public_labels:
         assert "labels" in str(refused(unlabelled, MethodRefused))
     else:
-        Experiment(unlabelled)
+        Simulation(unlabelled)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

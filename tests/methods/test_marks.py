@@ -25,8 +25,8 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Ensemble
 from fedstill.tasks.classification import Classification
 
@@ -37,7 +37,7 @@ ENGINES = ["stacked", "one-by-one"]
 LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
 
 
-def asked_about(experiment: Experiment, x: torch.Tensor) -> torch.Tensor | None:
+def asked_about(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
     """A use of the ensemble."""
     server = experiment.server
     told: torch.Tensor | None = server.ensemble(server.ask("predict", x=x))
@@ -92,7 +92,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
     alone = [
         trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
     ]
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run(tmp_path)
     assert (figures["questions"], figures["questions_by_name"], figures["leaves"]) == (0, {}, [])
     assert figures["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
@@ -105,7 +105,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
 
 
 def test_standalone_takes_mixed_architectures() -> None:
-    figures = Experiment(setting(Standalone(), ("mlp:8", "small-cnn:4", "lenet5"))).run()
+    figures = Simulation(setting(Standalone(), ("mlp:8", "small-cnn:4", "lenet5"))).run()
     assert [node["model"] for node in figures["nodes"]] == ["MLP", "SmallCNN", "LeNet5"]
 
 
@@ -135,7 +135,7 @@ def by_hand(z: torch.Tensor, counts: list[list[float]], how: str) -> torch.Tenso
 def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, engine: Any) -> None:
     specs = ("mlp:8", "small-cnn:4", "mlp:8")
     one = setting(NodeEnsemble(ensemble=how), specs, engine=EngineConfig(name=engine))
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run()
     x, y = one.test.inputs, one.test.targets
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> Non
     """Log-probabilities weighed by each node's share of the classes that the first vote predicts."""
     one = setting(NodeEnsemble())
     assert one.method.ensemble == "consensus"
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run()
     best = max(figures["standalone"]["accuracy"]["per_node"])
     assert figures["accuracy"] >= best - 10
@@ -173,7 +173,7 @@ def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> Non
 
 
 def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
-    experiment = Experiment(setting(NodeEnsemble(), policies=[PolicyConfig()] * 3))
+    experiment = Simulation(setting(NodeEnsemble(), policies=[PolicyConfig()] * 3))
     figures = experiment.run()
     told = 3 * (CLASSES + 1) * 4
     assert figures["bytes"] == {
@@ -201,7 +201,7 @@ def test_centralised_training_is_plain_training_of_one_node_that_has_everything(
     assert LOCAL.steps(len(union)) == 40
     expected = trained_alone("centralised", union, one.student)
     before = copy.deepcopy([model.state_dict() for model in one.models])
-    figures = Experiment(one).run()
+    figures = Simulation(one).run()
     same(one.student, expected)
     for model, old in zip(one.models, before, strict=True):  # nothing is trained at the nodes
         assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
@@ -212,12 +212,12 @@ def test_centralised_training_is_plain_training_of_one_node_that_has_everything(
 def test_centralised_is_the_mark_that_other_runs_are_compared_with() -> None:
     one = setting(Centralised())
     other = setting(Standalone(), mark=copy.deepcopy(one.student))
-    assert Experiment(one).run()["accuracy"] == Experiment(other).run()["centralised"]["accuracy"]
+    assert Simulation(one).run()["accuracy"] == Simulation(other).run()["centralised"]["accuracy"]
 
 
 def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
     one = setting(Centralised())
-    figures = Experiment(one).run(tmp_path)
+    figures = Simulation(one).run(tmp_path)
     each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
     assert figures["leaves"] == ["private data"]
     assert figures["bytes"] == {
@@ -234,7 +234,7 @@ def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
 
 def test_what_is_handed_over_is_the_data_themselves() -> None:
     one = setting(Centralised())
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     experiment.run()
     data = experiment.server.state.trainee._node.data
     assert torch.equal(data.inputs, torch.cat([part.inputs for part in one.parts]))
@@ -246,4 +246,4 @@ def test_a_node_of_outputs_only_hands_nothing_over() -> None:
     one = setting(Centralised(), policies=policies)
     said = "'node-1', 'node-2' refuse question 'hand_over' by rule outputs_only: no private data"
     with pytest.raises(QuestionRefused, match=said):
-        Experiment(one)
+        Simulation(one)

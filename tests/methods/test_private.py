@@ -34,9 +34,9 @@ from fedstill.privacy.config import (
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.prepared import LEDGER, RUN
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -102,12 +102,12 @@ def setting(
     )
 
 
-def ran(given: Setting, out: Path | None = None) -> tuple[Experiment, dict[str, Any]]:
-    experiment = Experiment(given)
+def ran(given: Setting, out: Path | None = None) -> tuple[Simulation, dict[str, Any]]:
+    experiment = Simulation(given)
     return experiment, experiment.run(out)
 
 
-def schedule(experiment: Experiment, index: int) -> Price | None:
+def schedule(experiment: Simulation, index: int) -> Price | None:
     purse = experiment.nodes[index].gate.purse
     assert purse is not None
     return total(purse.guard.schedule())
@@ -222,7 +222,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
 ) -> None:
     given = [privately(mechanism)] * 3
     whole, figures = ran(setting(method, {}, given))
-    broken = Experiment(setting(method, {}, given))
+    broken = Simulation(setting(method, {}, given))
     step, turns = Server.step, iter(range(1))
 
     def stops(self: Any) -> Any:
@@ -248,24 +248,24 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
 
 def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outputs() -> None:
     with pytest.raises(QuestionRefused, match="teachers learn once"):
-        Experiment(setting("fedavg", {}, [privately("pate")] * 3))
+        Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, figures = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
     assert figures["privacy"]["text"] == "no guarantee"
     with pytest.raises(QuestionRefused, match="guarantee"):
-        Experiment(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
+        Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 
 
 def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
     with pytest.raises(ArgumentError, match="none where public data join its own"):
-        Experiment(setting("fedkd", {"labelled": True, "levels": 0}, [privately("dp-sgd")] * 3))
+        Simulation(setting("fedkd", {"labelled": True, "levels": 0}, [privately("dp-sgd")] * 3))
 
 
 def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
     with pytest.raises(QuestionRefused, match="guarantee"):
-        Experiment(bare)
+        Simulation(bare)
 
 
 def test_a_run_beyond_the_budget_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(QuestionRefused, match=r"privacy budget: the budget is epsilon 0\.5"):
-        Experiment(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))
+        Simulation(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))

@@ -32,8 +32,8 @@ from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, St
 from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import Experiment
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
 SIDE, LENGTH, WORDS, SEED = 8, 6, 9, 3
@@ -110,7 +110,7 @@ METHODS = (
 def test_each_method_runs_each_task_on_both_engines_alike(name: TaskName, method: Any) -> None:
     key = task_of(name).metric
     figures = [
-        Experiment(setting(name, method, engine=EngineConfig(name=engine))).run()
+        Simulation(setting(name, method, engine=EngineConfig(name=engine))).run()
         for engine in ("one-by-one", "stacked")
     ]
     assert figures[0][key] is not None
@@ -171,7 +171,7 @@ def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
         test=test,
         local=LocalConfig(epochs=40, batch=16, lr=5e-3),
     )
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run()
     with torch.no_grad():
         student, *nodes = (
@@ -235,7 +235,7 @@ def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
 )
 def test_what_would_be_shifted_and_cannot_be_is_refused(name: TaskName, options: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
-        Experiment(setting(name, FedKD(epochs=1, batch=8, **options)))
+        Simulation(setting(name, FedKD(epochs=1, batch=8, **options)))
 
 
 # --- training on public data only -----------------------------------------------------------------------
@@ -243,11 +243,11 @@ def test_what_would_be_shifted_and_cannot_be_is_refused(name: TaskName, options:
 
 def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
     one = setting("multi-label", PublicOnly(), policies=[PolicyConfig(questions=())] * 2)
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run()
     assert figures["bytes"]["up"] == figures["questions"] == 0
     other = setting("multi-label", PublicOnly(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)])
-    Experiment(other).run()
+    Simulation(other).run()
     for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
         assert torch.equal(mine, theirs), "whatever the nodes hold"
     fresh = model_of("multi-label", "student")
@@ -260,7 +260,7 @@ def test_public_only_needs_labels() -> None:
     assert needs.public_labels
     public = Public("made", data_of("multi-label", 5, 1).inputs)
     with pytest.raises(MethodRefused, match="no labels of this task"):
-        Experiment(setting("multi-label", PublicOnly(), public=public))
+        Simulation(setting("multi-label", PublicOnly(), public=public))
 
 
 # --- centralised, with public data ------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_ceiling_may_learn_from_labelled_public_data_too() -> None:
     """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
     for public, count in ((False, 0), (True, 21)):
         one = setting("multi-label", Centralised(public=public))
-        experiment = Experiment(one)
+        experiment = Simulation(one)
         experiment.run()
         parts = [*one.parts, *([TensorData(one.public.inputs, one.public.labels)] if public else [])]
         assert len(experiment.server.state.trainee._node.data) == sum(map(len, one.parts)) + count
@@ -286,7 +286,7 @@ def test_a_ceiling_with_public_data_needs_their_labels() -> None:
     assert needs.public_labels
     public = Public("made", data_of("multi-label", 5, 1).inputs)
     with pytest.raises(MethodRefused, match="no labels of this task"):
-        Experiment(setting("multi-label", Centralised(public=True), public=public))
+        Simulation(setting("multi-label", Centralised(public=True), public=public))
 
 
 # --- under a budget ---------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_ceiling_with_public_data_needs_their_labels() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None:
     privacy = PrivacyConfig("dp-sgd", epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
-    figures = Experiment(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
+    figures = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in figures["privacy"]["nodes"]:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
@@ -313,10 +313,10 @@ def test_teachers_and_noisy_pictures_are_refused_before_training(name: TaskName)
     method = FedKD(epochs=1, batch=8, z_max=10.0)
     pate = PrivacyConfig("pate", epsilon=30.0, pate=PateConfig(teachers=3))
     with pytest.raises(QuestionRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
-        Experiment(setting(name, method, privacies=[pate] * 2))
+        Simulation(setting(name, method, privacies=[pate] * 2))
     noisy = PrivacyConfig("noisy-outputs", epsilon=1e4, outputs=OutputsConfig(bound=5.0))
     if name == "multi-label":
-        assert Experiment(setting(name, method, privacies=[noisy] * 2)).run()["privacy"]["guarantee"]
+        assert Simulation(setting(name, method, privacies=[noisy] * 2)).run()["privacy"]["guarantee"]
         return
     with pytest.raises(QuestionRefused, match=r"are pictures.*take dp-sgd"):
-        Experiment(setting(name, method, privacies=[noisy] * 2))
+        Simulation(setting(name, method, privacies=[noisy] * 2))

@@ -20,13 +20,13 @@ import torch
 from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
+from fedstill.federation import answering
 from fedstill.methods.fedad import FedAD
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.messages import WireConfig, pack, unpack
 from fedstill.protocol.plan import Plan, fingerprint, public_tensors
-from fedstill.runs import offline
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30
@@ -285,7 +285,7 @@ def test_a_file_of_questions_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "questions.safetensors"
     path.write_bytes(bytes(10_001))
     with pytest.raises(QuestionRefused, match=r"most_message: 10000, and .* has 10001 bytes"):
-        offline.answer(clinic.folder, path)
+        answering.answer(clinic.folder, path)
 
 
 # --- time ---------------------------------------------------------------------------------------------

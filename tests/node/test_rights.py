@@ -24,11 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstill.runs import offline
+from fedstill.federation import answering
+from fedstill.runs import bundles as runs
 from fedstill.runs.config import read_toml
 from fedstill.federation import bundles, signed
 from fedstill.federation.remote import Loopback
-from fedstill.runs.live import Live
+from fedstill.runs.served import Served
 from fedstill.node import owner
 from fedstill.node.host import Host
 
@@ -69,8 +70,8 @@ def look(*given):
             wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
             seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
-bundles.write_questions(home / "questions", offline.make(config), signed.own_key(home / "server.key"))
-offline.answer(folder, home / "questions", folder / "answers", report=look)
+bundles.write_questions(home / "questions", runs.make(config), signed.own_key(home / "server.key"))
+answering.answer(folder, home / "questions", folder / "answers", report=look)
 look()
 host = Host(folder)
 
@@ -80,7 +81,7 @@ def serve(message):
 
 out = home / "out"
 out.mkdir()
-Live(config, Loopback({"clinic": serve}), "live", out).run()
+Served(config, Loopback({"clinic": serve}), "live").run(out)
 look()
 print(json.dumps(seen))
 """

@@ -31,8 +31,8 @@ from fedstill.core.errors import (
 from fedstill.core.records import Records
 from fedstill.core.seeds import seeded
 from fedstill.models import MLP, SmallCNN
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
-from fedstill.runs.run import prepare
 
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
@@ -119,7 +119,7 @@ def test_the_ledger_has_one_line_a_release_and_its_sums_are_the_results(finished
 
 
 def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
-    from fedstill.runs.run import prepare
+    from fedstill.runs.assemble import prepare
 
     experiment, _ = prepare(load_toml(finished / "config.toml"))
     student = SmallCNN((1, 8, 8), 10, 8)

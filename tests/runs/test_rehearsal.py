@@ -21,7 +21,7 @@ from fedstill.data.config import SplitConfig
 from fedstill.federation.remote import Link, LinkError, Loopback
 from fedstill.protocol.messages import unpack
 from fedstill.report import write_report
-from fedstill.runs import afar, run
+from fedstill.runs import assemble, deployed, rehearsal, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from tests.federation.test_remote import Away, tiny
 
@@ -91,7 +91,8 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     made = Server()
-    monkeypatch.setattr(afar, "Admin", made.admin)
+    for module in (deployed, rehearsal):
+        monkeypatch.setattr(module, "Admin", made.admin)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -272,10 +273,10 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     held = os.open("out", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     config = tiny("fedavg")
-    experiment, _ = run.prepare(config)
+    experiment, _ = assemble.prepare(config)
     for start in (
-        lambda: afar.rehearse(config, experiment, Path("out"), False),
-        lambda: afar.submit(config, Path("out"), False),
+        lambda: rehearsal.rehearse(config, experiment, Path("out"), False),
+        lambda: deployed.submit(config, Path("out"), False),
     ):
         with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
             start()
@@ -305,9 +306,11 @@ def test_a_rehearsal_is_deployed_anew_each_time(
         return 1
 
     events: list[str] = []
-    monkeypatch.setattr(afar, "provision", provision)
-    monkeypatch.setattr(afar.site, "start", lambda here, **given: events.append(f"start {here.folder.name}"))
-    monkeypatch.setattr(afar.site, "stop", lambda here: events.append(f"stop {here.folder.name}"))
+    monkeypatch.setattr(rehearsal, "provision", provision)
+    monkeypatch.setattr(
+        rehearsal.site, "start", lambda here, **given: events.append(f"start {here.folder.name}")
+    )
+    monkeypatch.setattr(rehearsal.site, "stop", lambda here: events.append(f"stop {here.folder.name}"))
     monkeypatch.setattr(Server, "wait_for", lambda *given: None, raising=False)
     home, names = tmp_path / "federation", ["node-0", "node-1"]
     for name in names:
@@ -316,7 +319,7 @@ def test_a_rehearsal_is_deployed_anew_each_time(
     (home / "runs/run/result.json").write_text("{}")
     for again in ("whole", "half", "whole"):
         events.clear()
-        afar._deploy_here(tiny("fedavg"), "run", names, home)
+        rehearsal._deploy_here(tiny("fedavg"), "run", names, home)
         kits = [home / "nodes" / name / "kit/startup/fed_client.json" for name in names]
         assert [kit.read_text() for kit in kits] == [made[-1]] * 2
         assert sorted(events[-6:]) == sorted(f"{what} {name}" for what in ("start", "stop") for name in
@@ -344,10 +347,14 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     link: Link = Gone(away.serve)
     live = away.live(link)
     figures = live.run()
-    live.records.finish({**live.about(), **figures}, live.trained(), keep_state=True)
+    live.records.finish(
+        {**live.about(), **figures}, live.setting.student if live.has_student else None, keep_state=True
+    )
     (folder / "out").mkdir()
-    experiment, about = run.prepare(config)
-    found = afar._looked_into(experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0)
+    experiment, about = assemble.prepare(config)
+    found = rehearsal._looked_into(
+        experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0
+    )
     return run.finish(experiment, about, found, folder / "out")
 
 
@@ -405,8 +412,8 @@ def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
             "engine": {"name": "flare", "startup_kit": "federation/admin"},
         }
     )
-    told = read_toml(afar.servers_part(config))
+    told = read_toml(deployed.servers_part(config))
     assert told.method.steps == 7
     assert (told.nodes, told.split) == (NodesConfig(), SplitConfig())
     assert told.engine.startup_kit == ""
-    assert not any(word in afar.servers_part(config) for word in ("mine:make", "policy", "models"))
+    assert not any(word in deployed.servers_part(config) for word in ("mine:make", "policy", "models"))

@@ -29,10 +29,9 @@ from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig, StepsConfig
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.experiment import Experiment
-from fedstill.runs.measured import Measured
-from fedstill.runs.result import told_cases
+from fedstill.runs.assemble import told_cases
 from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
@@ -87,7 +86,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
         local=LocalConfig(epochs=20, batch=10, lr=0.05),
     )
     one = replace(one, test=findings(40, 9))
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run()
     truth = one.test.targets
     means = []
@@ -101,7 +100,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
     for whose in ("standalone", "local"):
         assert figures[whose]["auc"]["per_node"] == pytest.approx(means)
     assert figures["auc"] == pytest.approx(sum(means) / 3)
-    assert Measured(experiment).look()["auc"] == pytest.approx(figures["auc"])
+    assert experiment.look()["auc"] == pytest.approx(figures["auc"])
     for node, share in enumerate(figures["local"]["share"]["per_node"]):
         rows = experiment.evaluation.share(node, 3)
         with torch.no_grad():
@@ -117,7 +116,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
 def test_the_virtual_central_model_is_the_nodes_mean_weighed_by_their_data(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
     one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
-    figures = Experiment(one).run()
+    figures = Simulation(one).run()
     models = [model.state_dict() for model in one.models]
     assert not torch.equal(models[0]["8.weight"], models[1]["8.weight"])
     average = copy.deepcopy(one.models[0])
@@ -134,7 +133,7 @@ def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> 
     """Looking every round must give the figures of looking at the end only."""
     often, seldom = (setting(FedPer(rounds=3), every=every) for every in (1, 0))
     for one in (often, seldom):
-        Experiment(one).run()
+        Simulation(one).run()
     for mine, other in zip((*often.models, often.student), (*seldom.models, seldom.student), strict=True):
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in mine.state_dict().items())
 
@@ -142,7 +141,7 @@ def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> 
 def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
     one = setting(Standalone())
     before = copy.deepcopy(one.student.state_dict())
-    figures = Experiment(one).run()
+    figures = Simulation(one).run()
     each = [accuracy(model, one.test) for model in one.models]
     assert figures["accuracy"] == pytest.approx(sum(each) / 3)
     assert figures["local"]["accuracy"]["per_node"] == pytest.approx(each)
@@ -152,7 +151,7 @@ def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
 
 def test_the_student_is_the_central_model_where_there_is_one() -> None:
     one = setting(FedAvg(rounds=2))
-    figures = Experiment(one).run()
+    figures = Simulation(one).run()
     assert (
         figures["accuracy"]
         == figures["student"]["accuracy"]
@@ -168,7 +167,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
     one = setting(Standalone(), test=test, nodes=nodes)
     number = torch.arange(test).view(-1, 1, 1, 1)
     one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be told
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     shares = [one.test.subset(experiment.evaluation.share(index, nodes)) for index in range(nodes)]
     found = sorted(round(x * 1000) for share in shares for x in share.inputs[:, 0, 0, 0].tolist())
     assert found == list(range(test))
@@ -181,7 +180,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
 
 def test_shares_are_random_and_the_seeds_own() -> None:
     def shares(seed: int) -> list[torch.Tensor]:
-        experiment = Experiment(setting(Standalone(), seed=seed))
+        experiment = Simulation(setting(Standalone(), seed=seed))
         return [experiment.test.inputs[experiment.evaluation.share(index, 3)] for index in range(3)]
 
     first, again, other = shares(0), shares(0), shares(1)
@@ -192,19 +191,19 @@ def test_shares_are_random_and_the_seeds_own() -> None:
 
 
 def test_fewer_test_examples_than_nodes_leave_nobody_without_a_share() -> None:
-    experiment = Experiment(setting(Standalone(), test=2, nodes=3))
+    experiment = Simulation(setting(Standalone(), test=2, nodes=3))
     assert [len(experiment.evaluation.share(index, 3)) for index in range(3)] == [1, 1, 1]
 
 
 def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
     one = setting(Standalone(), test=41)
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     figures = experiment.run()
     shares = [one.test.subset(experiment.evaluation.share(index, 3)) for index in range(3)]
     each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
     assert figures["local"]["share"]["per_node"] == pytest.approx(each)
     assert figures["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
-    assert Measured(experiment).look()["local_accuracy"] == pytest.approx(sum(each) / 3)
+    assert experiment.look()["local_accuracy"] == pytest.approx(sum(each) / 3)
 
 
 # --- when it looks ---------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
 
 def looks(method: Any, every: int | None) -> list[int]:
     """The turns after which a run was evaluated."""
-    experiment = Experiment(setting(method, every=every))
+    experiment = Simulation(setting(method, every=every))
     experiment.run()
     lines = [line for line in experiment.records.metrics if line["phase"] == "distillation"]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
@@ -250,7 +249,7 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
     networks = (*one.models, one.student)
     before = copy.deepcopy([network.state_dict() for network in networks])
     with pytest.raises(error, match=said) as caught:
-        Experiment(one)
+        Simulation(one)
     for network, old in zip(networks, before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in network.state_dict().items())
     assert "\n" not in str(caught.value)
@@ -266,9 +265,9 @@ def test_public_data_of_another_shape_are_refused(shape: tuple[int, int, int]) -
 
 def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
     public = Public("elsewhere", torch.zeros(5, *SHAPE), note="five images")
-    figures = Experiment(setting(FedAvg(rounds=1), public=public)).run()
+    figures = Simulation(setting(FedAvg(rounds=1), public=public)).run()
     assert figures["public"] == {"name": "elsewhere", "examples": 5, "note": "five images"}
-    assert Experiment(setting(FedAvg(rounds=1))).run()["public"] is None
+    assert Simulation(setting(FedAvg(rounds=1))).run()["public"] is None
 
 
 @pytest.mark.parametrize(
@@ -295,15 +294,14 @@ def test_options_that_only_the_server_knows_to_be_wrong_are_refused_before_train
 @pytest.mark.parametrize("method", [FedIOD(steps=1), FedAvg(rounds=1)])
 def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = Experiment.make_server
-    monkeypatch.setattr(Experiment, "make_server", lambda *given: made.append(make(*given)) or made[-1])
+    make = Simulation.make_server
+    monkeypatch.setattr(Simulation, "make_server", lambda *given: made.append(make(*given)) or made[-1])
     one, random = setting(method), torch.get_rng_state()
     before = copy.deepcopy(one.student.state_dict())
-    experiment = Experiment(one)
+    experiment = Simulation(one)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in experiment.student.state_dict().items())
     assert all(parameter.requires_grad for parameter in experiment.student.parameters())
-    assert experiment.server is None
     assert [server.student is experiment.student for server in made] == [False]
     assert experiment.ledger.summary()["questions"] == 0
 
@@ -345,8 +343,8 @@ def test_a_network_that_is_not_head_after_extractor_is_refused_where_it_must_be_
     """Or else another function would be trained than the one that its owner gets back and uses."""
     models = [network() for _ in range(3)]
     one = setting(FedPer(rounds=1), models=models, student=network())
-    untouched(one, ModelError, "model of node-0")
-    Experiment(setting(Standalone(), models=[network() for _ in range(3)]))  # here it need not be
+    untouched(one, ModelError, "student cannot be split")
+    Simulation(setting(Standalone(), models=[network() for _ in range(3)]))  # here it need not be
 
 
 @pytest.mark.parametrize(
@@ -365,7 +363,7 @@ def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: A
     one.models[1].requires_grad_(False)
     before = copy.deepcopy(one.models[1].state_dict())
     try:
-        experiment = Experiment(one)
+        experiment = Simulation(one)
     except FedstillError as refused:
         said = str(refused)
     else:
@@ -382,7 +380,7 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
     def notes(privacy: PrivacyConfig) -> str:
         one = setting(FedAvg(rounds=1), privacies=[privacy] * 3)
         parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in one.parts]
-        experiment = Experiment(replace(one, parts=parts))
+        experiment = Simulation(replace(one, parts=parts))
         return str(experiment.run().get("notes"))
 
     noise = StepsConfig(noise=4.0)
@@ -399,7 +397,7 @@ def test_what_was_chosen_and_measured_is_kept_over_a_stop(
 ) -> None:
     """A run goes on in the groups in which it began, whatever would measure faster now."""
     auto: dict[str, Any] = {"engine": EngineConfig(name="auto")}
-    first = Experiment(setting(FedAvg(rounds=3), **auto))
+    first = Simulation(setting(FedAvg(rounds=3), **auto))
     monkeypatch.setattr(Records, "due", lambda self: True)
     step, turns = Server.step, iter(range(1))
 
@@ -412,12 +410,12 @@ def test_what_was_chosen_and_measured_is_kept_over_a_stop(
         patch.setattr(Server, "step", stops)
         with pytest.raises(KeyboardInterrupt):
             first.run(tmp_path)
-    second = Experiment(setting(FedAvg(rounds=3), **auto))
+    second = Simulation(setting(FedAvg(rounds=3), **auto))
 
     def measuring(*args: Any) -> Any:
         raise AssertionError("chosen already")
 
-    monkeypatch.setattr("fedstill.runs.experiment.choose", measuring)
+    monkeypatch.setattr("fedstill.runs.simulation.choose", measuring)
     figures = second.run(tmp_path)
     assert second.groups == first.groups
     assert figures["engine"]["stacked_over_one_by_one"] == first.ratios

@@ -1,15 +1,9 @@
-"""One experiment, phase by phase: local training, the centralised mark, distillation, evaluation.
-
-What is done is remembered every few seconds, so a
-run that was stopped at any moment goes on to the figures it would have reached.
-"""
+"""A run whose nodes are objects of this process: their local training, the mark, and what is remembered."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +14,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.federation import choose
+from fedstill.methods.server import Server
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.gate import Gate
@@ -29,44 +24,13 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import WHOLE, Span
 from fedstill.runs.measured import Measured
-from fedstill.runs.prepared import LEDGER, Prepared
-from fedstill.runs.turns import drive
+from fedstill.runs.prepared import LEDGER
 
 CHUNK = 50  # local steps between two looks at the clock
 
 
-class Experiment(Prepared):
-    """A setting's run, in phases, in this process."""
-
-    def _open_account(self, path: Path) -> None:
-        """Charge to a file from now on, so that a run that goes on finds what it has spent."""
-        purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
-        if purses:
-            self.account.close()
-            self.account = Account(path, self.ledger_key, durable=False)
-        for purse in purses:
-            purse.account = self.account
-
-    def run(self, out: Path | None = None, *, progress: bool = False) -> dict[str, Any]:
-        """All phases, from the start or from where an earlier run in ``out`` stopped.
-
-        Args:
-            out: the run's folder, which must exist, or None to keep nothing.
-            progress: show bars on a terminal.
-
-        Returns:
-            The figures: accuracies in percent, bytes, questions, seconds.
-        """
-        self._start = time.monotonic()
-        self.records = Records(out)
-        try:
-            if out is not None:
-                self.ledger.open(out / "ledger.jsonl")
-                self._open_account(out / LEDGER)
-            return self._run(self.records.load(), progress)
-        finally:
-            self.ledger.close()
-            self.account.close()
+class Simulation(Measured):
+    """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`."""
 
     def adopt(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]
@@ -82,8 +46,8 @@ class Experiment(Prepared):
         Returns:
             The figures, as :meth:`run` gives them.
         """
-        self._start = time.monotonic()
-        self.records = Records(out)
+        self.clock.start()
+        self.records, self.bars = Records(out), Bars(False)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         (out / "metrics.jsonl").unlink()
         self.records.metrics = [json.loads(line) for line in lines]
@@ -93,38 +57,37 @@ class Experiment(Prepared):
             for learner in node.learners:
                 learner.optimisers.pop("model", None)
             node.load(nodes[node.name])
-        self.server = self.make_server([[node] for node in self.nodes])
-        self.server.take_up(server["server"])
+        self._made = self.make_server([[node] for node in self.nodes])
+        self._made.take_up(server["server"])
         self.ledger.open(out / "ledger.jsonl")
         self.ledger.close()
-        self._train_centrally(None)
-        return Measured(self).figures()
+        self._train_centrally({})
+        return self.figures()
 
-    def _run(self, saved: dict[str, Any], progress: bool) -> dict[str, Any]:
-        if saved:
-            if saved["precision"] != self.compute.precision:
-                begun = f"{saved['precision']}, as the run began"
-                raise ArgumentError("engine.precision", self.compute.precision, begun)
-            self.seconds, self.groups, self.ratios = saved["seconds"], saved["groups"], saved["ratios"]
-            self._earlier = saved["total"]
-            self.local_steps = saved["local_steps"]
-            for node in self.nodes:
-                node.load(saved["nodes"][node.name])
-        with Bars(progress) as self.bars:
-            self._train_locally()
-            self._train_centrally(saved.get("mark"))
-            self._distil(saved.get("server"))
-        figures = Measured(self).figures()
-        self.student.eval()  # as it will be used
-        for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
-            for name, parameter in node.model.named_parameters():
-                parameter.requires_grad_(name not in node.frozen["model"])
-        return figures
+    # --- the loop's parts -----------------------------------------------------------------------------
 
-    # --- phases -------------------------------------------------------------------------------------
+    def _open(self, saved: Mapping[str, Any]) -> None:
+        if self.records.folder is not None:
+            self._open_account(self.records.folder / LEDGER)
+        if not saved:
+            return
+        if saved["precision"] != self.compute.precision:
+            begun = f"{saved['precision']}, as the run began"
+            raise ArgumentError("engine.precision", self.compute.precision, begun)
+        self.groups, self.ratios, self.local_steps = saved["groups"], saved["ratios"], saved["local_steps"]
+        for node in self.nodes:
+            node.load(saved["nodes"][node.name])
 
-    def _train_locally(self) -> None:
-        """What a method wants trained before its first question."""
+    def _open_account(self, path: Path) -> None:
+        """Charge to a file from now on, so that a run that goes on finds what it has spent."""
+        purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
+        if purses:
+            self.account.close()
+            self.account = Account(path, self.ledger_key, durable=False)
+        for purse in purses:
+            purse.account = self.account
+
+    def _learn(self) -> None:
         span = self.side.first
         if span is None:
             return
@@ -134,13 +97,13 @@ class Experiment(Prepared):
 
         # A node that brings a finished model, all frozen, has nothing to train and only answers.
         learning = [node for node in self.learners if "model" in node.optimisers]
-        with self._timed("local_training"):
+        with self.clock.phase("local_training"):
             for group in self._parted("local_training", learning, trial):
                 self._train(group, "local", span)
         for node in self.learners:
             node.optimisers.pop("model", None)
 
-    def _train_centrally(self, saved: dict[str, Any] | None) -> None:
+    def _train_centrally(self, saved: Mapping[str, Any]) -> None:
         """The mark to reach: one model on what no server ever has, all nodes' data together, and public data
         whose labels the method uses."""
         if self.setting.mark is None:
@@ -155,32 +118,41 @@ class Experiment(Prepared):
         model = self.compute.place(self.setting.mark)
         self.mark = Node("centralised", together, model, gate, self.setting.seed)
         training.prepare([self.mark], self.setting.local)
-        if saved:
-            self.mark.load(saved)
-        with self._timed("centralised"):
+        if saved.get("mark"):
+            self.mark.load(saved["mark"])
+        with self.clock.phase("centralised"):
             self._train([self.mark], "centralised", WHOLE)
         self.mark.optimisers.clear()
 
-    def _distil(self, saved: dict[str, Any] | None) -> None:
-        """The server's turns."""
-        setting = self.setting
-        with self._timed("distillation"):
-            groups = self._parted("distillation", self.nodes, self.side.rehearse)
-            self.server = self.make_server(groups)
-            if saved:
-                self.server.take_up(saved)
-            drive(
-                self.server,
-                self.records,
-                self.bars,
-                metric=self.task.metric,
-                every=setting.every,
-                samples=setting.samples,
-                pixels=self.pixels,
-                before=self.seconds["distillation"],
-                look=Measured(self).look,
-                save=self._save,
-            )
+    def _serve(self, saved: Mapping[str, Any]) -> Server:
+        server = self.make_server(self._parted("distillation", self.nodes, self.side.rehearse))
+        if saved.get("server"):
+            server.take_up(saved["server"])
+        return server
+
+    def _nodes(self) -> Mapping[str, Any]:
+        return {
+            "precision": self.compute.precision,
+            "groups": self.groups,
+            "ratios": self.ratios,
+            "local_steps": self.local_steps,
+            "nodes": {node.name: node.state() for node in self.nodes},
+            "mark": None if self.mark is None else self.mark.state(),
+        }
+
+    def _close(self) -> None:
+        self.account.close()
+
+    def figures(self) -> dict[str, Any]:
+        """See :class:`~fedstill.runs.loop.Run`."""
+        figures = super().figures()
+        self.student.eval()  # as it will be used
+        for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
+            for name, parameter in node.model.named_parameters():
+                parameter.requires_grad_(name not in node.frozen["model"])
+        return figures
+
+    # --- local training -------------------------------------------------------------------------------
 
     def _train(self, nodes: Sequence[Node], phase: str, span: Span) -> None:
         """Train one group to the end of a span, from the step that it has reached."""
@@ -216,34 +188,6 @@ class Experiment(Prepared):
             self.groups[phase] = [[node.name for node in group] for group in groups]
         by_name = {node.name: node for node in (*self.nodes, *self.learners)}
         return [[by_name[name] for name in group] for group in self.groups[phase]]
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.monotonic()
-        self._phase = (phase, start)
-        yield
-        self.seconds[phase] += time.monotonic() - start
-        self._phase = None
-
-    def _save(self) -> None:
-        """Remember where the run stands."""
-        seconds = dict(self.seconds)
-        if self._phase is not None:
-            phase, since = self._phase
-            seconds[phase] += time.monotonic() - since
-        self.records.save(
-            {
-                "seconds": seconds,
-                "total": self.elapsed(),
-                "precision": self.compute.precision,
-                "groups": self.groups,
-                "ratios": self.ratios,
-                "local_steps": self.local_steps,
-                "nodes": {node.name: node.state() for node in self.nodes},
-                "mark": None if self.mark is None else self.mark.state(),
-                "server": None if self.server is None else self.server.kept(),
-            }
-        )
 
 
 class _Meter:

@@ -17,10 +17,9 @@ from fedstill.federation.remote import LinkError, Loopback
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
 from fedstill.protocol.messages import unpack
-from fedstill.runs import afar, run
+from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, from_dict, to_dict
-from fedstill.runs.live import Live
-from tests.federation.test_remote import NAMES, tiny
+from tests.federation.test_remote import NAMES, Live, tiny
 
 
 class Heard(Loopback):
@@ -42,7 +41,7 @@ class Heard(Loopback):
 
 def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, Host]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
-    afar.write_nodes(config, run.prepare(config)[0], folder / "nodes")
+    rehearsal.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
     for node in NAMES:
         file = folder / "nodes" / node / "node.toml"
         text = file.read_text()
@@ -71,7 +70,7 @@ def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
 
 def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
     config = tiny("fediod")
-    experiment, _ = run.prepare(config)
+    experiment, _ = assemble.prepare(config)
     experiment.run()
     other = changed(config, nodes={"models": ["resnet8:4"], "local": {"epochs": 9}}, split={"nodes": 50})
     server = live(other, Heard(nodes(config, tmp_path)), tmp_path)
@@ -83,7 +82,7 @@ def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), Heard(hosts), tmp_path)
     figures = server.run()
-    sizes = [len(part) for part in run.prepare(tiny("fediod"))[0].setting.parts]
+    sizes = [len(part) for part in assemble.prepare(tiny("fediod"))[0].setting.parts]
     assert [node["examples"] for node in figures["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in figures["nodes"]] == sizes
     assert [node["name"] for node in figures["nodes"]] == list(NAMES)
@@ -107,7 +106,7 @@ def test_a_method_without_a_student_ends_without_one(tmp_path: Path) -> None:
     config = tiny("standalone")
     server = live(config, Heard(nodes(config, tmp_path)), tmp_path)
     assert server.run()["student"] is None
-    assert server.trained() is None
+    assert not server.has_student
 
 
 # --- refused before anything is trained -----------------------------------------------------------------
@@ -177,8 +176,8 @@ def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(tmp_p
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path))
     server = live(config, link, tmp_path)
-    form = dataclasses.replace(server.plan.form, mean=(0.5,), std=(5.0,))
-    server.federation.plan = dataclasses.replace(server.plan, form=form)
+    form = dataclasses.replace(server.federation.plan.form, mean=(0.5,), std=(5.0,))
+    server.federation.plan = dataclasses.replace(server.federation.plan, form=form)
     with pytest.raises(NodeFault, match="its own log says more"):
         server.run()
     assert refused(link)
@@ -194,7 +193,7 @@ def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> N
         live(config, link, tmp_path).run()
     assert refused(link)
     # With it, the same folder goes on, to the figures of a run that was never stopped.
-    experiment, _ = run.prepare(config)
+    experiment, _ = assemble.prepare(config)
     experiment.run()
     link.away = ()
     server = live(config, link, tmp_path)

@@ -1,0 +1,181 @@
+"""What a run is made of, from its configuration: data, split, networks, and what its result says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstill import models
+from fedstill.core.dataset import Column, DataSet, TensorData
+from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.seeds import numpy_generator
+from fedstill.core.version import __version__
+from fedstill.data.loaders import load
+from fedstill.data.public import HELD_OUT, Public, held_out, load_public
+from fedstill.data.splits import conceal, split
+from fedstill.protocol.method import refusal
+from fedstill.runs.config import RunConfig
+from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
+from fedstill.tasks import make_task
+
+
+def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
+    """Data, split, models and method of a configuration, made ready and checked.
+
+    Returns:
+        The run, and what the result says about it beside the figures.
+    """
+    data = load(config.data, config.task)
+    task, method = make_task(config.task, data.classes), config.method
+    reason = refusal(method.needs(), task)
+    if reason is not None:  # before all that could be mended in vain
+        raise MethodRefused(method.title, "every node", reason)
+    task.check(data.train, "training data")
+    parts, public = divide(config, data)
+    setting, specs = assemble(config, data, parts, public)
+    simulation = Simulation(setting)
+    if config.data.validation:
+        simulation.notes.append(
+            "measured on validation data (data.validation): what is called test data here is a part of the "
+            "training examples that no node had"
+        )
+    told = about(config, data, sum(map(len, parts)), _how(config, data, len(parts)))
+    models = {"nodes": specs, "student": config.student.model}
+    return simulation, {**told, "values": _values(config, data), "models": models}
+
+
+def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, Any]) -> dict[str, Any]:
+    """What a result says of a run beside its figures.
+
+    Args:
+        config: the run.
+        data: its classes and test part.
+        train: how many examples the nodes have; None: theirs to know.
+        split: how they are divided.
+    """
+    return {
+        "fedstill": __version__,
+        "name": config.name,
+        "command": "",
+        "data": {
+            "name": data.name,
+            "classes": list(data.classes),
+            "train": train,
+            "test": len(data.test),
+            **told_cases(data.test),
+            "shape": list(data.test.inputs.shape[1:]),
+            "note": data.note,
+        },
+        "split": split,
+    }
+
+
+def told_cases(test: TensorData) -> dict[str, Any]:
+    """Of how many cases test examples are parts, as figures are means over those; empty: of none.
+
+    ``test_cases`` says how many, ``case`` what one is: a patient of several slices, a picture of several
+    patches.
+    """
+    count = 0 if test.cases is None else len(test.cases.present())
+    if test.cases is None or count in (0, len(test)):
+        return {}
+    return {"test_cases": count, "case": "patient" if test.cases.places is None else "picture"}
+
+
+def assemble(
+    config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: Public | None
+) -> tuple[Setting, list[str]]:
+    """What a simulation is made of, from data that have been divided; and the names of the nodes' models.
+
+    Args:
+        config: the run.
+        data: its classes, test part and normalisation.
+        parts: each node's own examples.
+        public: public data, or None.
+
+    Raises:
+        ArgumentError: more models than nodes.
+    """
+    names = config.nodes.models
+    if len(names) > len(parts):
+        raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
+    specs = [names[index % len(names)] for index in range(len(parts))]
+    mark = _network(config, data, config.student.model, "student") if config.evaluation.centralised else None
+    setting = replace(
+        servers(config, data, public),
+        parts=parts,
+        models=[_network(config, data, spec, "model", index) for index, spec in enumerate(specs)],
+        mark=mark,
+        policies=[config.nodes.policy] * len(parts),
+        privacies=[config.nodes.privacy] * len(parts),
+        perceptual=config.nodes.perceptual,
+    )
+    return setting, specs
+
+
+def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
+    """What of a run is its server's: all but nodes. By ``local`` it trains what it trains by itself."""
+    return Setting(
+        task=make_task(config.task, data.classes),
+        parts=(),
+        models=(),
+        student=_network(config, data, config.student.model, "student"),
+        test=data.test,
+        method=config.method,
+        local=config.nodes.local,
+        engine=config.engine,
+        mean=data.mean,
+        std=data.std,
+        seed=config.seed,
+        every=config.evaluation.every,
+        samples=config.evaluation.samples,
+        public=public,
+        link=config.link,
+        classes=data.classes,
+        vocabulary=data.vocabulary,
+    )
+
+
+def _network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:
+    """A network in its first state, which follows from the seed and what it is for."""
+    shape = tuple(data.test.inputs.shape[1:])
+    return models.build(spec, shape, len(data.classes), config.seed, *purpose, vocabulary=data.vocabulary)
+
+
+def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Public | None]:
+    """Each node's own part of the training data, as a run divides them, and what is public."""
+    train, public = load_public(config.public, data, config.task)
+    columns = _columns(config, data)
+    generator = numpy_generator(config.seed, "split")
+    units = columns[data.unit] if data.unit else None
+    indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
+    return conceal([train.subset(part) for part in indices], config.split, generator), public
+
+
+def _columns(config: RunConfig, data: DataSet) -> dict[str, Column]:
+    """What is known of the examples that are divided over the nodes."""
+    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    return {name: column[kept] for name, column in data.columns.items()}
+
+
+def _values(config: RunConfig, data: DataSet) -> list[str] | None:
+    """Which value of the split's column each node has; None where a node is no value of a column."""
+    if config.split.how != "column":
+        return None
+    return [str(value) for value in np.unique(_columns(config, data)[config.split.column]).tolist()]
+
+
+def _how(config: RunConfig, data: DataSet, nodes: int) -> dict[str, Any]:
+    """What a result says of the split; with a node for each value of a column, which node has which."""
+    split = config.split
+    told: dict[str, Any] = {"how": split.how, "alpha": None, "nodes": nodes}
+    if split.how in ("dirichlet", "positives"):
+        told["alpha"] = split.alpha
+    if split.how == "column":
+        told |= {"column": split.column, "values": _values(config, data)}
+    return told

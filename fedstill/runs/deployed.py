@@ -1,0 +1,205 @@
+"""A run at a deployed federation: handed in as a job, watched, and its results fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedstill.core.errors import DeployError, FedstillError
+from fedstill.core.records import holding, write_text
+from fedstill.data.config import SplitConfig
+from fedstill.federation.admin import Admin
+from fedstill.federation.order import natural
+from fedstill.federation.provision import write_job
+from fedstill.federation.runs import STOPPED, stop
+from fedstill.runs.config import NodesConfig, RunConfig, to_dict
+
+RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
+ENDING = 20.0  # seconds for a job that was ended to be over
+SLOW = 15.0  # seconds until it is said that a job waits
+
+
+def reach(kit: Path) -> None:
+    """See whether a run could begin at a deployed federation: the kit is let in, and a node is there.
+
+    Raises:
+        DeployError: it could not.
+    """
+    with Admin(kit) as admin:
+        _connected(admin)
+
+
+def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
+    """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
+
+    The nodes with which a run begins are those with which it goes on: a node that has come since has no part
+    in it, and one that is away is waited for by whoever resumes it.
+
+    Args:
+        config: the run; ``engine.startup_kit`` is an admin's kit.
+        out: the run's folder, into which all results are fetched.
+        progress: show on a terminal what goes on.
+
+    Returns:
+        What the server found out, as ``result.json`` holds it.
+
+    Raises:
+        FedstillError: the server cannot be reached, refuses or stopped; the run can go on.
+        RunFolderError: another process is at work on the run.
+    """
+    if config.nodes != NodesConfig() or config.split != SplitConfig():
+        print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
+    with holding(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
+        run = run_name(config, out)
+        _end_jobs(admin, run)
+        job = _begin(admin, config, run, out)
+        try:
+            status = _waited(admin, job)
+            fetched = admin.download(job, out / "fetched")
+        except DeployError as error:
+            raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
+        return _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
+
+
+def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
+    """Hand in a run's job, for the nodes with which the run began."""
+    there = _connected(admin)
+    names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
+    absent = [name for name in names if name not in there]
+    taking_part = [name for name in names if name in there]
+    if len(taking_part) < config.link.least(len(names)):
+        raise DeployError(
+            f"not connected to the server at {admin.server}: {', '.join(absent)}. The run began with "
+            f"{'this node' if len(absent) == 1 else 'these nodes'}: once enough are there again, "
+            f"{_resuming(out)} goes on"
+        )
+    write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
+    job_folder = out / "job"
+    shutil.rmtree(job_folder, ignore_errors=True)
+    # All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
+    told = {"config": servers_part(config), "run": run, "nodes": names}
+    job = admin.submit(write_job(job_folder, taking_part, told, name=run))
+    print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
+    return job
+
+
+def _connected(admin: Admin) -> list[str]:
+    """The nodes that are there.
+
+    Raises:
+        DeployError: none.
+    """
+    names = sorted(admin.nodes(), key=natural)
+    if not names:
+        raise DeployError(f"no node is connected to the server at {admin.server}")
+    return names
+
+
+def _end_jobs(admin: Admin, run: str) -> None:
+    """End the jobs of this run that nobody waits for any more: it goes on from its last mark.
+
+    Those of a server that was killed FLARE may call running for ever.
+    """
+    for job in admin.jobs():
+        if job["name"] == run and not str(job["status"]).startswith("FINISHED"):
+            print(f"Ending job {job['job_id']}, which nobody waited for.", file=sys.stderr)
+            with contextlib.suppress(DeployError):  # not at work, whatever the server says
+                admin.abort(str(job["job_id"]))
+                admin.wait(str(job["job_id"]), ENDING)
+
+
+def _waited(admin: Admin, job: str) -> str:
+    """Wait for a job, and say how it does; whoever stops waiting ends it."""
+    since, said = time.monotonic(), ""
+    try:
+        while not (status := admin.status(job)).startswith("FINISHED"):
+            late = status == "SUBMITTED" and time.monotonic() - since > SLOW
+            now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
+            if now != said:
+                print(f"  {now}", file=sys.stderr)
+                said = now
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        with contextlib.suppress(DeployError):
+            admin.abort(job)
+        raise
+    return status
+
+
+def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
+    """Take the results out of what a job left, into the run's folder.
+
+    Raises:
+        DeployError: it left none.
+        FedstillError: the run stopped, and why.
+    """
+    found = [*sorted(fetched.rglob("result.json")), *sorted(fetched.rglob(f"fedstill/{STOPPED}"))]
+    if not found:
+        raise DeployError(f"{otherwise}: the server's log says why")
+    served = found[0].parent
+    raise_if_stopped(served, out)
+    for path in served.iterdir():
+        if path.is_file() and path.name not in ("config.toml", STOPPED):
+            shutil.copy2(path, out / path.name)
+    shutil.rmtree(out / "fetched")
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    (out / "result.json").unlink()  # until the report's caller writes it, whole
+    return result
+
+
+# --- what a job is told, and why it stopped ---
+
+
+def servers_part(config: RunConfig) -> str:
+    """What of a run its server has to know, as TOML: nothing about nodes, and whole paths."""
+    table = to_dict(config)
+    for theirs in ("nodes", "split", "paper"):
+        table.pop(theirs, None)
+    table["engine"]["startup_kit"] = ""
+    for part, key in (("data", "name"), ("data", "root"), ("public", "name"), ("public", "root")):
+        given = table[part][key]
+        if given and Path(given).exists():
+            table[part][key] = str(Path(given).resolve())
+    return tomli_w.dumps(table)
+
+
+def run_name(config: RunConfig, out: Path) -> str:
+    """The name by which nodes know a run, made up once and kept in the run's folder."""
+    path = out / RUN
+    if path.exists():
+        return str(json.loads(path.read_text(encoding="utf-8"))["run"])
+    name = f"{config.name[:80]}-{config.seed}-{secrets.token_hex(4)}"
+    write_text(path, json.dumps({"run": name}) + "\n")
+    return name
+
+
+def raise_if_stopped(served: Path, out: Path) -> None:
+    """Pass on why a run stopped at the server, with the command that goes on.
+
+    Args:
+        served: the run's folder at the server, or what was fetched of it.
+        out: the run's folder here.
+    """
+    why = stop(served)
+    if why is None:
+        return
+    again = _resuming(out)
+    if why.refused:
+        raise FedstillError(f"the run is refused: {why.text}. Once that is changed there, {again} goes on")
+    if why.final:
+        raise FedstillError(f"the run cannot go on as it is: {why.text}")
+    raise FedstillError(f"the run stopped: {why.text}. To go on: {again}")
+
+
+def _resuming(out: Path) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["fedstill", "run", "--resume", str(out)])

@@ -1,0 +1,362 @@
+"""The one loop of every run, wherever its nodes are: local training, the mark, the server's turns, figures.
+
+What is done is remembered every few seconds, so a run that was stopped at any moment goes on to the figures
+it would have reached. With nodes in this process it is a :class:`~fedstill.runs.simulation.Simulation`, with
+nodes elsewhere a :class:`~fedstill.runs.served.Served`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstill.core.compute import Compute
+from fedstill.core.progress import Bars
+from fedstill.core.records import Records
+from fedstill.federation.contract import Federation
+from fedstill.methods.server import Server, ServerSetting
+from fedstill.node.fit import fitted
+from fedstill.node.ledger import Ledger
+from fedstill.node.training import predict
+from fedstill.privacy.statement import Statement, summary
+from fedstill.protocol.method import Method, method_name
+from fedstill.protocol.questions import NodeSide
+from fedstill.runs.evaluation import Evaluation, mean, plain
+from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
+
+UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # turns, in the progress bar
+
+
+class Run(ABC):
+    """One run of a setting.
+
+    Args:
+        setting: what the server has, and in a simulation the nodes too.
+
+    Attributes:
+        clock: seconds of each phase and in all.
+        records: the files of the run's folder, or of none.
+        notes: what the result says beside its figures.
+
+    Raises:
+        FedstillError: what the server has and the method do not fit together.
+    """
+
+    side: NodeSide
+
+    def __init__(self, setting: Setting) -> None:
+        method_name(setting.method)  # which refuses what is none
+        self.setting, self.task = setting, setting.task
+        self.method: Method = setting.method
+        self.needs = self.method.needs()
+        self.compute, self.ledger = Compute(setting.engine), Ledger()
+        check_method(setting)
+        check_server(setting)
+        self.shape = shape_of(setting)
+        self.mean, self.std = normalisation(setting)  # (C, 1, 1) each
+        self.student = fitted(
+            setting.student,
+            self.compute,
+            self.shape,
+            setting.seed,
+            "student",
+            parted=self.needs.split,
+            vocabulary=setting.vocabulary,
+        )
+        self.test = setting.test.to(self.compute.device)
+        self.public = None if setting.public is None else setting.public.to(self.compute.device)
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed)
+        self.notes: list[str] = []
+        self.records, self.bars, self.clock = Records(None), Bars(False), Clock()
+        self._made: Server | None = None
+
+    @property
+    def server(self) -> Server:
+        """The method's program, once local training is done."""
+        if self._made is None:
+            raise RuntimeError("a run has a server once local training is done")
+        return self._made
+
+    @property
+    def has_student(self) -> bool:
+        """Whether the server ends with a whole model; an average made to evaluate is none."""
+        return self.method.central == "student"
+
+    def run(self, out: Path | None = None, *, bars: Bars | None = None) -> dict[str, Any]:
+        """The whole run, from the start or from where an earlier one in ``out`` stopped.
+
+        Args:
+            out: the run's folder, which must exist, or None to keep nothing.
+            bars: show progress; None shows none.
+
+        Returns:
+            The figures: metrics in their units, bytes, questions, seconds.
+
+        Raises:
+            FedstillError: a node cannot take part, refuses or fails; the run can go on.
+        """
+        self.clock.start()
+        self.records, self.bars = Records(out), bars or Bars(False)
+        try:
+            if out is not None:
+                self.ledger.open(out / "ledger.jsonl")
+            with self.bars:
+                saved = self.records.load()
+                self.clock.load(saved.get("clock"))
+                self._open(saved)
+                self._learn()
+                self._train_centrally(saved)
+                with self.clock.phase("distillation"):
+                    self._made = self._serve(saved)
+                    self._take_turns(self._made)
+                self._save()
+            return self.figures()
+        finally:
+            self._close()
+            self.ledger.close()
+
+    # --- what depends on where the nodes are ----------------------------------------------------------
+
+    @abstractmethod
+    def _open(self, saved: Mapping[str, Any]) -> None:
+        """Have the nodes ready, as they were when ``saved`` was; it is empty at the beginning."""
+
+    @abstractmethod
+    def _learn(self) -> None:
+        """What the method wants trained before its first question."""
+
+    @abstractmethod
+    def _train_centrally(self, saved: Mapping[str, Any]) -> None:
+        """The mark to reach, where all nodes' data are here."""
+
+    @abstractmethod
+    def _serve(self, saved: Mapping[str, Any]) -> Server:
+        """The method's program, at its beginning or where it was; nodes are where they were for it."""
+
+    @abstractmethod
+    def look(self) -> Mapping[str, float]:
+        """What can be measured now, by key; of what the method is judged by, by the task's metric."""
+
+    @abstractmethod
+    def _nodes(self) -> Mapping[str, Any]:
+        """What must be remembered of the nodes, who keep their own state if they are elsewhere."""
+
+    @abstractmethod
+    def _about_nodes(self) -> list[dict[str, Any]]:
+        """What is known here of each node, by key."""
+
+    @abstractmethod
+    def _statements(self) -> Mapping[str, Statement]:
+        """How nodes protect their records, as far as they have said."""
+
+    def _grouped(self) -> Mapping[str, Any]:
+        """How nodes were grouped to be computed, and what that was chosen by."""
+        return {}
+
+    def _own(self) -> Mapping[str, torch.Tensor]:
+        """What the nodes' own models answer on the test part, by node: theirs to know."""
+        return {}
+
+    def _marked(self) -> torch.Tensor | None:
+        """What the centralised mark answers there."""
+        return None
+
+    def _beside(
+        self, own: Mapping[str, torch.Tensor], marked: torch.Tensor | None
+    ) -> Mapping[str, Mapping[str, Any] | None]:
+        """Figures beside the central model's: of the nodes' models, of their ensemble, of the mark."""
+        unknown = dict.fromkeys(("local", "standalone", "ensemble"))
+        return {**unknown, "centralised": {self.task.metric: None}}
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let the nodes go."""
+
+    # --- what does not --------------------------------------------------------------------------------
+
+    def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """What the central model answers about inputs ``(N, C, ...)``; None where nothing stands for one."""
+        return predict(self.student, inputs, self.compute) if self.has_student else None
+
+    def _server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
+        """The method's program at its beginning; nobody is asked yet."""
+        at_server = ServerSetting(
+            federation=federation,
+            student=student,
+            task=self.task,
+            shape=self.shape,
+            mean=tuple(self.mean.flatten().tolist()),
+            std=tuple(self.std.flatten().tolist()),
+            compute=self.compute,
+            seed=self.setting.seed,
+            local=self.setting.local,
+            public=self.public,
+            kinds=kinds,
+        )
+        return Server(self.method, at_server)
+
+    def figures(self) -> dict[str, Any]:
+        """What ``result.json`` says of models, bytes, questions and privacy."""
+        look, metric, public = self.evaluation, self.task.metric, self.public
+        central, own, marked = self.answers(self.test.inputs), self._own(), self._marked()
+        reached: Mapping[str, Any] = {metric: None}
+        if central is not None:
+            reached = plain(look.metrics(central))
+        elif own:
+            reached = plain(mean([look.metrics(told, node=name) for name, told in own.items()]))
+        sums = self.ledger.summary()
+        by_node: Mapping[str, dict[str, int]] = sums["by_node"]
+        nothing = {"up": 0, "down": 0}
+        model = type(self.setting.student).__name__
+        student = {"model": model, "parameters": parameter_count(self.student), **reached}
+        scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
+        return {
+            "method": method_name(self.method),
+            "title": self.method.title,
+            "task": self.task.name,
+            "metric": metric,
+            "figures": [asdict(figure) for figure in self.task.figures],
+            "seed": self.setting.seed,
+            "central": self.method.central,
+            "needs": asdict(self.needs),
+            "leaves": list(self.side.leaves()),
+            "kinds": {
+                kind: {"says": kind.says, "of": kind.of, "of_maps": kind.of_maps, "package": kind.package}
+                for kind in self.side.travels()
+            },
+            "turn": self.server.unit,
+            "turns": self.server.total,
+            "public": None
+            if public is None
+            else {"name": public.name, "examples": len(public), "note": public.note},
+            "bytes": {key: sums[key] for key in ("up", "down", "by_kind")},
+            "questions": sums["questions"],
+            "questions_by_name": sums["questions_by_name"],
+            "events": self.server.federation.events,
+            "engine": {
+                "name": self.setting.engine.name,
+                "device": str(self.compute.device),
+                "precision": self.compute.precision,
+                "threads": torch.get_num_threads(),
+                **self._grouped(),
+            },
+            "privacy": summary(
+                self._statements(), {name: self.ledger.spent(name) for name in self.server.federation.nodes}
+            ),
+            **reached,
+            **({"notes": list(self.notes)} if self.notes else {}),
+            "nodes": [
+                {**about, "bytes": by_node.get(about["name"]) or nothing} for about in self._about_nodes()
+            ],
+            "student": student if self.has_student else None,
+            **self._beside(own, marked),
+            **look.details(central, own, marked, self.setting.classes),
+            "pictures": look.portray(central, own, scale[0], scale[1], self.records),
+            "seconds": {"total": self.clock.total, **self.clock.seconds},
+        }
+
+    def _take_turns(self, server: Server) -> None:
+        """The server's turns, from where it is to the last."""
+        total = server.total
+        every = max(total // 10, 1) if self.setting.every is None else self.setting.every
+        while server.done < total:
+            losses = server.step()
+            done = server.done
+            line = {"phase": "distillation", "step": done, "losses": losses}
+            line["seconds"] = round(self.clock.now("distillation"), 3)
+            note = ""
+            if done == total or (every and done % every == 0):
+                told, metric = self.look(), self.task.metric
+                line.update(told)
+                note = f"{metric} {told[metric]:.1f} %" if metric in told else ""
+                self._keep_samples(server)
+            self.records.metric(line)
+            self.bars.show(UNITS[server.unit], done, total, note)
+            if self.records.due():
+                self._save()
+
+    def _keep_samples(self, server: Server) -> None:
+        """Some inputs that the server has made, with the label maps that they were made from."""
+        count = self.setting.samples
+        images = server.imagine(count) if count else None
+        if images is None:
+            return
+        turn = f"{server.done:06d}"
+        self.records.samples[turn] = self.pixels(images.cpu())
+        maps = server.imagined_from(count)
+        if maps is not None:
+            # A copy: a file takes no two names for one memory.
+            self.records.samples[f"{turn}.maps"] = maps.cpu().contiguous().clone()
+
+    def pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised inputs ``(n, C, H, W)`` as bytes."""
+        # Contiguous, as a file of safetensors needs it.
+        return (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
+
+    def _save(self) -> None:
+        """Remember where the run stands."""
+        since = time.monotonic()
+        nodes = self._nodes()
+        server = None if self._made is None else self._made.kept()
+        self.records.save({**nodes, "clock": self.clock.kept(), "server": server}, since=since)
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """How many numbers a network learns, frozen ones included."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class Clock:
+    """Seconds of a run by phase and in all, over stops.
+
+    >>> clock = Clock()
+    >>> with clock.phase("distillation"):
+    ...     clock.now("distillation") > 0
+    True
+    >>> list(clock.seconds)
+    ['local_training', 'centralised', 'distillation']
+    """
+
+    def __init__(self) -> None:
+        self.seconds = {"local_training": 0.0, "centralised": 0.0, "distillation": 0.0}
+        self._earlier = 0.0  # of the run before it was stopped
+        self._start = time.monotonic()
+        self._at: tuple[str, float] | None = None  # the phase at work, and when it began
+
+    def start(self) -> None:
+        """Count from now."""
+        self._start = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what is done in the block as a phase; a phase that fails counts for nothing."""
+        self._at = name, time.monotonic()
+        yield
+        self.seconds[name] = self.now(name)
+        self._at = None
+
+    def now(self, name: str) -> float:
+        """Seconds of a phase so far."""
+        at = self._at
+        return self.seconds[name] + (time.monotonic() - at[1] if at is not None and at[0] == name else 0.0)
+
+    @property
+    def total(self) -> float:
+        """Seconds of the run so far."""
+        return self._earlier + time.monotonic() - self._start
+
+    def kept(self) -> dict[str, Any]:
+        """What must be remembered."""
+        return {"seconds": {name: self.now(name) for name in self.seconds}, "total": self.total}
+
+    def load(self, kept: Mapping[str, Any] | None) -> None:
+        """Go on from what was remembered, if anything was."""
+        if kept is not None:
+            self.seconds, self._earlier = dict(kept["seconds"]), kept["total"]

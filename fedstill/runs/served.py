@@ -1,0 +1,167 @@
+"""A run whose nodes are elsewhere: its server has a method, a student and test data of its own.
+
+It knows no node's data, model or policy, and cannot name them. Its folder is a run's folder like any other;
+a run that was stopped in it goes on from it, and its nodes go back to the mark that it had reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fedstill.core.errors import MethodRefused
+from fedstill.data.form import Form
+from fedstill.data.loaders import load
+from fedstill.data.public import load_public
+from fedstill.federation.remote import Link, Meter, Remote
+from fedstill.federation.replies import About
+from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods.server import Server
+from fedstill.node.fit import architecture
+from fedstill.privacy.statement import Statement
+from fedstill.protocol.kinds import LABEL_COUNTS
+from fedstill.protocol.messages import WireConfig
+from fedstill.protocol.method import side_of
+from fedstill.protocol.plan import Plan, fingerprint
+from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
+from fedstill.runs.assemble import about, servers
+from fedstill.runs.config import RunConfig, to_dict
+from fedstill.runs.loop import Run
+
+
+class Served(Run):
+    """A run at the server, ready to begin.
+
+    Args:
+        config: the run. Its tables ``nodes`` and ``split`` are not read, but for ``nodes.local``, by which a
+            server trains that does so by itself.
+        link: to the nodes.
+        name: by which the nodes know the run again.
+
+    Raises:
+        FedstillError: data, student and method do not fit together.
+    """
+
+    _begun: Server
+
+    def __init__(self, config: RunConfig, link: Link, name: str) -> None:
+        self.config = config
+        self.data = load(config.data, config.task, train_needed=False)
+        _, public = load_public(config.public, self.data, config.task)
+        super().__init__(servers(config, self.data, public))
+        plan = Plan(
+            name,
+            to_dict(config)["method"],
+            Form.of(config.task, self.data),
+            WireConfig(config.link.inputs, config.link.gradients),
+            fingerprint(public),
+            ("", "") if public is None else (public.name, public.note),
+        )
+        # What the nodes are asked is the method's declaration; what they have is not known here.
+        self.side = side_of(self.method, NodeSetting(self.task, LocalConfig(), self.compute, self.public))
+        self.federation = Remote(
+            link, plan, self.side.questions, config.link, self.ledger, self.compute, public
+        )
+
+    def about(self) -> dict[str, Any]:
+        """What the result says beside the figures."""
+        split = {"how": "as it is", "alpha": None, "nodes": len(self.federation.nodes)}
+        return about(self.config, self.data, None, split)
+
+    # --- the loop's parts -----------------------------------------------------------------------------
+
+    def _open(self, saved: Mapping[str, Any]) -> None:
+        if saved:
+            self.federation.meter = Meter(**saved["meter"])
+        self.federation.join()
+        self._check_nodes()
+        # Made before anything is trained: it refuses what a node would refuse later.
+        self._begun = self._server(self.federation, self.student, ((self.federation.nodes, self.student),))
+
+    def _learn(self) -> None:
+        with self.clock.phase("local_training"):
+            self.federation.learn(lambda percent: self.bars.show("local training", percent, 100))
+
+    def _serve(self, saved: Mapping[str, Any]) -> Server:
+        server = self._begun
+        # Also without a saved state: nodes may have answered before the server was stopped.
+        self.federation.recall(saved["mark"] if saved else 0)
+        if saved:
+            server.take_up(saved["server"])
+        return server
+
+    def _nodes(self) -> Mapping[str, Any]:
+        """First the nodes remember: the server's mark is always one of theirs."""
+        mark = self.federation.number
+        self.federation.remember(mark)
+        return {"mark": mark, "meter": asdict(self.federation.meter)}
+
+    def _train_centrally(self, saved: Mapping[str, Any]) -> None:
+        """No data of any node are here."""
+
+    def _close(self) -> None:
+        self.federation.leave()
+
+    def look(self) -> Mapping[str, float]:
+        """What the server can measure by itself: its student on its own test data."""
+        if not self.has_student:
+            return {}
+        metric = self.task.metric
+        return {metric: self.evaluation.metrics(self.evaluation.outputs(self.student))[metric]}
+
+    # --- what the result says -------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """See :class:`~fedstill.runs.loop.Run`; and what the link cost."""
+        self.notes = self._said()
+        figures = super().figures()
+        if figures["student"] is not None:
+            figures["student"]["model"] = self.config.student.model
+        total, training = figures["seconds"]["total"], figures["seconds"]["local_training"]
+        return {**figures, "link": self.federation.meter.figures(total, training)}
+
+    def _statements(self) -> Mapping[str, Statement]:
+        return {name: told.privacy for name, told in self.federation.about.items()}
+
+    def _about_nodes(self) -> list[dict[str, Any]]:
+        return [self._about(name) for name in self.federation.nodes]
+
+    def _about(self, name: str) -> dict[str, Any]:
+        """What a node said of itself, and the label counts that it answered."""
+        node = self.federation.about.get(name, About())
+        told = getattr(self.server.state, "histogram", None)
+        known = isinstance(told, LabelHistogram) and LABEL_COUNTS in self.side.leaves() and name in told.names
+        row = told.of([name]) if isinstance(told, LabelHistogram) and known else None
+        return {
+            "name": name,
+            "model": node.model,
+            "parameters": node.parameters,
+            "examples": None if row is None else round(float(row.sizes[0])),
+            "label_counts": None if row is None else [round(float(count)) for count in row.counts[0]],
+            "versions": dict(node.versions) or None,
+        }
+
+    def _said(self) -> list[str]:
+        """What nodes said is switched off there, each once; by whom, unless all said it."""
+        said: dict[str, list[str]] = {}
+        for node, told in self.federation.about.items():
+            for note in told.notes:
+                said.setdefault(note, []).append(node)
+        everyone = len(self.federation.about)
+        return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]
+
+    def _check_nodes(self) -> None:
+        """Refuse nodes with which the method cannot work, before anything is trained."""
+        kind = architecture(self.student)
+        reasons: dict[str, list[str]] = {}
+        for node, told in self.federation.about.items():
+            if self.needs.trainable and told.frozen:
+                reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
+            elif (self.needs.same_architecture or self.needs.student_kind) and told.architecture != kind:
+                reasons.setdefault("its model is not of the student's architecture", []).append(node)
+        if reasons:  # all of them at once, for those who see to it
+            (reason, nodes), *others = reasons.items()
+            also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
+            raise MethodRefused(self.method.title, ", ".join(nodes), f"{reason}{also}")

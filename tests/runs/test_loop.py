@@ -1,0 +1,88 @@
+"""What is kept of a server's turns: generated inputs, and the maps that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.runs import assemble
+from fedstill.runs.config import from_dict
+from fedstill.runs.loop import Clock
+from fedstill.runs.simulation import Simulation
+
+
+class Maker:
+    """Makes the same images each time, from the same maps: all that the loop needs of a server."""
+
+    unit, total = "step", 2
+
+    def __init__(self, maps: torch.Tensor | None) -> None:
+        self.done, self.maps = 0, maps
+
+    def step(self) -> Mapping[str, float]:
+        self.done += 1
+        return {"loss": 1.0}
+
+    def kept(self) -> dict[str, Any]:
+        return {}
+
+    def imagine(self, count: int) -> torch.Tensor:
+        return torch.full((count, 1, 4, 4), 0.5)
+
+    def imagined_from(self, count: int) -> torch.Tensor | None:
+        return None if self.maps is None else self.maps[:count]
+
+
+class Looping(Simulation):
+    """A run whose server only makes images."""
+
+    def _learn(self) -> None:
+        pass
+
+    def _serve(self, saved: Mapping[str, Any]) -> Any:
+        return self.maker
+
+    def look(self) -> Mapping[str, float]:
+        return {"accuracy": 50.0}
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    maker: Maker
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_maps_are_kept_beside_what_was_made_of_them(tmp_path: Path, told: bool) -> None:
+    maps = torch.arange(3, dtype=torch.uint8).view(3, 1, 1).expand(3, 4, 4) if told else None
+    table = {"method": {"name": "fediod"}, "evaluation": {"every": 1, "samples": 2, "centralised": False}}
+    run = Looping(assemble.prepare(from_dict(table))[0].setting)
+    run.maker = Maker(maps)
+    run.run(tmp_path)
+    result: dict[str, Any] = {}
+    run.records.finish(result, None)
+    kept = load_file(tmp_path / "samples.safetensors")
+    pictures = {"000001", "000002"}
+    assert set(kept) == (pictures | {"000001.maps", "000002.maps"} if told else pictures)
+    if maps is not None:
+        assert torch.equal(kept["000002.maps"], maps[:2])
+    assert [line["accuracy"] for line in run.records.metrics] == [50.0, 50.0]
+
+
+def test_a_clock_goes_on_where_it_was_stopped() -> None:
+    first, second = Clock(), Clock()
+    with first.phase("distillation"):
+        kept = first.kept()  # in the midst of a phase
+        assert 0 < kept["seconds"]["distillation"] <= first.now("distillation")
+    second.load({"seconds": {**kept["seconds"], "local_training": 7.0}, "total": 9.0})
+    assert second.now("local_training") == 7.0
+    assert second.total >= 9.0
+    with second.phase("local_training"):
+        pass
+    assert second.seconds["local_training"] >= 7.0
+    second.load(None)
+    assert second.seconds["local_training"] >= 7.0
