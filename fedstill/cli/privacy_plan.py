@@ -187,7 +187,7 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
         method, local = length.turn(method, local, steps)
         length = replace(length, value=steps)
     guard = _guard(run, place, privacy, method, local)
-    if guard.protects and getattr(method, "labelled", False):  # as the run itself is refused
+    if guard.protects and method.needs().joins_public:  # as the run itself is refused
         allowed = "none where public data join its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", guard.name, allowed)
     limited = math.isfinite(min(privacy.epsilon, privacy.over_all[0]))

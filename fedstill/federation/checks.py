@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
-from fedstill.core.errors import NodeFault
-from fedstill.protocol.messages import SCALE
+from fedstill.core.errors import DataError, NodeFault
+from fedstill.protocol.messages import SCALE, from_text
 from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
@@ -54,7 +54,8 @@ def faults(
     for node, answer in answers.items():
         if node not in found:
             found |= _unlike(node, answer, question, rows, outputs)
-    found |= _misshapen(_without(answers, found), question.name)
+    found |= _misshapen(_without(answers, found), question)
+    found |= _illegible(_without(answers, found), question)
     found |= not_finite(_without(answers, found))
     for node, answer in _without(answers, found).items():
         found |= _miscounted(node, answer, question)
@@ -165,14 +166,29 @@ def _unlike(
     return {}
 
 
-def _misshapen(answers: Mapping[str, Tensors], question: str) -> dict[str, str]:
-    """Nodes whose tensors have another shape or dtype than most nodes' have.
+def _illegible(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
+    """Nodes of whose JSON values one is none."""
+    found: dict[str, str] = {}
+    for node, answer in answers.items():
+        for name in question.apart.intersection(question.values):
+            try:
+                from_text(answer[name])
+            except DataError as error:
+                found[node] = f"{name}: {error}"
+    return found
+
+
+def _misshapen(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
+    """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes.
 
     Raises:
         NodeFault: as many say one thing as another.
     """
     forms = {
-        node: {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in answer.items()}
+        node: {
+            name: ((-1,) * tensor.ndim if name in question.apart else tuple(tensor.shape), tensor.dtype)
+            for name, tensor in answer.items()
+        }
         for node, answer in answers.items()
     }
     found: dict[str, str] = {}
@@ -182,7 +198,9 @@ def _misshapen(answers: Mapping[str, Tensors], question: str) -> dict[str, str]:
         if others and others[0][1] == most:
             (shape, dtype), (other, another) = usual, others[0][0]
             reason = f"{name} are {dtype} of shape {shape} and {another} of {other}"
-            raise NodeFault(", ".join(forms), question, f"{reason}: one is wrong, and it is not known which")
+            raise NodeFault(
+                ", ".join(forms), question.name, f"{reason}: one is wrong, and it is not known which"
+            )
         for node, form in forms.items():
             if form[name] != usual and node not in found:
                 shape, dtype = form[name]

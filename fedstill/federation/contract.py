@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from fedstill.federation.checks import faults, not_finite, oversized_gradients, 
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.replies import clip
 from fedstill.protocol.kinds import GRADIENTS, INPUTS
-from fedstill.protocol.messages import refine
+from fedstill.protocol.messages import as_text, from_text, refine
 from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
@@ -33,16 +33,27 @@ class Answers:
     number: int
     nodes: tuple[str, ...]
     tensors: Tensors
+    apart: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of parts that are not stacked
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """One part of the answers, of all nodes that were asked.
+        """One part of the answers, of all nodes that answered.
+
+        Raises:
+            ArgumentError: the question's answer has no such part, or one that differs in shape by node.
+        """
+        if name not in self.tensors:
+            ragged = ", which by_node gives" if name in self.apart else ""
+            raise ArgumentError(f"answer{ragged}", name, f"one of {', '.join(self.tensors) or 'none'}")
+        return self.tensors[name]
+
+    def by_node(self, name: str) -> dict[str, Any]:
+        """One part of the answers, node by node: ``(B, ...)`` each, or a JSON value where it is one.
 
         Raises:
             ArgumentError: the question's answer has no such part.
         """
-        if name not in self.tensors:
-            raise ArgumentError("answer", name, f"one of {', '.join(self.tensors)}")
-        return self.tensors[name]
+        each = self.apart[name] if name in self.apart else self[name]
+        return dict(zip(self.nodes, each, strict=True))
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Federation(ABC):
         *,
         of: Sequence[str] | None = None,
         number: int | None = None,
-        **tensors: torch.Tensor,
+        **given: Any,
     ) -> Answers:
         """Ask all nodes, or a few, one question.
 
@@ -100,8 +111,8 @@ class Federation(ABC):
             question: its name.
             of: names of the nodes to ask; None is all. Those that are out are not asked.
             number: to ask again under a number already used; None takes the next one.
-            tensors: what goes down with it. Where the question is differentiable and a tensor requires
-                gradients, the answers do too.
+            given: tensors that go down with it, and JSON values where the question declares them. Where the
+                question is differentiable and a tensor requires gradients, the answers do too.
 
         Raises:
             ArgumentError: no such question or node.
@@ -116,8 +127,11 @@ class Federation(ABC):
         if number is None:
             number = self.number
         self.number = max(self.number, number + 1)
-        names = tuple(tensors)
-        through = self.questions[question].differentiable
+        declared = self.questions[question]
+        tensors: dict[str, torch.Tensor] = {
+            name: as_text(value) if name in declared.values else value for name, value in given.items()
+        }
+        names, through = tuple(tensors), declared.differentiable
         wanted = torch.is_grad_enabled() and any(
             tensor.requires_grad for name, tensor in tensors.items() if name in through
         )
@@ -125,14 +139,22 @@ class Federation(ABC):
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
             answers = self._asked(asked, question, number, sent, False)
             first = next(iter(answers.values()))
+            stacked = [name for name in first if name not in declared.apart]
             return Answers(
                 number,
                 tuple(answers),
-                {name: torch.stack([each[name] for each in answers.values()]) for name in first},
+                {name: torch.stack([each[name] for each in answers.values()]) for name in stacked},
+                {name: self._apart(declared, name, answers) for name in declared.apart},
             )
         call = _Call(self, asked, question, number, names)
         flat = _Ask.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
         return Answers(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
+
+    @staticmethod
+    def _apart(question: Question, name: str, answers: Mapping[str, Tensors]) -> tuple[Any, ...]:
+        """A part of the answers that is not stacked, one a node."""
+        read = from_text if name in question.values else torch.Tensor.detach
+        return tuple(read(each[name]) for each in answers.values())
 
     def state(self) -> dict[str, Any]:
         """What a run must remember of its federation."""

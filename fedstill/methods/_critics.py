@@ -22,7 +22,7 @@ from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
 from fedstill.methods._averaging import finite
 from fedstill.methods._gan import GANForm, critic_loss, on_fake, on_real
-from fedstill.methods._maps import Gallery, MapsConfig, told, whose
+from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, Gallery, MapsConfig, told, whose
 from fedstill.methods._options import at_least
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
@@ -30,7 +30,7 @@ from fedstill.node import private_training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.privacy.dpsgd import rate
-from fedstill.protocol.kinds import CRITIC, DIFFERENCE, LABEL_MAPS, SOURCES
+from fedstill.protocol.kinds import CRITIC, SOURCES
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting
 

@@ -12,12 +12,13 @@ from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._importance import Importance
+from fedstill.methods._maps import LABEL_MAPS
 from fedstill.methods._noise import Wish
 from fedstill.methods._replay import Known
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.protocol.kinds import INPUTS, LABEL_MAPS, LOGITS
+from fedstill.protocol.kinds import INPUTS, LOGITS
 from fedstill.protocol.questions import NodeSetting, question
 
 

@@ -26,12 +26,14 @@ from fedstill.methods._noise import Wish
 from fedstill.methods.server import ServerSetting
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.protocol.kinds import LABEL_MAPS
+from fedstill.protocol import kinds
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node
+LABEL_MAPS = kinds.LABEL_MAPS.hinted('with method.conditions = "drawn" none is asked for')
+DIFFERENCE = kinds.DIFFERENCE.hinted('with method.conditions = "drawn" none is compared')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -29,6 +29,8 @@ def view_seed(seed: int, p: int) -> int:
 class Views(OneShot):
     """Public data are predicted under several views, and may have labels from which nodes learn, too."""
 
+    longer: ClassVar[tuple[str, ...]] = ("predictions",)
+
     predictions: int
     views: Literal["shift", "shift-flip"]
     student_augment: Literal["none", "shift"]
@@ -46,7 +48,7 @@ class Views(OneShot):
 
     def needs(self) -> Needs:
         """Public data, and their labels where nodes learn from them."""
-        return Needs(public=True, public_labels=self.labelled)
+        return Needs(public=True, public_labels=self.labelled, joins_public=self.labelled)
 
     def questions(self, at: NodeSetting) -> Iterable[Question]:
         """What nodes are asked.

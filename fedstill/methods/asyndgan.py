@@ -67,6 +67,7 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions):
     unit: ClassVar[Literal["step"]] = "step"
     before: ClassVar[None] = None
     learns: ClassVar[bool] = False
+    longer: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: int = 400
     """Steps of the generator, each with one question to every node."""
@@ -126,6 +127,7 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions):
         rows=lambda self, at: self.batch,
         reads=lambda self, at: self.critics(at).reads,
         trains=("critic",),
+        returned=lambda self, at: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
     )
     def judge(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""

@@ -66,6 +66,7 @@ class FedIOD(AsksAfresh, FromNoise):
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"
     unit: ClassVar[Literal["step"]] = "step"
+    longer: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: int = 400
     """Distillation steps, each with one question to all nodes."""

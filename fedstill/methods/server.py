@@ -102,10 +102,14 @@ class Server:
         Args:
             question: its name.
             of: names of the nodes to ask; None is all. Those that are out are not asked.
-            inputs: tensors that go down with it, or numbers, which arrive as numbers.
+            inputs: tensors that go down with it; numbers, which arrive as numbers; JSON values, where the
+                question declares them.
         """
-        tensors: dict[str, Any] = {name: torch.as_tensor(value) for name, value in inputs.items()}
-        return self.federation.ask(question, of=of, **tensors)
+        values = self.federation.questions[question].values if question in self.federation.questions else ()
+        sent: dict[str, Any] = {
+            name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
+        }
+        return self.federation.ask(question, of=of, **sent)
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""

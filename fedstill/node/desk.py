@@ -6,6 +6,7 @@ import copy
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class _Answered:
     content: str  # digest of the question
     asked: list[Asked]  # one a node, in the group's order
     inputs: Tensors  # (G, ...) leaves of the graph
-    outputs: Tensors  # (G, ...), with the graph until the next question
+    outputs: Mapping[str, Any]  # (G, ...), with the graph until the next question; a list of what is apart
     releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
     pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
@@ -166,7 +167,8 @@ class Desk:
             arrived = {node: refine(pull) for node, pull in pulls.items()}
             sample = next(iter(arrived.values()))
             # What does not depend on the inputs (a mean over the node's own examples) has no way back.
-            names = [key for key, out in kept.outputs.items() if out.requires_grad and key in sample]
+            stacked = {key: out for key, out in kept.outputs.items() if isinstance(out, torch.Tensor)}
+            names = [key for key, out in stacked.items() if out.requires_grad and key in sample]
             if not names:  # asked without gradients, or pulled only after the next question
                 raise QuestionMismatch(first, name, number)
             nothing = {key: torch.zeros_like(sample[key]) for key in names}
@@ -190,7 +192,7 @@ class Desk:
 
     def _learn(
         self, question: Question, asked: Asked, tensors: Tensors, differentiable: bool
-    ) -> tuple[Tensors, Tensors, Asked]:
+    ) -> tuple[Tensors, Mapping[str, Any], Asked]:
         """A handler's inputs and outputs where a network learns privately first, and that is charged.
 
         What was learned before, as before a stop, is learned again with the same draws, and costs nothing
@@ -222,14 +224,16 @@ class Desk:
         tensors: Tensors,
         differentiable: bool,
         attempt: int = 0,
-    ) -> tuple[Tensors, Tensors]:
+    ) -> tuple[Tensors, Mapping[str, Any]]:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
+        arrived = question.take(tensors)
         inputs = {
             key: self._for_each(tensor, differentiable and key in question.differentiable)
-            for key, tensor in tensors.items()
-            if tensor.ndim
+            for key, tensor in arrived.items()
+            if isinstance(tensor, torch.Tensor) and tensor.ndim
         }
-        numbers = {key: tensor.item() for key, tensor in tensors.items() if not tensor.ndim}
+        plain = {key: arrived[key] for key in arrived if key not in inputs}
+        values = {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in plain.items()}
         first = self.group.nodes[0]
         for node in self.group.nodes:
             node.asking = chained(node.answered, f"{number} {content} {attempt}")
@@ -238,7 +242,7 @@ class Desk:
             torch.set_grad_enabled(differentiable),
         ):
             self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
-            outputs = question.handler(self.group, number, **inputs, **numbers)
+            outputs = question.give(question.handler(self.group, number, **inputs, **values))
         return inputs, outputs
 
     def _question(self, name: str, tensors: Tensors) -> Question:

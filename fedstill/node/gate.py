@@ -42,8 +42,8 @@ class Gate:
         if self.policy.outputs_only:
             told = sorted({kind for kind in kinds.values() if not self._lets_out(kind)})
             if told and all(kind.of_maps and not kind.package for kind in told):
-                cure = 'with method.conditions = "drawn" none is asked for'
-                return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true; {cure}"
+                cures = "".join(f"; {kind.without}" for kind in told if kind.without)
+                return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true{cures}"
             if told:
                 foreign = any(kind.package for kind in told)
                 cure = ", unless its owner names it in policy.kinds" if foreign else ""

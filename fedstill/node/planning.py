@@ -16,7 +16,6 @@ from fedstill.privacy.events import Price
 from fedstill.protocol.schedule import LocalConfig
 
 TRAINING = "local training"
-KNOBS = ("steps", "rounds", "predictions")  # options of methods by which they ask more often
 EPOCHS, LEAST = "local.epochs", "local.least_steps"
 MOST_STEPS = 1_000_000
 
@@ -158,7 +157,7 @@ def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig
     Raises:
         FedstillError: there is none; it says why.
     """
-    names = [name for name in KNOBS if hasattr(method, name)]
+    names = [name for name in method.longer if hasattr(method, name)]
     knobs = [Knob(f"method.{name}", getattr(method, name)) for name in names]
     knobs += [Knob(EPOCHS, local.epochs), Knob(LEAST, local.least_steps)]  # the latter where epochs are short
     now = price(method, local)

@@ -63,6 +63,11 @@ class Kind(str):
         kind.common, kind.without, kind.package = common, without, package
         return kind
 
+    def hinted(self, without: str) -> Kind:
+        """The same kind, with how a run of some method does without it."""
+        about: dict[str, Any] = {**vars(self), "without": without}
+        return Kind(str(self), **about)
+
     def at(self, package: str) -> Kind:
         """The same kind as a package's method releases it."""
         about: dict[str, Any] = {**vars(self), "package": package}
@@ -101,13 +106,11 @@ LABEL_MAPS = Kind(
     "label maps",
     "what is where in each of a node's training images, or of what the server asks about",
     of_maps=True,
-    without='a server that draws its own (method.conditions = "drawn") asks for none',
 )
 DIFFERENCE = Kind(
     "difference",
     "how far an image that the server made is from the node's own of the same label map",
     of_maps=True,
-    without='with method.conditions = "drawn" images are compared with none of the node',
 )
 PRIVATE_DATA = Kind("private data", "training examples themselves, as they are")
 # Weights come with counts of batches.

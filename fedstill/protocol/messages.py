@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedstill.core.choices import check_choices
-from fedstill.core.errors import DataError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.protocol.kinds import INPUTS, kind_named
 
 Tensors = Mapping[str, torch.Tensor]
@@ -103,6 +103,44 @@ def refine(tensors: Tensors) -> dict[str, torch.Tensor]:
 def kind_of(name: str, kinds: Mapping[str, str]) -> str:
     """The kind of a tensor as it travels: a scale is of the kind of what it scales."""
     return kinds[name.removesuffix(SCALE)]  # KeyError: undeclared
+
+
+def as_text(value: Any) -> torch.Tensor:
+    """A JSON value as it travels: the bytes of its text, ``(n,)`` uint8, the same for equal values.
+
+    Raises:
+        ArgumentError: what JSON does not hold.
+
+    >>> as_text({"b": 1, "a": None}).shape
+    torch.Size([16])
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("value", value, f"what JSON holds: {error}") from error
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def from_text(tensor: torch.Tensor) -> Any:
+    """The JSON value that :func:`as_text` made bytes of.
+
+    Raises:
+        DataError: it is none.
+
+    >>> from_text(as_text({"b": [1, 2.5, "x"]}))
+    {'b': [1, 2.5, 'x']}
+    """
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise DataError(f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, and no JSON text")
+    try:
+        return json.loads(bytes(tensor.tolist()).decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise DataError("it is no JSON text") from error
+
+
+def _no_number(word: str) -> float:
+    """NaN and infinities, which Python writes and JSON has not."""
+    raise ValueError(f"{word} is no number")
 
 
 def size(tensor: torch.Tensor) -> int:

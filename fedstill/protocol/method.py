@@ -27,6 +27,8 @@ class Needs:
         public: public data, without labels.
         public_labels: labels of it, from the task's own classes.
         split: networks that part into extractor and head.
+        joins_public: these public data become a part of what each node learns from, so that no mechanism can
+            say what its own records cost.
         student_kind: a student of one of the nodes' architectures.
         trainable: nodes' networks that are not frozen as a whole, since rounds train them.
         images: inputs that a server can make: images, and not texts.
@@ -39,6 +41,7 @@ class Needs:
     same_architecture: bool = False
     public: bool = False
     public_labels: bool = False
+    joins_public: bool = False
     split: bool = False
     student_kind: bool = False
     trainable: bool = False
@@ -58,7 +61,7 @@ def refusal(needs: Needs, task: Task) -> str | None:
     if needs.maps and not task.conditions:
         return "it makes images from label maps, and this task has none"
     if needs.no_maps and task.conditions:
-        return "it makes inputs from noise, and in this task they are made from label maps: take fediod-maps"
+        return "it makes inputs from noise, and in this task they are made from label maps"
     if needs.vectors and task.kind in ("map", "image"):
         return "it needs one vector of outputs for each input, and this task has one for each pixel"
     return None
@@ -90,6 +93,7 @@ class Method(Registered):
         learns: whether the nodes' own models are trained at all, then or later.
         one_round: whether all that it asks can be known before the first answer (:meth:`asks`), so that
             questions may be carried by hand.
+        longer: options by which a run asks more often, whichever of them it has.
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
     """
 
@@ -99,6 +103,7 @@ class Method(Registered):
     central: ClassVar[Literal["student", "virtual", "ensemble", "nodes"]] = "student"
     learns: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
+    longer: ClassVar[tuple[str, ...]] = ("rounds",)
     later: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
 from fedstill.protocol.kinds import GRADIENTS, Kind, kind_named
+from fedstill.protocol.messages import as_text, from_text
 from fedstill.protocol.schedule import WHOLE, LocalConfig, Span
 from fedstill.tasks import Task
 
@@ -46,6 +47,11 @@ class Question:
         finish: what is done to an answer after the gate's noise and before it travels, by what was sent (a
             quantiser, say). It never sees what is private.
         gradients: the kind of the gradients that leave.
+        returned: the tensors that go down with it to that node alone whose releases they come from.
+        ragged: the tensors of its answer whose shape differs from node to node: the handler gives a list of
+            them, one a node, and the server finds them by :meth:`Answers.by_node`.
+        values: what goes down with it, or is answered, as a JSON value and no tensor: the handler gets the
+            value, and gives a list of values, one a node.
         closed: nothing that a subclass of the method could change has a part in the answer.
     """
 
@@ -65,6 +71,9 @@ class Question:
         None
     ) = None
     gradients: Kind = GRADIENTS
+    returned: tuple[str, ...] = ()
+    ragged: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +83,29 @@ class Question:
         object.__setattr__(self, "gradients", kind_named(self.gradients))
         if self.gradients.of != "gradients":
             raise ArgumentError(f"gradients of question {self.name}", self.gradients, "a kind of gradients")
+        if self.differentiable and (self.ragged or self.values):
+            apart = [*self.ragged, *self.values]
+            raise ArgumentError(f"question {self.name}", apart, "none, where gradients are pulled back")
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """The parts of its answer that are not stacked over nodes."""
+        return frozenset((*self.ragged, *self.values)) & self.releases.keys()
+
+    def take(self, arrived: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What came down, as the handler gets it: JSON values read.
+
+        Raises:
+            DataError: one that is none.
+        """
+        return {name: from_text(t) if name in self.values else t for name, t in arrived.items()}
+
+    def give(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """What the handler gave, as it leaves: JSON values as text; a list, one a node, of what is apart."""
+        return {
+            name: [as_text(value) for value in given] if name in self.values else given
+            for name, given in answer.items()
+        }
 
     def kinds(self) -> Mapping[str, Kind]:
         """The kind of everything that may leave a node for this question."""

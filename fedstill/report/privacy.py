@@ -17,7 +17,6 @@ from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.names import labels
 
-ASKED_OF_THEIR_OWNER = ("asyndgan",)  # methods whose questions about a node's label maps go to it alone
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {
     "training": "training of the model",
@@ -164,7 +163,7 @@ def of_pictures(result: Mapping[str, Any]) -> list[str]:
     if crossed("label maps", "up"):
         seen = ""
         if crossed("label maps", "down"):
-            own = words(result, "method") in ASKED_OF_THEIR_OWNER
+            own = "label maps" in (pick(result, "returned") or ())
             seen = " Each went back to its own node only." if own else " They went on to all other nodes."
         told.append(f"Label maps are the outlines of what is in private images, one map an image.{seen}")
     if crossed("difference", "up"):
@@ -174,7 +173,7 @@ def of_pictures(result: Mapping[str, Any]) -> list[str]:
             else ""
         )
         told.append(
-            "Comparisons with real images were on (method.perceptual, method.pixel): for the server's images "
+            "Comparisons with real images were on: for the server's images "
             f"nodes told the difference from their own images of the same label maps.{slopes}"
         )
     return told

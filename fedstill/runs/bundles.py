@@ -140,9 +140,10 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
     """
     method = config.method
     free = (*LATER, *(f"method.{name}" for name in method.later))
+    tables = to_dict(asked), to_dict(config)
     for name in options(config):
         path = name.split(".")
-        before, now = (reduce(getattr, path, given) for given in (asked, config))
+        before, now = (reduce(dict.__getitem__, path, table) for table in tables)
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
             raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
 

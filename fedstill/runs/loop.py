@@ -231,6 +231,9 @@ class Run(ABC):
                 kind: {"says": kind.says, "of": kind.of, "of_maps": kind.of_maps, "package": kind.package}
                 for kind in self.side.travels()
             },
+            "returned": sorted(
+                {each.sends[name] for each in self.side.questions.values() for name in each.returned}
+            ),
             "turn": self.server.unit,
             "turns": self.server.total,
             "public": None

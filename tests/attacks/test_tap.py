@@ -13,7 +13,7 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.vector import to_vector
 from fedstill.node.policy import PolicyConfig
-from tests.runs.test_experiment import setting
+from tests.runs.test_simulation import setting
 
 FEDAVG = FedAvg(rounds=2)
 FEDIOD = FedIOD(

@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.methods.standalone import Standalone
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.multi_label import MultiLabel
-from tests.runs.test_experiment import SHAPE, setting
+from tests.runs.test_simulation import SHAPE, setting
 
 
 def labelled(*numbers: int) -> TensorData:

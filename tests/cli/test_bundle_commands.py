@@ -414,7 +414,7 @@ def test_other_questions_are_another_run_and_are_charged(here: Path, command: Ma
 def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
     here: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*given: Any) -> Any:
+    def stop(*given: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -296,8 +296,8 @@ class Moments:
             self.happened(f"asked {question}")
             return answers
 
-        def saved(records: Records, state: Any) -> None:
-            save(records, state)
+        def saved(records: Records, state: Any, since: float | None = None) -> None:
+            save(records, state, since)
             self.happened("saved")
 
         monkeypatch.setattr(Records, "due", lambda records: True)

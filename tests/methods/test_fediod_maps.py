@@ -345,4 +345,4 @@ def test_nodes_and_student_get_what_is_measured_of_an_image() -> None:
 def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
     assert refusal(FedIODMaps().needs(), TASK) is refusal(FedIOD().needs(), Classification(2)) is None
     assert "has none" in str(refusal(FedIODMaps().needs(), Classification(2)))
-    assert "take fediod-maps" in str(refusal(FedIOD().needs(), TASK))
+    assert "they are made from label maps" in str(refusal(FedIOD().needs(), TASK))

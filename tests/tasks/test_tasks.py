@@ -48,7 +48,7 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert set(found) == set(METHODS)
     assert all(found["fedavg"][name] is None for name in TASKS)
     assert "texts" in str(found["fediod"]["text"])
-    assert "take fediod-maps" in str(found["fediod"]["segmentation"])
+    assert "they are made from label maps" in str(found["fediod"]["segmentation"])
     assert found["fediod-maps"]["segmentation"] is None
     assert "one class for each input" in str(found["fedgen"]["segmentation"])
     assert "label maps" in str(found["asyndgan"]["classification"])

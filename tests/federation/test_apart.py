@@ -1,0 +1,125 @@
+"""Answers that are not stacked over nodes: tensors of other shapes, and JSON values, on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+
+from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.federation.checks import faults
+from fedstill.methods.server import Server
+from fedstill.node.group import Group
+from fedstill.protocol.kinds import Kind
+from fedstill.protocol.messages import as_text, from_text, pack, unpack
+from fedstill.protocol.method import Method
+from fedstill.protocol.questions import Question, question
+from fedstill.runs.assemble import prepare
+from fedstill.runs.config import RunConfig
+from tests.federation.test_remote import NAMES, Away, tiny
+
+WISH = Kind("wish", "what is wanted", of="question")
+SOME = Kind("some records", "as many as it has of one class", of="records")
+WORDS = Kind("words", "what it says of them", of="answers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tells(Method):
+    """Each node tells its records of one class, and words about them."""
+
+    title: ClassVar[str] = "Tells"
+    before: ClassVar[None] = None
+    learns: ClassVar[bool] = False
+    central: ClassVar[Literal["nodes"]] = "nodes"
+    rounds: int = 2
+
+    @question(sends={"wish": WISH}, releases={"some": SOME, "words": WORDS}, ragged=("some",),
+              values=("wish", "words"), times=2)  # fmt: skip
+    def tell(self, nodes: Group, wish: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Records ``(n, C, H, W)`` of the class that is wished for, another n at each node."""
+        mine = [node.data.inputs[node.data.targets == wish["class"]] for node in nodes.nodes]
+        words = [{"n": len(x), "of": wish["class"]} for x in mine]
+        return {"some": mine, "words": words}
+
+    def turn(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
+        """Ask for class t; what nodes say agrees with what they give."""
+        answers = server.ask("tell", wish={"class": t, "why": None})
+        told = answers.by_node("words")
+        given = {node: len(some) for node, some in answers.by_node("some").items()}
+        assert given == {node: words["n"] for node, words in told.items()}
+        with pytest.raises(ArgumentError, match="which by_node gives"):
+            answers["some"]
+        state.told = told
+        return {"records": float(sum(given.values())), "of": float(sum(each["of"] for each in told.values()))}
+
+
+def config() -> RunConfig:
+    return replace(tiny("standalone"), method=Tells())
+
+
+def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> None:
+    here = prepare(config())[0]
+    counts = torch.stack([node.data.targets.bincount(minlength=10) for node in here.nodes])
+    assert len(set(counts[:, 0].tolist())) > 1  # or nothing would be ragged
+    here.run()
+    losses = [line["losses"] for line in here.records.metrics]
+    assert losses == [{"records": float(counts[:, t].sum()), "of": 3.0 * t} for t in (0, 1)]
+    assert here.server.state.told == {
+        name: {"n": int(n), "of": 1} for name, n in zip(NAMES, counts[:, 1], strict=True)
+    }
+    there = Away(config(), tmp_path).live()
+    there.run()
+    assert [line["losses"] for line in there.records.metrics] == losses
+    sizes = [ledger.summary()["by_kind"] for ledger in (here.ledger, there.ledger)]
+    assert sizes[0] == sizes[1]
+    told = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
+    assert sizes[0]["tests: words"]["up"] == sum(len(as_text(each)) for each in told)
+
+
+def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
+    def bent(serve: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        def reply(message: bytes) -> bytes:
+            header, tensors = unpack(serve(message))
+            if "words" in tensors:
+                tensors["words"] = torch.tensor([ord("{")], dtype=torch.uint8)
+            return pack(header, tensors)
+
+        return reply
+
+    given = config()
+    away = Away(replace(given, link=replace(given.link, quorum=0.5)), tmp_path, {NAMES[0]: bent})
+    (event,) = away.live().run()["events"]
+    assert (event["node"], event["reason"]) == (NAMES[0], "words: it is no JSON text")
+
+
+def test_other_axes_or_numbers_are_no_raggedness() -> None:
+    asked = Question("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
+    ones = {f"{n}": {"some": torch.ones(n, 3)} for n in (2, 3, 4)}
+    assert faults(ones, asked, 100.0) == {}
+    flat = {**ones, "4": {"some": torch.ones(4)}}
+    assert "float32 of shape (-1,)" in faults(flat, asked, 100.0)["4"]
+    with pytest.raises(NodeFault, match="it is not known which"):
+        faults({"2": ones["2"], "4": flat["4"]}, asked, 100.0)
+
+
+def test_nothing_is_pulled_back_through_what_is_not_stacked() -> None:
+    with pytest.raises(ArgumentError, match="none, where gradients are pulled back"):
+        Question("tell", None, releases={"some": SOME}, differentiable=("x",), ragged=("some",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, {"b": [1, 2.5], "a": "é"}, [], "text", 0])
+def test_equal_values_are_equal_bytes(value: Any) -> None:
+    assert from_text(as_text(value)) == value
+    if isinstance(value, dict):
+        assert torch.equal(as_text(value), as_text(dict(reversed(list(value.items())))))
+
+
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes"])
+def test_what_json_does_not_hold_is_refused(value: object) -> None:
+    with pytest.raises(ArgumentError, match="what JSON holds"):
+        as_text(value)
