@@ -216,13 +216,18 @@ def _methods(table: Mapping[str, Any]) -> dict[str, Table]:
     allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError("methods", names, allowed)
-    labels = [Path(name).stem if name.endswith(".toml") else name for name in names]
+    labels = [_label(name) for name in names]
     if len(set(labels)) < len(labels):
         raise ArgumentError("methods", names, allowed)
     given = _tables(table, "options", labels)
     return {
         label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
     }
+
+
+def _label(name: str) -> str:
+    """What a method is called in a comparison: by a file's name, or by a class's without its module."""
+    return Path(name).stem if name.endswith(".toml") else name.rpartition(":")[2]
 
 
 def _method(label: str, name: str, given: Table) -> Table:

@@ -138,7 +138,8 @@ class QuestionMismatch(FedstillError):
         self.node, self.question, self.number = node, question, number
         super().__init__(
             f"node {node!r} was asked question {question!r} again as number {number} with other "
-            "content: allowed is the same content, or a new number"
+            "content: allowed is the same content, or a new number; gradients are pulled back before the "
+            "next question is asked"
         )
 
 

@@ -46,6 +46,21 @@ def save_state(path: Path, state: State) -> None:
     os.replace(part, path)
 
 
+def check_state(state: State) -> None:
+    """Refuse what :func:`save_state` could not write; nothing is written or copied.
+
+    Raises:
+        TypeError: the state holds something else than dicts, lists, tuples, tensors and JSON values.
+
+    >>> check_state({"step": 3, "of": [1.0, None]})
+    """
+    if isinstance(state, Mapping | list | tuple):
+        for part in state.values() if isinstance(state, Mapping) else state:
+            check_state(part)
+    elif not (state is None or isinstance(state, torch.Tensor | str | int | float | bool)):
+        raise TypeError(f"state holds a {type(state).__name__}: allowed are tensors and JSON values")
+
+
 def load_state(path: Path) -> State:
     """Read what :func:`save_state` wrote, tensors on the CPU.
 

@@ -27,20 +27,21 @@ def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
 
 
 def choose(
-    nodes: Sequence[Node], compute: Compute, trial: Callable[[Group], None]
+    nodes: Sequence[Node], compute: Compute, trial: Callable[[Group], None] | None
 ) -> tuple[Partition, dict[str, float]]:
     """Part nodes into groups as the engine says, or as a rehearsal on copies of them measures.
 
     Args:
         nodes: to be parted.
         compute: names the engine: ``stacked``, ``one-by-one`` or ``auto``.
-        trial: does the work that is to be done fast, once, for nodes of one group.
+        trial: does the work that is to be done fast, once, for nodes of one group; None: nothing is known of
+            it, and ``auto`` is one by one.
 
     Returns:
         The groups, and for ``auto`` the seconds measured, stacked over one by one, for each kind of
         node by the name of its first one.
     """
-    if compute.config.name != "auto":
+    if compute.config.name != "auto" or trial is None:
         return partition(nodes, compute.config.name == "stacked"), {}
     groups: Partition = []
     ratios: dict[str, float] = {}

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute, lay_out
+from fedstill.core.errors import ArgumentError
+from fedstill.core.state import check_state
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers, Federation
 from fedstill.protocol.method import Method, method_name
@@ -74,6 +76,7 @@ class Server:
         self.device = setting.compute.device
         self.done = 0
         self.state: Any = method.begin(self)
+        _check_state(self.name, self.state)
 
     @property
     def name(self) -> str:
@@ -139,6 +142,26 @@ class Server:
         self.student.load_state_dict(kept["student"])
         for name, value in kept["method"].items():
             setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
+
+
+def _check_state(name: str, state: Any) -> None:
+    """Refuse at once what could not be remembered later.
+
+    Raises:
+        ArgumentError: what a method gave to begin with has no attributes, or one that no file can hold.
+    """
+    if not hasattr(state, "__dict__"):
+        allowed = "an object with attributes, as a dataclass without slots"
+        raise ArgumentError(f"what method {name} begins with", type(state).__name__, allowed)
+    for key, value in vars(state).items():
+        try:
+            check_state(_kept(value))
+        except TypeError as error:
+            allowed = (
+                "tensors, numbers, texts, lists and tables of these, networks, optimisers, or what has "
+                f"state() and load(); {error}"
+            )
+            raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, allowed) from error
 
 
 def _kept(value: Any) -> Any:

@@ -181,7 +181,9 @@ class Simulation(Measured):
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals[name] for group in groups for name in group)
 
-    def _parted(self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None]) -> list[list[Node]]:
+    def _parted(
+        self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None] | None
+    ) -> list[list[Node]]:
         """Nodes in the groups chosen for a phase; chosen once, so that a run goes on as it began."""
         if phase not in self.groups:
             groups, self.ratios[phase] = choose(nodes, self.compute, trial)

@@ -1,0 +1,84 @@
+"""What a method of one's own is told at once, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+
+from fedstill.compare.plan import plan
+from fedstill.core.compute import EngineConfig
+from fedstill.core.errors import ArgumentError
+from fedstill.methods.server import Server
+from fedstill.protocol.method import Method
+from fedstill.runs.assemble import prepare
+from fedstill.runs.config import RunConfig, from_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle(Method):
+    """Asks nothing."""
+
+    title: ClassVar[str] = "Idle"
+    before: ClassVar[None] = None
+    central: ClassVar[Literal["nodes"]] = "nodes"
+    rounds: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeps(Idle):
+    """Keeps what a test gives it."""
+
+    def begin(self, server: Server) -> Any:
+        return KEPT.pop()
+
+
+KEPT: list[Any] = []
+
+
+def config(method: Method, engine: str = "one-by-one") -> RunConfig:
+    table: Mapping[str, Any] = {
+        "method": {"name": "standalone"},
+        "split": {"nodes": 3},
+        "nodes": {"models": ["mlp:4"]},
+        "student": {"model": "mlp:4"},
+        "evaluation": {"centralised": False},
+    }
+    return replace(from_dict(table), method=method, engine=EngineConfig(name=engine))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ({"a": 1}, r"^what method .*:Keeps begins with is 'dict': allowed is an object with attributes"),
+        (SimpleNamespace(a=1, seen={1, 2}), r"^state\.seen of method .*:Keeps is 'set': allowed is tensors"),
+        (SimpleNamespace(deep=[{"x": object()}]), r"^state\.deep of method .*state holds a object"),
+    ],
+)
+def test_a_state_that_could_not_be_remembered_is_refused_before_training(state: Any, line: str) -> None:
+    KEPT.append(state)
+    with pytest.raises(ArgumentError, match=line):
+        prepare(config(Keeps()))
+
+
+def test_a_state_that_can_is_not() -> None:
+    KEPT.append(SimpleNamespace(a=None, net=torch.nn.Linear(2, 1), table={1: torch.ones(2)}, word="x"))
+    prepare(config(Keeps()))
+    assert not KEPT
+
+
+@pytest.mark.parametrize(("engine", "sizes"), [("auto", [1, 1, 1]), ("stacked", [3])])
+def test_without_a_rehearsal_nodes_are_computed_one_by_one(engine: str, sizes: list[int]) -> None:
+    run = prepare(config(Idle(), engine))[0]
+    run.run()
+    assert list(map(len, run.groups["distillation"])) == sizes
+
+
+def test_in_a_comparison_it_is_called_by_its_class() -> None:
+    comparison = plan([f"{__name__}:Idle", "fedavg"])
+    assert [place.folder for place in comparison.places()] == ["Idle-seed0", "fedavg-seed0"]
+    assert comparison.config(comparison.places()[0]).method == Idle()
