@@ -11,6 +11,7 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
 from fedstill.methods._histogram import Tensors
+from fedstill.methods._imagine import Imagines
 from fedstill.methods._importance import Importance
 from fedstill.methods._maps import LABEL_MAPS
 from fedstill.methods._noise import Wish
@@ -23,7 +24,7 @@ from fedstill.protocol.questions import NodeSetting, question
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsksAfresh(Importance):
+class AsksAfresh(Importance, Imagines):
     """The question of the published code: what nodes answer, and nothing is learned for it."""
 
     through: bool = True
@@ -88,17 +89,3 @@ class AsksAfresh(Importance):
             weights = self.weights(server, state, answers)
             z = server.task.ensemble(answers["logits"], weights, self.ensemble)
         return Known(x, z, maps).parts(self.batch)
-
-    def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
-        """Inputs as G makes them now, of the same noise or maps each time: ``(count, C, H, W)``."""
-        if not state.source.ready:
-            return None
-        state.generator.eval()
-        with torch.no_grad():
-            images: torch.Tensor = state.generator(*state.source.draw(count, "imagine").told)
-        state.generator.train()
-        return images
-
-    def imagined_from(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 of :meth:`imagine`, where there are any."""
-        return state.source.draw(count, "imagine").maps if state.source.ready else None

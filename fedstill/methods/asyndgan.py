@@ -3,9 +3,7 @@
 Chang, Qu, Zhang, Sabuncu, Chen, Zhang, Metaxas: "Synthetic Learning: Learn From Distributed Asynchronized
 Discriminator GAN Without Sharing Medical Image Data", CVPR 2020. Symbols are the paper's: label maps x ~
 s_j(x) of node j, the node's weight pi_j, its critic D_j, the central generator G; then a task network is
-trained on pairs (G(x), x).
-
-The nodes train no task networks, and none of what FedIOD distils is asked for.
+trained on pairs (G(x), x). The nodes train no task networks.
 """
 
 from __future__ import annotations
@@ -18,17 +16,17 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, NodeFault
-from fedstill.core.seeds import seeded, torch_generator
-from fedstill.data.augment import augmented, drawn
+from fedstill.core.seeds import seeded
 from fedstill.federation.contract import Answers
 from fedstill.methods._asking import ask_those
 from fedstill.methods._averaging import finite
 from fedstill.methods._critics import CriticOptions, Critics
 from fedstill.methods._gan import doubts
 from fedstill.methods._histogram import TellsSize, Tensors
+from fedstill.methods._imagine import Imagines
 from fedstill.methods._maps import Maps, TellsMaps, notes
-from fedstill.methods._noise import Wish
 from fedstill.methods._options import at_least
+from fedstill.methods._pairs import LearnsPairs
 from fedstill.methods._public import optimiser_of
 from fedstill.methods.server import Server
 from fedstill.models.conditional import ConditionalGenerator
@@ -59,7 +57,7 @@ class Synthesising:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynDGAN(TellsSize, TellsMaps, CriticOptions):
+class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
@@ -86,21 +84,10 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions):
     critic_lr: float = 2e-4
     """Adam's learning rate for each D_j."""
 
-    student_steps: int = 1000
-    """Steps of the task network, when the generator is done."""
-    student_batch: int = 16
-    """Generated pairs in such a step."""
-    student_augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
-    """What is done to generated pairs: as local.augment."""
-    student_lr: float = 1e-3
-    """Adam's learning rate for the task network, falling on a cosine to student_lr_end."""
-    student_lr_end: float = 1e-6
-    """Learning rate of its last step."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "steps", "generator_width", "student_steps", "student_batch")
-        finite(self, "generator_lr", "generator_lr_end", "student_lr", "student_lr_end")
+        at_least(self, 1, "steps", "generator_width")
+        finite(self, "generator_lr", "generator_lr_end")
         if not 0 < self.gan < float("inf"):
             raise ArgumentError("method.gan", self.gan, "above 0, as there is nothing but critics")
 
@@ -165,7 +152,7 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions):
         state.source.gather(server.federation)
         if t < self.steps:
             return self.generate(server, state, t)
-        return self.learn(server, state, t - self.steps)
+        return self.learn_pairs(server, state.source, state.generator, state.s_adam, t - self.steps)
 
     def generate(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
         """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
@@ -211,47 +198,3 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions):
         if not answered:
             raise NodeFault(", ".join(known), "judge", "none of the nodes that were asked is left")
         return answered
-
-    def learn(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
-        """One step of the task network on generated pairs."""
-        set_lr(state.s_adam, cosine(t, self.student_steps, self.student_lr, self.student_lr_end))
-        w = state.source.draw(self.student_batch, "student", t)
-        with server.compute.step(server.seed, "student", t):
-            x, targets = self.pairs(server, state, w, t)
-            server.student.train()
-            outputs = server.student(x).float()
-            loss = server.task.loss(outputs.unsqueeze(0), targets.unsqueeze(0))[0]
-        state.s_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        state.s_adam.step()
-        return {"student": loss.item()}
-
-    def pairs(
-        self, server: Server, state: Synthesising, w: Wish, t: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs as the task network gets them, and their targets."""
-        if w.maps is None:
-            raise ArgumentError("task", server.task.name, "one whose inputs are made from maps")
-        x, task = made(state, w), server.task
-        targets = task.labels(w.maps, x)
-        if self.student_augment == "none":
-            return task.observe(x), targets
-        draws = drawn(len(x), torch_generator(server.seed, "augment", t))
-        return augmented(task, x, targets, draws, self.student_augment)
-
-    def imagine(self, server: Server, state: Synthesising, count: int) -> torch.Tensor | None:
-        """Images of the same maps each time: ``(count, C, H, W)``."""
-        return made(state, state.source.draw(count, "imagine")) if state.source.ready else None
-
-    def imagined_from(self, server: Server, state: Synthesising, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 of :meth:`imagine`."""
-        return state.source.draw(count, "imagine").maps if state.source.ready else None
-
-
-def made(state: Synthesising, w: Wish) -> torch.Tensor:
-    """G(x), which does not learn from it."""
-    state.generator.eval()
-    with torch.no_grad():
-        x: torch.Tensor = state.generator(*w.told).float()
-    state.generator.train()
-    return x

@@ -88,11 +88,11 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
     one = world(ASYN)
     one.server.step()
     wish = one.server.state.source.draw(6, "student", 0)
-    x, targets = ASYN.pairs(one.server, one.server.state, wish, 0)
+    x, targets = ASYN.pairs(one.server, one.server.state.generator, wish, 0)
     torch.testing.assert_close(x, one.server.state.generator(TASK.condition(wish.maps)))
     assert torch.equal(targets, TASK.labels(wish.maps, x))
     turning = replace(ASYN, student_augment="turn")
-    turned, labels = turning.pairs(one.server, one.server.state, wish, 0)
+    turned, labels = turning.pairs(one.server, one.server.state.generator, wish, 0)
     assert not torch.equal(turned, x)
     assert labels.sum() > 0
 
@@ -123,7 +123,7 @@ def test_it_reconstructs_from_outlines() -> None:
     one = world(ASYN, task=RECONSTRUCTION, student_augment="turn")
     assert [set(one.server.step()) for _ in range(4)][-1] == {"student"}
     wish = one.server.state.source.draw(4, "student", 0)
-    x, targets = ASYN.pairs(one.server, one.server.state, wish, 0)
+    x, targets = ASYN.pairs(one.server, one.server.state.generator, wish, 0)
     torch.testing.assert_close(x, RECONSTRUCTION.observe(targets))
 
 
