@@ -7,7 +7,7 @@ imported until it is asked for by name, so that a broken plug-in is in nobody's 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -86,16 +86,24 @@ class Registry(Mapping[str, T], Generic[T]):
                 continue
         return found
 
-    def name_of(self, thing: Any) -> str | None:
-        """The name of a class or function that can be asked for by one; None: it has none.
+    def name_of(self, thing: Any) -> str:
+        """The name by which a class or function can be asked for: ``module:Name``, if it has no shorter one.
 
         >>> Registry("error", {"argument": "fedstill.core.errors:ArgumentError"}).name_of(ArgumentError)
         'argument'
         """
-        place = f"{thing.__module__}:{thing.__qualname__}"
-        ours = [name for name, where in self.own.items() if where == place]
-        asked = [name for name, found in self._found.items() if found is thing]
-        return next(iter((*ours, *asked)), None)
+        return self.canonical(f"{thing.__module__}:{thing.__qualname__}")
+
+    def canonical(self, name: str) -> str:
+        """The one name that stands for all names of the same thing; nothing is imported to find it."""
+        offered = _installed(self.group).items()
+        places = {point.value: short for short, point in offered if short not in self.own}
+        return {**places, **{place: short for short, place in self.own.items()}}.get(name, name)
+
+    def allows(self, name: object, more: Iterable[str]) -> bool:
+        """Whether who allows the package's own and some more allows this one; nothing is imported."""
+        known = {self.canonical(each) for each in (*self.own, *more)}
+        return isinstance(name, str) and self.canonical(name) in known
 
     def origin(self, name: str) -> str:
         """The distribution or module that a name comes from; ``"fedstill"`` is this package.
@@ -157,8 +165,7 @@ class Registered:
     @property
     def called(self) -> str:
         """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
-        kind = type(self)
-        return self.registry.name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
+        return self.registry.name_of(type(self))
 
 
 def not_frozen(kind: type) -> str | None:

@@ -101,7 +101,7 @@ class Plan:
         if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
             raise ArgumentError("public_note", note, "two texts")
         named = table["method"].get("name")
-        if named not in (*METHODS.own, *methods):
+        if not METHODS.allows(named, methods):
             allowed = f"one that policy.methods of this node names, or one of {', '.join(METHODS.own)}"
             raise ArgumentError("method.name", named, allowed)
         if not isinstance(table["wire"], Mapping):

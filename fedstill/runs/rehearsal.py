@@ -27,7 +27,6 @@ from fedstill.core import owner_only
 from fedstill.core.errors import DeployError
 from fedstill.core.progress import following
 from fedstill.core.records import holding
-from fedstill.core.registry import OURS
 from fedstill.core.state import load_state
 from fedstill.core.tables import as_table
 from fedstill.data.private_config import PrivateConfig
@@ -142,7 +141,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
 def _allowing(config: RunConfig) -> PolicyConfig:
     """The policy of a rehearsal's nodes: whoever rehearses a method has installed it, and allows it."""
     policy, name = config.nodes.policy, method_name(config.method)
-    if METHODS.origin(name) == OURS or name in policy.methods:
+    if METHODS.allows(name, policy.methods):
         return policy
     return replace(policy, methods=(*policy.methods, name))
 

@@ -49,7 +49,19 @@ def test_an_installed_package_and_a_path_give_the_same(errors: Registry[type[Exc
     assert errors["odd"].__name__ == "Odd"
     assert errors.name_of(ArgumentError) == "argument"
     assert errors.name_of(errors["odd"]) == "odd"
-    assert errors.name_of(KeyError) is None
+    assert errors.name_of(KeyError) == "builtins:KeyError"
+
+
+def test_a_thing_has_one_name_and_is_allowed_by_any_of_them(errors: Registry[type[Exception]]) -> None:
+    assert errors.canonical("lab_sound:Odd") == errors.canonical("odd") == "odd"
+    assert errors.canonical("fedstill.core.errors:ArgumentError") == "argument"
+    assert errors.allows("odd", ["lab_sound:Odd"])
+    assert errors.allows("lab_sound:Odd", ["odd"])
+    assert errors.allows("argument", [])
+    assert not errors.allows("lab_sound:Odd", [])  # though it is offered under a name of the package's own
+    assert not errors.allows("broken", ["odd"])
+    assert not errors.allows(None, ["odd"])
+    assert "lab_sound" not in sys.modules
 
 
 def test_nothing_is_imported_before_it_is_named(errors: Registry[type[Exception]]) -> None:
