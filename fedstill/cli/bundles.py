@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HELPS = ("-h", "--help")
 HELP = """\
-A federation by files, where no live link is allowed; for methods that ask all at once, as FedKD.
+A federation by files, where no live link is allowed; for methods that ask all at once.
 
 usage:
   fedstill questions make PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]
@@ -190,8 +190,10 @@ def _show(words: list[str]) -> None:
     if len(words) != 1:
         raise ArgumentError("fedstill questions show", " ".join(words), "one file of questions")
     from fedstill.federation import bundles
+    from fedstill.protocol.method import METHODS
 
-    questions = bundles.read_questions(Path(words[0]))
+    # Of methods that are not the package's own those that are installed: a file's word imports nothing else.
+    questions = bundles.read_questions(Path(words[0]), methods=tuple(METHODS))
     _print_questions(questions)
     _print_facts({"SHA-256": questions.sha256, "signed by": questions.signer})
 

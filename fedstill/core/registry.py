@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -168,12 +169,13 @@ class Registered:
         return self.registry.name_of(type(self))
 
 
-def not_frozen(kind: type) -> str | None:
-    """What is wrong with a class whose fields should be options: it must be a frozen dataclass."""
+def not_options(kind: Any) -> str | None:
+    """What is wrong with a class whose fields should be options, each with a default."""
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
-    return None
+    bare = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
+    return f"one with a default for each option, and {', '.join(bare)} has none" if bare else None
 
 
 @cache

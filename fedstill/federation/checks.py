@@ -217,10 +217,12 @@ def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str
             return {node: f"{name} are not numbers from 0 up to {LARGEST:g}"}
         if not kinds[name].by_class and not (numbers == numbers.round()).all():
             return {node: f"{name} are not whole numbers"}
-    if "counts" in kinds and kinds["counts"] == kinds.get("sizes"):  # sizes are their sum
-        labels, examples = float(counted["counts"].sum()), float(counted["sizes"].sum())
-        if abs(labels - examples) > 1e-6 * examples:  # float32 does not tell all large numbers apart
-            return {node: f"counts are {labels:g} labels in all, of {examples:g} examples"}
+    by_class = {name for name, kind in kinds.items() if kind.by_class}
+    whole = {name for name in by_class if not counted[name].ndim}  # how many in all
+    for name, size in ((name, size) for name in by_class - whole for size in whole):
+        labels, examples = float(counted[name].sum()), float(counted[size])
+        if kinds[name] == kinds[size] and abs(labels - examples) > 1e-6 * examples:  # as float32 tells apart
+            return {node: f"{name} are {labels:g} labels in all, of {examples:g} examples"}
     return {}
 
 

@@ -47,7 +47,7 @@ def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
     if not named:
         raise ModelError(
             f"{whose} has no attention: allowed is a network with a layer that gives (B, C, h, w) before its "
-            "output, as convolutions do, or method.attention = 0"
+            "output, as convolutions do, or to ask for none"
         )
     return named[-1]
 

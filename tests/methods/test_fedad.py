@@ -117,7 +117,7 @@ def test_the_last_layer_with_places_is_looked_at(spec: str, place: str) -> None:
 
 
 def test_a_network_without_places_has_no_attention() -> None:
-    with pytest.raises(ModelError, match=r"the model of n0 has no attention.*method.attention = 0"):
+    with pytest.raises(ModelError, match=r"the model of n0 has no attention.*or to ask for none"):
         world(specs=("mlp:4",) * 3, student="mlp:4", task=LABELS)
     with pytest.raises(ModelError, match="the student has no attention"):
         world(specs=("small-cnn:4",) * 3, student="mlp:4", task=LABELS)

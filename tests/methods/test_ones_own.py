@@ -14,7 +14,7 @@ from fedstill.compare.plan import plan
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods.server import Server
-from fedstill.protocol.method import Method
+from fedstill.protocol.method import METHODS, Method
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict
 
@@ -82,3 +82,15 @@ def test_in_a_comparison_it_is_called_by_its_class() -> None:
     comparison = plan([f"{__name__}:Idle", "fedavg"])
     assert [place.folder for place in comparison.places()] == ["Idle-seed0", "fedavg-seed0"]
     assert comparison.config(comparison.places()[0]).method == Idle()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asks(Idle):
+    """Cannot be had without an option."""
+
+    strength: float
+
+
+def test_options_have_defaults_so_that_a_method_can_be_looked_at_by_its_name() -> None:
+    with pytest.raises(ArgumentError, match="a default for each option, and strength has none"):
+        METHODS[f"{__name__}:Asks"]

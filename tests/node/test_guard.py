@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS
 from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.methods.fl_mrcm import FEATURES
@@ -245,8 +246,8 @@ def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
 @pytest.mark.parametrize(
     ("kind", "cure"),
     [
-        ("label maps", "a server that draws its own"),
-        ("difference", "compared with none of the node"),
+        (LABEL_MAPS, 'with method.conditions = "drawn" none is asked for'),
+        (DIFFERENCE, 'with method.conditions = "drawn" none is compared'),
     ],
 )
 @pytest.mark.parametrize("reads", [(), ("told",)])

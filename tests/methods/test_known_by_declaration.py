@@ -1,0 +1,109 @@
+"""No room but the methods' own knows a method, an option or a tensor of one by name: declarations tell."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import fedstill
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.protocol.method import METHODS, refusal, side_of
+from fedstill.protocol.questions import NodeSetting, stand_in
+from fedstill.protocol.schedule import LocalConfig
+from fedstill.tasks import TASKS, TaskConfig, any_task
+
+PACKAGE = Path(fedstill.__file__).parent
+# Where a method must be named: what the package offers, and where its own are listed.
+LISTS = ("__init__.py", "protocol/method.py", "api.py")
+# Figures of a result that are called like a method which has that figure alone.
+FIGURES = {"standalone", "centralised", "ensemble"}
+
+
+def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
+    """Texts of a file's code, and perhaps names, with their lines; docstrings may cite a paper and are none."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    cited = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in cited:
+            yield node.lineno, node.value
+        elif names and isinstance(node, ast.Name):
+            yield node.lineno, node.id
+
+
+def keys(path: Path) -> Iterator[tuple[int, str]]:
+    """Texts by which a file's code looks something up, with their lines: ``a["x"]``, ``a.get("x")``."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        key: ast.expr | None = None
+        if isinstance(node, ast.Subscript):
+            key = node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            key = node.args[0] if node.args else None
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.lineno, key.value
+
+
+def elsewhere() -> list[Path]:
+    """Files of all rooms but ``methods/``."""
+    return [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] != "methods" and str(path.relative_to(PACKAGE)) not in LISTS
+    ]
+
+
+def found(pattern: str, *, whole: bool = False, names: bool = False) -> list[str]:
+    """Where a text of the code, or a name in it, matches a pattern, or is it from beginning to end."""
+    match = re.compile(pattern).fullmatch if whole else re.compile(pattern).search
+    return [
+        f"{path.relative_to(PACKAGE)}:{line}: {text[:60]}"
+        for path in elsewhere()
+        for line, text in code(path, names)
+        if match(text)
+    ]
+
+
+def test_no_method_is_known_by_name() -> None:
+    classes = [place.rpartition(":")[2] for place in METHODS.own.values()]
+    names = {*METHODS.own, *classes} - FIGURES - {"Centralised", "Standalone"}
+    shown = found("fedstill compare standalone fedavg fediod --seeds 3")  # help, for example
+    assert len(shown) == 1
+    # A preset's name holds a method's.
+    assert found(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(names)))})(?![\w-])", names=True) == shown
+
+
+def test_no_option_of_a_method_is_known_by_name() -> None:
+    options = {field.name for method in METHODS.working().values() for field in dataclasses.fields(method)}
+    assert found(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
+
+
+def test_no_tensor_of_a_method_is_known_by_name() -> None:
+    """Kinds are what other rooms know; a tensor that is called as its kind is one of these."""
+    tensors: set[str] = set()
+    for task in (any_task(TaskConfig(name)) for name in TASKS):  # type: ignore[arg-type]
+        setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
+        for name in METHODS.own:
+            method = METHODS[name]()
+            if refusal(method.needs(), task) is None:
+                try:
+                    asked = side_of(method, setting).questions.values()
+                except ArgumentError:  # an option that is not for this task
+                    continue
+                tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
+    assert {"logits", "counts", "x"} <= tensors
+    rooms = ("node", "federation", "privacy", "protocol", "runs", "attacks")
+    places = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in rooms]
+    looked_up = [
+        f"{path.relative_to(PACKAGE)}:{line}: {key}"
+        for path in places
+        for line, key in keys(path)
+        if key in tensors
+    ]
+    assert looked_up == []
