@@ -24,7 +24,7 @@ FIGURES = {"standalone", "centralised", "ensemble"}
 
 
 def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
-    """Texts of a file's code, and perhaps names, with their lines; docstrings may cite a paper and are none."""
+    """Texts of a file's code, and names if wanted, with their lines; docstrings are none: they cite papers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     cited = {
         id(node.value)
