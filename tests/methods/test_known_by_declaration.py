@@ -24,7 +24,7 @@ FIGURES = {"standalone", "centralised", "ensemble"}
 
 
 def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
-    """Texts of a file's code, and names if wanted, with their lines; docstrings are none: they cite papers."""
+    """Texts of a file's code, and names if wanted, with their lines; docstrings may cite, and are none."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     cited = {
         id(node.value)
