@@ -32,8 +32,8 @@ from fedstill.core.records import holding, write_text
 from fedstill.core.registry import OURS
 from fedstill.core.state import load_state
 from fedstill.core.tables import as_table
-from fedstill.data.config import SplitConfig
 from fedstill.data.private_config import PrivateConfig
+from fedstill.data.splits import Dirichlet
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
@@ -122,7 +122,7 @@ def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
         FedstillError: the server cannot be reached, refuses or stopped; the run can go on.
         RunFolderError: another process is at work on the run.
     """
-    if config.nodes != NodesConfig() or config.split != SplitConfig():
+    if config.nodes != NodesConfig() or config.split != Dirichlet():
         print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
     with holding(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)

@@ -20,9 +20,10 @@ import tomli_w
 
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
-from fedstill.data.config import SplitConfig
+from fedstill.data.dividing import SplitConfig
 from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
+from fedstill.data.splits import Dirichlet
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -162,8 +163,8 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     """The data set."""
 
-    split: SplitConfig = field(default_factory=SplitConfig)
-    """How the training data are divided over the nodes."""
+    split: SplitConfig = field(default_factory=Dirichlet)
+    """How the training data are divided over the nodes; in TOML its key `how` says which split."""
 
     public: PublicConfig = field(default_factory=PublicConfig)
     """Public data, for methods that need some."""

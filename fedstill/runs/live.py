@@ -290,7 +290,7 @@ class Live:
                 "shape": list(self.shape),
                 "note": self.data.note,
             },
-            "split": {"how": "as it is", "alpha": None, "nodes": len(self.federation.nodes)},
+            "split": {"how": "as it is", "nodes": len(self.federation.nodes)},
         }
 
     def trained(self) -> nn.Module | None:
