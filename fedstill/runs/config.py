@@ -18,6 +18,7 @@ from typing import Any
 
 import tomli_w
 
+from fedstill.core.choices import check_named
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
 from fedstill.data.dividing import SplitConfig
@@ -194,6 +195,7 @@ class RunConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
         _at_least_zero("seed", self.seed)
+        check_named(self.method, "method")
 
 
 def _at_least_zero(name: str, value: int) -> None:
