@@ -6,7 +6,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registry
 
 
@@ -45,8 +45,6 @@ def check_named(config: Any, prefix: str) -> None:
         value = getattr(config, name)
         try:
             registry[value]
-        except UnknownName:  # which says of what kind the thing is
-            raise
         except ArgumentError as error:
             raise ArgumentError(f"{prefix}.{name}", value, error.allowed) from error
 

@@ -161,7 +161,7 @@ def test_every_way_to_ensemble_is_covered() -> None:
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ("concensus", "unknown ensemble 'concensus': did you mean 'consensus'"),
+        ("concensus", "method.ensemble is 'concensus': allowed is logits, log_probs, probs, consensus"),
         ("math:pi", "method.ensemble is 'math:pi': allowed is a function"),
         ("no_such_lab:mean", "method.ensemble is 'no_such_lab:mean': allowed is a function in"),
     ],

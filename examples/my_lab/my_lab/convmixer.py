@@ -1,7 +1,7 @@
 """ConvMixer: patches, then blocks that mix places and channels in turn.
 
-Trockman, Kolter: "Patches Are All You Need?", TMLR 2023. With group norm in place of batch norm, whose running
-statistics say more of a node's data than its gradients do.
+Trockman, Kolter: "Patches Are All You Need?", TMLR 2023. With group norm in place of batch norm, so that it
+can also learn privately, example by example.
 """
 
 from __future__ import annotations

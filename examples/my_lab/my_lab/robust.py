@@ -12,7 +12,7 @@ from fedstill.tasks import Task
 
 
 def median(answers: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
-    """The median of the nodes' log-probabilities ``(K, B, C, ...)``; of an even number, the middle two's mean.
+    """The median of the nodes' log-probabilities ``(K, B, C, ...)``; of an even number, of the middle two.
 
     All nodes count alike: ``weights`` have no part in it.
     """
