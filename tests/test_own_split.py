@@ -65,9 +65,13 @@ def held(folder: Path) -> list[int]:
 OPEN = ("--nodes.policy.outputs_only", "false")
 
 
-def test_each_is_one_short_file() -> None:
-    for name in ("skew", "convmixer", "robust"):
-        assert len((LAB / "my_lab" / f"{name}.py").read_text().splitlines()) <= 60
+@pytest.mark.parametrize(
+    ("file", "page"), [("skew", "own-split"), ("convmixer", "own-model"), ("robust", "own-model")]
+)
+def test_each_is_one_short_file_and_stands_whole_in_the_docs(file: str, page: str) -> None:
+    code = (LAB / "my_lab" / f"{file}.py").read_text()
+    assert len(code.splitlines()) <= 60
+    assert code in (ROOT / "docs" / f"{page}.md").read_text()
 
 
 def test_a_split_from_a_file_by_its_name(lab: Lab) -> None:
