@@ -173,6 +173,7 @@ class PlainDistillation:
         self.critic_adams = [node.optimisers["critic"] for node in nodes]
         counts = torch.stack([torch.bincount(node.data.targets, minlength=CLASSES) for node in nodes]).float()
         self.pi = counts.sum(1) / counts.sum()  # (K,)
+        self.task = Classification(CLASSES)
         self.weights = functional.importance(counts)  # (K, 1, classes)
         shape, config = shape_of(model), self.config
         half = (0.5,) * shape[0]
@@ -215,7 +216,7 @@ class PlainDistillation:
                 z_each.append(T(x).float())
                 d_each.append(D(x).float())
             z, d = torch.stack(z_each), torch.stack(d_each)  # (K, B, classes), (K, B, h, w)
-            z_bar = functional.ensemble(z, self.weights, config.ensemble)  # (B, classes)
+            z_bar = self.task.ensemble(z, self.weights, config.ensemble)  # (B, classes)
             L_gan = self.pi @ F.softplus(d).flatten(2).sum(2).mean(1)
             L_conf = functional.mean_entropy(z, self.pi)
             L_unique = -functional.divergence(z, self.pi)

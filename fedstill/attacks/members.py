@@ -32,7 +32,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.seeds import derive, numpy_generator, torch_generator
-from fedstill.data import splits
+from fedstill.data import dividing
 from fedstill.node import training
 from fedstill.node.node import Node
 from fedstill.privacy.audit import CONFIDENCE
@@ -193,12 +193,13 @@ def _federation(
     """
     rows = row.nonzero().flatten()
     part, run = asked.records.subset(rows), again.config
-    if run.split.how in ("column", "sorted"):
-        raise ArgumentError("membership.trained", "federations", "alone, where data are split by a column")
     generator = numpy_generator(seed, "split")
     try:
-        indices = splits.split(part.targets, len(again.data.classes), run.split, generator)
+        indices = dividing.split(part.targets, len(again.data.classes), run.split, generator)
     except FedstillError as error:
+        if isinstance(error, ArgumentError) and error.name == "split.column":
+            told = "alone, where data are split by a column"
+            raise ArgumentError("membership.trained", "federations", told) from error
         allowed = f"more, or membership.trained = alone ({error})"
         raise ArgumentError("membership.records", len(asked.records), allowed) from error
     test = again.data.test.subset(torch.arange(min(TESTED, len(again.data.test))))

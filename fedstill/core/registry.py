@@ -77,6 +77,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    # Each is itself alone, and can be part of a type: to compare them as mappings would import all they name.
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def working(self) -> dict[str, T]:
         """All that can be imported, by name: who does not name a broken one is not to be stopped by it."""
         found = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,13 +12,8 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from fedstill.data.config import SplitConfig
 
-
-def conceal(
-    parts: Sequence[TensorData], config: SplitConfig, generator: np.random.Generator
-) -> list[TensorData]:
+def conceal(parts: Sequence[TensorData], findings: int, generator: np.random.Generator) -> list[TensorData]:
     """Nodes that know only some findings: the others become -1, unknown, in their data.
 
     The labels are laid on a circle in a drawn order. Node k of K knows ``findings`` of them from place
@@ -27,36 +21,35 @@ def conceal(
 
     Args:
         parts: each node's examples, targets ``(N, C)``.
-        config: ``findings`` of it; 0 leaves all as it is.
+        findings: how many of the labels each node knows; 0 leaves all as it is.
         generator: the only source of randomness.
 
     Raises:
         ArgumentError: targets that are no findings, or a number with which nodes would not overlap.
 
-    >>> from fedstill.data.splits import SplitConfig
     >>> part = TensorData(torch.zeros(1, 1, 4, 4), torch.ones(1, 4, dtype=torch.int64))
-    >>> both = conceal([part, part], SplitConfig(findings=3), np.random.default_rng(0))
+    >>> both = conceal([part, part], 3, np.random.default_rng(0))
     >>> [part.targets.tolist() for part in both]
     [[[1, 1, 1, -1]], [[-1, 1, 1, 1]]]
     """
-    if config.findings == 0:
+    if findings == 0:
         return list(parts)
     if any(part.targets.ndim != 2 or part.targets.is_floating_point() for part in parts):
-        raise ArgumentError("split.findings", config.findings, "0, as only findings can be unknown")
+        raise ArgumentError("split.findings", findings, "0, as only findings can be unknown")
     labels, nodes = parts[0].targets.shape[1], len(parts)
     least = min(math.ceil(labels / nodes) + 1, labels)
-    if not least <= config.findings <= labels:
+    if not least <= findings <= labels:
         some = f"from {least} to {labels}" if least < labels else str(labels)
         raise ArgumentError(
             "split.findings",
-            config.findings,
+            findings,
             f"{some}, with which {nodes} nodes know all {labels} labels and overlap; or set "
             "split.findings 0 (all)",
         )
     circle = generator.permutation(labels)
     known = []
     for node, part in enumerate(parts):
-        places = (node * labels // nodes + np.arange(config.findings)) % labels
+        places = (node * labels // nodes + np.arange(findings)) % labels
         unknown = torch.from_numpy(np.setdiff1d(circle, circle[places]))
         targets = part.targets.clone()
         targets[:, unknown] = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks.config import TaskName
@@ -183,36 +183,3 @@ def check_options(config: DataConfig, task: TaskName) -> None:
             default = "empty" if field.default in ((), "") else str(field.default).lower()
             told = f"{default}, as data {config.name!r} have no such option for task {task}"
             raise ArgumentError(f"data.{field.name}", shown, told)
-
-
-How = Literal["iid", "dirichlet", "shards", "column", "sorted", "positives"]
-
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """How the training examples are divided over the nodes."""
-
-    how: How = "dirichlet"
-    """iid: at random, equal sizes. dirichlet: each class in shares drawn from Dirichlet(alpha).
-    shards: a few classes per node. column: one node per value of a column. sorted: by a numeric
-    column, cut into equal parts. positives, of findings: equal sizes, but the examples with a finding in
-    shares drawn from Dirichlet(alpha)."""
-
-    nodes: int = 5
-    """Number of nodes; with how = column also 0, as many as the column has values."""
-
-    alpha: float = 0.5
-    """dirichlet, positives: small is skewed (each class at few nodes), large is even."""
-
-    classes_per_node: int = 2
-    """shards: how many classes a node holds."""
-
-    column: str = ""
-    """column, sorted: the name of the column."""
-
-    minimum: int = 10
-    """The least number of examples a node holds."""
-
-    findings: int = 0
-    """Findings: how many of the labels a node knows; the others are unknown in its data. All nodes together
-    know all labels, and neighbours share some; 0: every node knows all."""

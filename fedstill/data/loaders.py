@@ -17,7 +17,7 @@ from fedstill.data.config import MEAN, STD, DataConfig, available, check_config,
 from fedstill.data.located import _listed, find_pack, folders, located
 from fedstill.data.packs import Raw, read_folder, read_npz
 from fedstill.data.parts import parted
-from fedstill.data.splits import Ints
+from fedstill.data.units import Ints
 from fedstill.tasks import TaskConfig, make_task
 
 __all__ = ["MEAN", "STD", "DataConfig", "available", "find_pack", "folders", "load", "located", "tasks_of"]

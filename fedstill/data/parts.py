@@ -18,8 +18,7 @@ from fedstill.core.seeds import numpy_generator
 from fedstill.data.assembled import PATIENT, SITE
 from fedstill.data.config import DataConfig
 from fedstill.data.groups import numbered
-from fedstill.data.splits import stratified
-from fedstill.data.units import Ints, drawn_units, strata, whole
+from fedstill.data.units import Ints, drawn_units, strata, stratified, whole
 from fedstill.data.validation import set_aside
 
 

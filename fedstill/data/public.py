@@ -20,8 +20,7 @@ from fedstill.data.assembled import observed
 from fedstill.data.config import TASKS_OF
 from fedstill.data.loaders import CLASSIFICATION, DataConfig, available, load
 from fedstill.data.rasters import resized_maps
-from fedstill.data.splits import stratified
-from fedstill.data.units import Ints, labels_of, strata, whole
+from fedstill.data.units import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks.config import TaskConfig, TaskName
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"

@@ -1,4 +1,4 @@
-"""Examples that belong together, all slices of a patient say, and are never parted.
+"""Draws with shares kept; and of examples that belong together, all slices of a patient say, never parted.
 
 A *unit* is one value of such a column. A label of its own says how units are drawn with shares kept.
 """
@@ -73,6 +73,41 @@ def strata(labels: Ints, columns: Mapping[str, Column]) -> Ints:
     sites = np.unique(columns["site"], return_inverse=True)[1]
     combined: Ints = np.unique(np.stack([labels, sites]), axis=1, return_inverse=True)[1].reshape(-1)
     return combined
+
+
+def stratified(labels: npt.NDArray[Any], count: int, generator: np.random.Generator) -> Ints:
+    """``count`` random examples in which each class has the share that it has among all.
+
+    Each class gets its exact share rounded down; what is left goes, one each, to the classes
+    with the largest remainders (ties at random).
+
+    Args:
+        labels: (N,) class of each example.
+        count: 0..N.
+        generator: the only source of randomness.
+
+    Returns:
+        (count,) ascending indices into labels.
+
+    Raises:
+        ArgumentError: count is not in 0..N.
+
+    >>> labels = np.array([0] * 6 + [1] * 3)
+    >>> labels[stratified(labels, 3, np.random.default_rng(0))].tolist()
+    [0, 0, 1]
+    """
+    total = len(labels)
+    if not 0 <= count <= total:
+        raise ArgumentError("count", count, f"a whole number in 0..{total}")
+    kinds, sizes = np.unique(labels, return_counts=True)
+    quota, remainder = sizes * count // max(total, 1), sizes * count % max(total, 1)
+    ranking = np.lexsort((generator.random(len(kinds)), -remainder))
+    quota[ranking[: count - quota.sum()]] += 1
+    chosen = [
+        generator.permutation(np.flatnonzero(labels == kind))[:share]
+        for kind, share in zip(kinds, quota, strict=True)
+    ]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
 
 
 def whole(labels: npt.NDArray[Any], unit: Column, count: int, generator: np.random.Generator) -> Ints:

@@ -23,8 +23,8 @@ class StudentOptions(Method):
     """How S learns from ensembled answers about inputs that the server makes."""
 
     ensemble: Ensemble = "consensus"
-    """How answers are ensembled: logits (Eq. 9), log_probs, probs, or consensus, which listens to those
-    who know the classes that an input shows."""
+    """How answers are ensembled: logits (Eq. 9), log_probs, probs, consensus, which listens to those who
+    know the classes that an input shows, or one of your own."""
     tau: float = 1.0
     """Temperature of L_mimic; inf is the l2 limit of Eq. 10."""
     student_inputs: Literal["remembered", "fresh"] = "remembered"

@@ -47,8 +47,8 @@ class NodeEnsemble(CountsLabels, Method):
     turns: ClassVar[int] = 1
 
     ensemble: Ensemble = "consensus"
-    """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs, or
-    consensus, which listens to those who know the classes that an input shows."""
+    """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
+    consensus, which listens to those who know the classes that an input shows, or one of your own."""
 
     def __post_init__(self) -> None:
         check_choices(self, "method")

@@ -70,7 +70,7 @@ class FedAD(OneShot):
     weights: Literal["counts", "equal"] = "counts"
     """How nodes are weighed in the ensemble: by their share of the examples of each class, or equally."""
     ensemble: Ensemble = "logits"
-    """How answers are ensembled: logits, log_probs, probs, or consensus."""
+    """How answers are ensembled: logits, log_probs, probs, consensus, or one of your own."""
     tau: float = 1.0
     """Temperature of the distillation; inf is its l2 limit."""
 

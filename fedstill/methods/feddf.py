@@ -64,7 +64,8 @@ class FedDF(CountsLabels, Averaging):
     """How teachers are weighed: equally, as in the paper, or by their nodes' shares of each class's examples
     (FedKD Eq. 1), which are then told."""
     ensemble: Ensemble = "logits"
-    """How the teachers' answers are ensembled: logits, as in the paper, log_probs, probs, or consensus."""
+    """How the teachers' answers are ensembled: logits, as in the paper, log_probs, probs,
+    consensus, or one of your own."""
     tau: float = 1.0
     """Temperature of the distillation; the paper's is 1, inf is the l2 limit."""
     lr: float = 1e-4

@@ -74,7 +74,7 @@ class FedKD(Views):
     weights: Literal["counts", "equal"] = "counts"
     """omega_k^c: a node's share of the examples of class c (Eq. 1), or 1 / K."""
     ensemble: Ensemble = "logits"
-    """How answers are ensembled: logits (Eq. 2), log_probs, probs, or consensus."""
+    """How answers are ensembled: logits (Eq. 2), log_probs, probs, consensus, or one of your own."""
     tau: float = math.inf
     """Temperature of the distillation (Eq. 5-6); inf is its l2 limit (Eq. 7)."""
 

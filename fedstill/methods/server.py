@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.core.choices import check_named
 from fedstill.core.compute import Compute, lay_out
 from fedstill.core.errors import ArgumentError
 from fedstill.core.state import check_state
@@ -63,10 +64,12 @@ class Server:
 
     Raises:
         QuestionRefused: a node would not answer a question that the method needs.
-        ArgumentError: the method's options do not go with the task, the student or the public data.
+        ArgumentError: the method's options do not go with the task, the student or the public data, or name
+            what nothing has.
     """
 
     def __init__(self, method: Method, setting: ServerSetting) -> None:
+        check_named(method, "method")
         setting.federation.require(tuple(setting.federation.questions))
         self.method, self.setting = method, setting
         self.federation, self.student, self.task = setting.federation, setting.student, setting.task

@@ -111,7 +111,7 @@ class Transformer(nn.Module):
         vocabulary: how many token ids there are, padding among them.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64, *, vocabulary: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
         super().__init__()
         width = max(width // HEADS, 1) * HEADS
         self.extractor = Encoder(shape[0], vocabulary, width, HEADS, DEPTH)
@@ -146,7 +146,7 @@ class Bag(nn.Module):
         vocabulary: how many token ids there are, padding among them.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64, *, vocabulary: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
         super().__init__()
         self.extractor = BagEncoder(vocabulary, width)
         self.head = nn.Linear(width, classes)

@@ -89,7 +89,7 @@ def _ours(name: str, form: Form, file: NodeFile, most: int) -> nn.Module:
         return models.build(name, shape, classes, file.seed, "model", file.name, vocabulary=vocabulary)
 
     try:
-        if not name.startswith("hf:"):  # of which only the head follows from the form
+        if name.partition(":")[0] in models.MODELS.own:  # of another no one can foresee what it takes
             memory.check_model(build, form, file.local.batch, most)
         return build()
     except ArgumentError as error:

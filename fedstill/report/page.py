@@ -246,9 +246,7 @@ def _context(result: Mapping[str, Any]) -> str | None:
         size += " of " + " \u00d7 ".join(str(side) for side in shape) + (" tokens" if len(shape) == 1 else "")
     what = ", ".join(part for part in (words(result, "data", "name"), size) if part)
 
-    how, alpha = words(result, "split", "how"), number(result, "split", "alpha")
-    if how is not None and alpha is not None:
-        how += f", alpha\u00a0{alpha:g}"
+    how = words(result, "split", "about") or words(result, "split", "how")
     values = pick(result, "split", "values")
     if isinstance(values, list) and len(values) == len(held):
         names = [node_name(place, node) for place, node in enumerate(node_records(result))]

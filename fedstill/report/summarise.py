@@ -106,19 +106,13 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
     label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
     config = comparison.config(Place(setting, label, comparison.seeds[0]))
     data, split, local = config.data, config.split, config.nodes.local
-    how = {
-        "dirichlet": f"Dirichlet alpha {split.alpha:g}",
-        "shards": f"{split.classes_per_node} classes a node",
-    }
     batch = f"batch {local.batch}"
     # As many as a column has values: the runs know.
     known = {whole(run.result, "split", "nodes"): None for row in rows for run in row.runs}
     count = split.nodes or next(filter(None, known), None)
     nodes = f"{count} nodes, " if count else ""
-    if split.how in ("column", "sorted"):
-        how[split.how] = f"one for each {split.column}" if split.how == "column" else f"by {split.column}"
     parts = [
-        f"{data.name}, {nodes}{how.get(split.how, split.how)}",
+        f"{data.name}, {nodes}{split.about}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedstill import models
@@ -14,9 +13,10 @@ from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.version import __version__
+from fedstill.data.concealed import conceal
+from fedstill.data.dividing import split
 from fedstill.data.loaders import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
-from fedstill.data.splits import conceal, split
 from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig
 from fedstill.runs.setting import Setting
@@ -44,9 +44,12 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
             "measured on validation data (data.validation): what is called test data here is a part of the "
             "training examples that no node had"
         )
-    told = about(config, data, sum(map(len, parts)), _how(config, data, len(parts)))
+    how, values = config.split, config.split.values(_columns(config, data))
+    stands = {} if values is None else {"values": values}
+    divided = {"how": how.called, "about": how.about, **how.own, "nodes": len(parts), **stands}
+    told = about(config, data, sum(map(len, parts)), divided)
     models = {"nodes": specs, "student": config.student.model}
-    return simulation, {**told, "values": _values(config, data), "models": models}
+    return simulation, {**told, "values": values, "models": models}
 
 
 def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, Any]) -> dict[str, Any]:
@@ -154,28 +157,10 @@ def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Public |
     generator = numpy_generator(config.seed, "split")
     units = columns[data.unit] if data.unit else None
     indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
-    return conceal([train.subset(part) for part in indices], config.split, generator), public
+    return conceal([train.subset(part) for part in indices], config.split.findings, generator), public
 
 
 def _columns(config: RunConfig, data: DataSet) -> dict[str, Column]:
     """What is known of the examples that are divided over the nodes."""
     kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
     return {name: column[kept] for name, column in data.columns.items()}
-
-
-def _values(config: RunConfig, data: DataSet) -> list[str] | None:
-    """Which value of the split's column each node has; None where a node is no value of a column."""
-    if config.split.how != "column":
-        return None
-    return [str(value) for value in np.unique(_columns(config, data)[config.split.column]).tolist()]
-
-
-def _how(config: RunConfig, data: DataSet, nodes: int) -> dict[str, Any]:
-    """What a result says of the split; with a node for each value of a column, which node has which."""
-    split = config.split
-    told: dict[str, Any] = {"how": split.how, "alpha": None, "nodes": nodes}
-    if split.how in ("dirichlet", "positives"):
-        told["alpha"] = split.alpha
-    if split.how == "column":
-        told |= {"column": split.column, "values": _values(config, data)}
-    return told

@@ -18,11 +18,13 @@ from typing import Any
 
 import tomli_w
 
+from fedstill.core.choices import check_named
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
-from fedstill.data.config import SplitConfig
+from fedstill.data.dividing import SplitConfig
 from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
+from fedstill.data.splits import Dirichlet
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -162,8 +164,8 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     """The data set."""
 
-    split: SplitConfig = field(default_factory=SplitConfig)
-    """How the training data are divided over the nodes."""
+    split: SplitConfig = field(default_factory=Dirichlet)
+    """How the training data are divided over the nodes; in TOML its key `how` says which split."""
 
     public: PublicConfig = field(default_factory=PublicConfig)
     """Public data, for methods that need some."""
@@ -193,6 +195,7 @@ class RunConfig:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
         _at_least_zero("seed", self.seed)
+        check_named(self.method, "method")
 
 
 def _at_least_zero(name: str, value: int) -> None:

@@ -16,7 +16,7 @@ import tomli_w
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.records import holding, write_text
-from fedstill.data.config import SplitConfig
+from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
 from fedstill.federation.order import natural
 from fedstill.federation.provision import write_job
@@ -56,7 +56,7 @@ def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
         FedstillError: the server cannot be reached, refuses or stopped; the run can go on.
         RunFolderError: another process is at work on the run.
     """
-    if config.nodes != NodesConfig() or config.split != SplitConfig():
+    if config.nodes != NodesConfig() or config.split != Dirichlet():
         print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
     with holding(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)

@@ -67,7 +67,7 @@ class Served(Run):
 
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""
-        split = {"how": "as it is", "alpha": None, "nodes": len(self.federation.nodes)}
+        split = {"how": "as it is", "nodes": len(self.federation.nodes)}
         return about(self.config, self.data, None, split)
 
     # --- the loop's parts -----------------------------------------------------------------------------

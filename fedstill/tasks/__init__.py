@@ -1,9 +1,11 @@
 """What is learned: losses, how answers are ensembled, metrics. Methods know only :class:`Task`.
 
 One file a task, each a subclass of ``task.Task``; ``functional`` has the papers' formulas as pure
-functions, ``overlap``, ``objects`` and ``fidelity`` the metrics.
+functions, ``ensembles`` the ways to make one answer of the nodes', and ``overlap``, ``objects`` and
+``fidelity`` the metrics.
 
-May import core. A newcomer adds a task: a file here, and a line in ``TASKS``.
+May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; an
+ensemble: a function in ``ensembles``, and a line in ``ENSEMBLES``.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from fedstill.tasks.config import TaskConfig, TaskName
-from fedstill.tasks.functional import Ensemble
-from fedstill.tasks.task import Figure, Kind, Task
+from fedstill.tasks.task import ENSEMBLES, Ensemble, Figure, Kind, Task
 
 __all__ = [
+    "ENSEMBLES",
     "TASKS",
     "Ensemble",
     "Figure",

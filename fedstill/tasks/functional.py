@@ -8,11 +8,9 @@ further examples, so the same formulas serve both.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 
-Ensemble = Literal["logits", "log_probs", "probs", "consensus"]
 AGREEING = 5  # turns of the consensus: enough to hear all, before nodes of many classes drown the others
 
 
@@ -80,31 +78,6 @@ def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch
     return torch.where(total > 0, weights / total.clamp_min(1e-30), torch.full_like(weights, 1 / len(counts)))
 
 
-def ensemble(answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
-    """FedIOD Eq. 9, ``A(z_1..z_K, x) = sum_k pi_k(x) * z_k``, on a scale of one's choice.
-
-    ``logits`` is the paper's. ``log_probs`` first takes away each node's own offset, which training
-    leaves arbitrary; ``probs`` adds probabilities and returns their logarithm; ``consensus`` is
-    :func:`consensus`.
-
-    Args:
-        answers: logits ``(K, B, C, ...)``.
-        weights: ``(K, B or 1, C)``, summing to 1 over the nodes.
-
-    Returns:
-        Logits ``(B, C, ...)``: except for ``logits``, a softmax over C is the ensemble's distribution.
-    """
-    weights = weights.reshape(weights.shape + (1,) * (answers.ndim - 3))
-    if how == "logits":
-        return (weights * answers).sum(0)
-    log_q = answers.log_softmax(2)
-    if how == "log_probs":
-        return (weights * log_q).sum(0)
-    if how == "consensus":
-        return consensus(log_q, weights)
-    return _log_mixture(log_q, weights)
-
-
 def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = AGREEING) -> torch.Tensor:
     """Listen to the nodes that hold the classes which, as all agree, the input shows.
 
@@ -127,7 +100,7 @@ def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = AGREEING)
         share = _knowing(weights, (weights * log_q).sum(0).softmax(1))  # (K, B, 1, ...)
         for _ in range(turns - 1):
             share = _knowing(weights, (share * log_q.exp()).sum(0))
-    return _log_mixture(log_q, share)
+    return log_mixture(log_q, share)
 
 
 def _knowing(weights: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -136,8 +109,13 @@ def _knowing(weights: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return share / share.sum(0, keepdim=True).clamp_min(1e-30)
 
 
-def _log_mixture(log_q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """log of the weighted mean of probabilities, without underflow."""
+def log_mixture(log_q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """log of the weighted mean of probabilities, without underflow: ``(K, B, C, ...)`` to ``(B, C, ...)``.
+
+    Args:
+        log_q: the nodes' log-probabilities.
+        weights: of equal rank, summing to 1 over the nodes.
+    """
     smallest = math.log(torch.finfo(log_q.dtype).tiny)
     return (weights.clamp_min(1e-30).log() + log_q).logsumexp(0).clamp_min(smallest)
 

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from fedstill.core.dataset import Cases, TensorData, check_images
 from fedstill.core.errors import DataError
 from fedstill.tasks import functional
-from fedstill.tasks.functional import Ensemble
 from fedstill.tasks.task import Figure, Task
 
 UNKNOWN = -1
@@ -99,16 +98,13 @@ class MultiLabel(Task):
         """
         return functional.importance(counts, ratio)
 
-    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
-        """FedKD Eq. 2, FedIOD Eq. 9: log-odds ``(K, B, C)`` and ``(K, B or 1, C)`` to ``(B, C)``.
+    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Log-odds of the weighted mean probability.
 
-        ``logits`` and ``log_probs`` are one here, the weighted mean of log-odds: two answers leave no offset
-        that could be taken away. ``probs`` are the log-odds of the weighted mean probability. ``consensus``
-        is ``probs``: it asks how much nodes know of the classes that an input shows, and of one label's two
-        answers a node's weight is the same, so ``share_k = pi_k (p + 1 - p)`` whatever p is.
+        Log-odds themselves have no offset that could be taken away. And the consensus is this mixture: it
+        asks how much nodes know of the classes that an input shows, and of one label's two answers a node's
+        weight is the same, so ``share_k = pi_k (p + 1 - p)`` whatever p is.
         """
-        if how in ("logits", "log_probs"):
-            return (weights * answers).sum(0)
         log_weights = weights.clamp_min(SMALLEST).log()
         there = (log_weights + F.logsigmoid(answers)).logsumexp(0)
         absent = (log_weights + F.logsigmoid(-answers)).logsumexp(0)
@@ -124,7 +120,7 @@ class MultiLabel(Task):
         """Log-odds of the mixture of two predictions."""
         share = share.view(-1, 1)
         weights = torch.stack([1 - share, share])  # (2, B, 1)
-        return self.ensemble(torch.stack([first, second]), weights, "probs")
+        return self.mixture(torch.stack([first, second]), weights)
 
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """FedKD Eq. 5-7: ``(B, C)`` twice to ``(B,)``, the mean over labels.

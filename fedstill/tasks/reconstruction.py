@@ -19,7 +19,6 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity, functional, kspace
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.functional import Ensemble
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
 from fedstill.tasks.task import Figure, Task
@@ -141,10 +140,6 @@ class Reconstruction(Task):
     def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8, with the number of a node's images for its one class."""
         return functional.importance(counts, ratio)
-
-    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
-        """The weighted mean image ``(B, 1, H, W)``, whatever ``how``: there are no logits to choose among."""
-        return functional.ensemble(answers, weights, "logits")
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The importance weights themselves, ``(K, B)``."""

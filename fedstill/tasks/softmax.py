@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from fedstill.tasks import functional
-from fedstill.tasks.functional import Ensemble
 from fedstill.tasks.task import Task
 
 
@@ -33,9 +32,17 @@ class SoftmaxTask(Task):
         """pi_k(x), FedIOD Eq. 8."""
         return functional.importance(counts, ratio)
 
-    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
-        """A(z_1..z_K, x), FedIOD Eq. 9, pixel by pixel for maps."""
-        return functional.ensemble(answers, weights, how)
+    def normalised(self, answers: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities."""
+        return answers.log_softmax(2)
+
+    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the weighted mean of probabilities."""
+        return functional.log_mixture(answers.log_softmax(2), weights)
+
+    def consensus(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities, :func:`fedstill.tasks.functional.consensus`, pixel by pixel for maps."""
+        return functional.consensus(answers.log_softmax(2), weights)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The importance weights, averaged over the classes as the ensemble predicts them."""

@@ -7,15 +7,15 @@ model are ``(B, C, ...)``: nothing follows C where an input has one answer, H an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
-from fedstill.core.errors import MethodRefused
+from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.registry import Registry
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.functional import Ensemble
 
 if TYPE_CHECKING:  # the room data imports this one
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -23,6 +23,19 @@ if TYPE_CHECKING:  # the room data imports this one
     from fedstill.core.dataset import Cases, TensorData
 
 Kind = Literal["class", "labels", "map", "image"]
+
+# Functions of answers, weights and task: what goes in and comes out stands in fedstill.tasks.ensembles.
+ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] = Registry(
+    "ensemble",
+    {
+        "logits": "fedstill.tasks.ensembles:logits",
+        "log_probs": "fedstill.tasks.ensembles:log_probs",
+        "probs": "fedstill.tasks.ensembles:probs",
+        "consensus": "fedstill.tasks.ensembles:consensus",
+    },
+    wrong=lambda found: None if callable(found) else "a function of answers, weights and task",
+)
+Ensemble = Annotated[str, ENSEMBLES]  # an option that names one
 
 
 @dataclass(frozen=True)
@@ -143,9 +156,43 @@ class Task(ABC):
     def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
 
-    @abstractmethod
-    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: Ensemble) -> torch.Tensor:
-        """A(z_1..z_K, x), FedIOD Eq. 9: ``(K, B, C, ...)`` and ``(K, B or 1, C)`` to ``(B, C, ...)``."""
+    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
+        """A(z_1..z_K, x), FedIOD Eq. 9: ``(K, B, C, ...)`` and ``(K, B or 1, C)`` to ``(B, C, ...)``.
+
+        Args:
+            answers: the nodes' outputs.
+            weights: how much each counts, summing to 1 over the nodes.
+            how: the ensemble's name.
+
+        Raises:
+            ArgumentError: it gives something else.
+        """
+        weights = weights.reshape(weights.shape + (1,) * (answers.ndim - 3))
+        together = ENSEMBLES[how](answers, weights, self)
+        found = tuple(getattr(together, "shape", ()))
+        if found != answers.shape[1:]:
+            allowed = f"one that makes {tuple(answers.shape[1:])} of answers {tuple(answers.shape)}"
+            raise ArgumentError("method.ensemble", how, f"{allowed}, not {found}")
+        return together
+
+    def normalised(self, answers: torch.Tensor) -> torch.Tensor:
+        """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
+        number by number: log-probabilities of classes, and as they are what has no such thing."""
+        return answers
+
+    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The output ``(B, C, ...)`` that means the weighted mean of what ``(K, B, C, ...)`` predict.
+
+        Args:
+            answers: outputs.
+            weights: broadcasting with them, summing to 1 over the nodes.
+        """
+        return (weights * answers).sum(0)
+
+    def consensus(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """:meth:`mixture`, but nodes are weighed as wholes, by what they know of the classes that an input
+        shows. The same where no class excludes another."""
+        return self.mixture(answers, weights)
 
     @abstractmethod
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

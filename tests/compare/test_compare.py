@@ -704,7 +704,7 @@ def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_ima
         one = plan.config(place)
         ceiling = place.label == "xray-centralised"
         assert one.split.findings == (0 if ceiling else 8)
-        assert one.split.how == ("iid" if place.setting == "homogeneous" else "positives")
+        assert one.split.called == ("iid" if place.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
     assert plan.published("homogeneous", "xray-centralised", "auc") is not None
     own = config.load("xray-centralised")

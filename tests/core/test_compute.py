@@ -23,7 +23,6 @@ TOLD = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 @pytest.mark.parametrize(
     ("config", "name", "said"),
     [
-        (FedIOD, "ensemble", "method.ensemble is 'misspelt': allowed is one of logits, log_probs"),
         (FedIOD, "importance", "method.importance is 'misspelt': allowed is one of counts"),
         (FedIOD, "gan_form", "method.gan_form is 'misspelt': allowed is one of eq2, bce"),
         (FedIOD, "student_inputs", "method.student_inputs is 'misspelt'"),

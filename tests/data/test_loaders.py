@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DataConfig, DataSet, SplitConfig, TensorData, available, load, split
+from fedstill.data import ByColumn, DataConfig, DataSet, TensorData, available, load, split
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -142,7 +142,7 @@ def test_columns_follow_the_limit_and_divide_the_data(tmp_path: Path) -> None:
     npz(tmp_path / "mine.npz", number=np.arange(40), site=np.arange(40) % 2)
     data = load(DataConfig(name="mine.npz", train_limit=20, test_fraction=0.25))
     assert data.columns["number"].tolist() == numbers(data.train)
-    config = SplitConfig(how="column", nodes=0, column="site", minimum=1)
+    config = ByColumn(nodes=0, column="site", minimum=1)
     parts = split(data.train.targets, 4, config, np.random.default_rng(0), data.columns)
     assert [{i % 2 for i in numbers(data.train.subset(part))} for part in parts] == [{0}, {1}]
 

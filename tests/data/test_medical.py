@@ -15,11 +15,11 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.assembled import Source, data_set
-from fedstill.data.config import SplitConfig
+from fedstill.data.dividing import split
 from fedstill.data.loaders import DataConfig, available, load, tasks_of
 from fedstill.data.packs import Raw
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.splits import split
+from fedstill.data.splits import IID
 from fedstill.tasks import TaskConfig, make_task
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
@@ -61,7 +61,7 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
     parts = split(
         data.train.targets,
         2,
-        SplitConfig(how="iid", nodes=2, minimum=1),
+        IID(nodes=2, minimum=1),
         np.random.default_rng(seed),
         {},
         unit,

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedstill.core.errors import DataError
-from fedstill.data.config import SplitConfig
+from fedstill.data.dividing import split
 from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nifti import read_volumes
-from fedstill.data.splits import split
+from fedstill.data.splits import Sorted
 from fedstill.tasks import TaskConfig
 
 nibabel = pytest.importorskip("nibabel")
@@ -121,7 +121,7 @@ def test_patients_can_be_divided_by_a_number_in_the_table(tmp_path: Path) -> Non
     raw = read_volumes(tmp_path, masks=False, slices=2)
     assert raw.columns["tumour"][::2].tolist() == [9, 100, 20.5, 3, 1000, 30]
     assert raw.columns["site"][::2].tolist() == ["00", "01"] * 3
-    parts = split(torch.zeros(12, 1), 1, SplitConfig("sorted", nodes=2, column="tumour", minimum=1),
+    parts = split(torch.zeros(12, 1), 1, Sorted(nodes=2, column="tumour", minimum=1),
                   np.random.default_rng(0), raw.columns, raw.columns["patient"])  # fmt: skip
     assert [sorted(set(raw.columns["patient"][part])) for part in parts] == [
         ["c0", "c2", "c3"],

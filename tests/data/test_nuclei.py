@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.config import SplitConfig
+from fedstill.data.dividing import split
 from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nuclei import cases_of, cut, data_set
 from fedstill.data.pictures import Picture
 from fedstill.data.public import PublicConfig, held_out, load_public
-from fedstill.data.splits import split
+from fedstill.data.splits import IID
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.shapes import three_classes
 
@@ -78,7 +78,7 @@ def test_no_picture_is_in_two_parts() -> None:
         assert not blue(data.train.inputs[kept]) & blue(data.train.inputs[taken])
         unit = data.columns[data.unit]
         generator = np.random.default_rng(seed)
-        parts = split(data.train.targets, 3, SplitConfig(how="iid", nodes=2), generator, {}, unit)
+        parts = split(data.train.targets, 3, IID(nodes=2), generator, {}, unit)
         assert not blue(data.train.inputs[parts[0]]) & blue(data.train.inputs[parts[1]])
 
 

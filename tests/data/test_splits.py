@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.config import SplitConfig
-from fedstill.data.draws import dirichlet_shares, topped_up
-from fedstill.data.splits import split, stratified
+from fedstill.core.tables import read_table
+from fedstill.data.dividing import SPLITS, SplitConfig, split, topped_up
+from fedstill.data.splits import dirichlet_shares
+from fedstill.data.units import stratified
 
 
 def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -23,7 +24,8 @@ def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:
 
 def divided(labels: torch.Tensor, classes: int, seed: int = 0, **settings: Any) -> tuple[torch.Tensor, ...]:
     columns = settings.pop("columns", {})
-    return split(labels, classes, SplitConfig(**settings), np.random.default_rng(seed), columns)
+    config = read_table(SplitConfig, settings, "split.")
+    return split(labels, classes, config, np.random.default_rng(seed), columns)
 
 
 def lists(parts: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -56,7 +58,12 @@ def test_every_example_is_at_exactly_one_node(
     minimum = draw.draw(st.integers(1, min(total, 12)))
     nodes = draw.draw(st.integers(1, total // minimum))
     per_node = draw.draw(st.integers(1, int(np.count_nonzero(counts))))
-    config = SplitConfig(how, nodes, 10**log_alpha, per_node, "age", minimum)
+    own = {
+        "dirichlet": {"alpha": 10**log_alpha},
+        "shards": {"classes_per_node": per_node},
+        "sorted": {"column": "age"},
+    }
+    config = SPLITS[how](nodes=nodes, minimum=minimum, **own.get(how, {}))
     columns = {"age": np.random.default_rng(seed).normal(size=total)}
     parts = split(labels, len(counts), config, np.random.default_rng(seed), columns)
 
@@ -74,11 +81,13 @@ def test_another_seed_divides_otherwise(how: str) -> None:
     assert lists(divided(labels, 4, seed=1, how=how)) != lists(divided(labels, 4, seed=2, how=how))
 
 
-@pytest.mark.parametrize("how", ["iid", "dirichlet", "shards"])
-def test_the_order_of_the_examples_does_not_decide_the_node(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "own"), [("iid", {}), ("dirichlet", {"alpha": 1e6}), ("shards", {"classes_per_node": 1})]
+)
+def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[str, Any]) -> None:
     # Were classes cut without a shuffle, each node's part of a class would be a run of neighbours.
     labels = torch.zeros(1000, dtype=torch.int64)
-    for part in divided(labels, 1, how=how, nodes=2, alpha=1e6, classes_per_node=1):
+    for part in divided(labels, 1, how=how, nodes=2, **own):
         assert int((part.diff() > 1).sum()) > 100
 
 
@@ -239,12 +248,13 @@ def test_sorting_is_stable() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "words"),
     [
-        ({"how": "even"}, "split.how", "iid, dirichlet, shards, column, sorted"),
-        ({"nodes": 0}, "split.nodes", "from 1 up .0: is for split.how = column only"),
+        ({"how": "even"}, "split", "allowed are iid, dirichlet, shards, column, sorted"),
+        ({"how": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
+        ({"nodes": 0}, "split.nodes", "from 1 up"),
         ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
         ({"minimum": 0}, "split.minimum", "from 1 up"),
         ({"alpha": 0.0}, "split.alpha", "from 1e-12 to 1e\\+12"),
-        ({"alpha": float("nan")}, "split.alpha", "1e-12"),
+        ({"alpha": float("nan")}, "split.alpha", "a number"),
         ({"alpha": float("inf")}, "split.alpha", "1e-12"),
         ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "from 1 up"),
         ({"how": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.config import DataConfig, SplitConfig
+from fedstill.data.config import DataConfig
+from fedstill.data.dividing import split
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
-from fedstill.data.splits import split
+from fedstill.data.splits import Dirichlet
 from fedstill.data.text import code, is_text, read_table, read_tokens
 from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
 from fedstill.tasks import TaskConfig
@@ -188,7 +189,7 @@ def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     kept, public = held_out(PublicConfig("held-out", share=0.4), data)
     whose = data.columns["patient"]
     assert not set(whose[kept]) & set(whose[public])
-    parts = split(data.train.targets, 2, SplitConfig(nodes=2, minimum=1), np.random.default_rng(0),
+    parts = split(data.train.targets, 2, Dirichlet(nodes=2, minimum=1), np.random.default_rng(0),
                   data.columns, whose)  # fmt: skip
     assert not set(whose[parts[0]]) & set(whose[parts[1]])
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.tables import read_table
 from fedstill.data.concealed import conceal
-from fedstill.data.config import How, SplitConfig
+from fedstill.data.dividing import SPLITS, SplitConfig, split
 from fedstill.data.public import PublicConfig, held_out, load_public
-from fedstill.data.splits import split
+from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives
 from fedstill.data.units import drawn_units, labels_of, unit_labels, whole
 
 
@@ -109,9 +110,16 @@ def test_a_site_of_one_patient_cannot_be_parted() -> None:
     st.integers(1, 5),
     st.integers(0, 10**6),
 )
-def test_no_patient_is_at_two_nodes(how: How, nodes: int, seed: int) -> None:
+def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
     targets, patient = findings(40, seed)
-    config = SplitConfig(how=how, nodes=nodes, column="age", minimum=2, classes_per_node=1, alpha=0.3)
+    skewed = {"alpha": 0.3}
+    own = {
+        "shards": {"classes_per_node": 1},
+        "sorted": {"column": "age"},
+        "dirichlet": skewed,
+        "positives": skewed,
+    }
+    config = SPLITS[how](nodes=nodes, minimum=2, **own.get(how, {}))
     ages = {"age": np.random.default_rng(seed).random(len(patient))}
     parts = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
     assert sorted(torch.cat(parts).tolist()) == list(range(len(patient)))
@@ -124,14 +132,21 @@ def test_no_patient_is_at_two_nodes(how: How, nodes: int, seed: int) -> None:
 def test_without_units_patients_are_parted() -> None:
     """The property above is not true by chance."""
     targets, patient = findings(40, 0)
-    parts = split(targets, 4, SplitConfig(how="iid", nodes=3), np.random.default_rng(0))
+    parts = split(targets, 4, IID(nodes=3), np.random.default_rng(0))
     assert parted(patient, [part.numpy() for part in parts])
 
 
 def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
     targets, patient = findings(200, 1)
     for how in ("iid", "positives"):
-        parts = split(targets, 4, SplitConfig(how=how, nodes=5), np.random.default_rng(0), {}, patient)
+        parts = split(
+            targets,
+            4,
+            read_table(SplitConfig, {"how": how, "nodes": 5}),
+            np.random.default_rng(0),
+            {},
+            patient,
+        )
         sizes = [len(part) for part in parts]
         assert max(sizes) - min(sizes) <= 6  # one patient
 
@@ -142,7 +157,7 @@ def test_positives_are_skewed_by_alpha_and_sizes_are_not() -> None:
     positive = (targets == 1).any(1)
 
     def shares(alpha: float) -> list[float]:
-        config = SplitConfig(how="positives", nodes=5, alpha=alpha)
+        config = Positives(nodes=5, alpha=alpha)
         parts = split(targets, 3, config, np.random.default_rng(0))
         assert [len(part) for part in parts] == pytest.approx([600] * 5, abs=1)
         return [positive[part].float().mean().item() for part in parts]
@@ -157,23 +172,23 @@ def test_positives_are_for_findings() -> None:
         split(
             torch.zeros(40, dtype=torch.int64),
             2,
-            SplitConfig(how="positives", nodes=2),
+            Positives(nodes=2),
             np.random.default_rng(0),
         )
 
 
 def test_images_have_no_classes_to_divide_by() -> None:
     with pytest.raises(ArgumentError, match="images have no classes"):
-        split(torch.rand(40, 1, 4, 4), 1, SplitConfig(how="dirichlet", nodes=2), np.random.default_rng(0))
+        split(torch.rand(40, 1, 4, 4), 1, Dirichlet(nodes=2), np.random.default_rng(0))
 
 
 def test_a_column_that_parts_a_patient_is_refused() -> None:
     patient, targets = np.array(["p", "p", "q"]), torch.zeros(3, dtype=torch.int64)
-    config = SplitConfig(how="column", nodes=0, column="slice", minimum=1)
+    config = ByColumn(nodes=0, column="slice", minimum=1)
     columns = {"slice": np.array([1, 2, 1]), "site": np.array(["a", "a", "b"])}
     with pytest.raises(DataError, match=r"'slice'.* part the examples of 'p'"):
         split(targets, 1, config, np.random.default_rng(0), columns, patient)
-    by_site = SplitConfig(how="column", nodes=0, column="site", minimum=1)
+    by_site = ByColumn(nodes=0, column="site", minimum=1)
     parts = split(targets, 1, by_site, np.random.default_rng(0), columns, patient)
     assert [part.tolist() for part in parts] == [[0, 1], [2]]
 
@@ -181,13 +196,13 @@ def test_a_column_that_parts_a_patient_is_refused() -> None:
 def test_more_nodes_than_patients() -> None:
     patient, targets = np.repeat([0, 1], 50), torch.zeros(100, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="at most 2"):
-        split(targets, 1, SplitConfig(how="iid", nodes=3), np.random.default_rng(0), {}, patient)
+        split(targets, 1, IID(nodes=3), np.random.default_rng(0), {}, patient)
 
 
 def test_a_minimum_that_whole_patients_cannot_give() -> None:
     patient, targets = np.array([0] * 19 + [1]), torch.zeros(20, dtype=torch.int64)
     with pytest.raises(ArgumentError, match=r"split\.minimum"):
-        split(targets, 1, SplitConfig(how="iid", nodes=2, minimum=5), np.random.default_rng(0), {}, patient)
+        split(targets, 1, IID(nodes=2, minimum=5), np.random.default_rng(0), {}, patient)
 
 
 # Unknown findings
@@ -198,7 +213,7 @@ def test_nodes_know_all_findings_together_and_neighbours_overlap(nodes: int, lab
     least = min(-(-labels // nodes) + 1, labels)
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, labels, dtype=torch.int64))
     for count in (least, labels):
-        parts = conceal([part] * nodes, SplitConfig(findings=count), np.random.default_rng(seed))
+        parts = conceal([part] * nodes, count, np.random.default_rng(seed))
         known = [set(torch.nonzero(one.targets[0] == 1).flatten().tolist()) for one in parts]
         assert all(len(one) == count for one in known)
         assert all(torch.equal(one.targets[0], one.targets[1]) for one in parts)
@@ -210,11 +225,11 @@ def test_nodes_know_all_findings_together_and_neighbours_overlap(nodes: int, lab
 def test_findings_that_leave_gaps_are_refused() -> None:
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, 14, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"from 4 to 14, .*or set split\.findings 0 \(all\)"):
-        conceal([part] * 5, SplitConfig(findings=3), np.random.default_rng(0))
-    assert conceal([part], SplitConfig(), np.random.default_rng(0))[0] is part
+        conceal([part] * 5, 3, np.random.default_rng(0))
+    assert conceal([part], 0, np.random.default_rng(0))[0] is part
     classes = TensorData(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"split\.findings is 4: allowed is 0"):
-        conceal([classes], SplitConfig(findings=4), np.random.default_rng(0))
+        conceal([classes], 4, np.random.default_rng(0))
 
 
 # Public data

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.data.form import Form
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.standalone import Standalone
@@ -24,10 +26,11 @@ from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.plan import Plan
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import Ensemble
+from fedstill.tasks import ENSEMBLES, TaskConfig
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -152,9 +155,32 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
 
 
 def test_every_way_to_ensemble_is_covered() -> None:
-    assert set(get_args(Ensemble)) == {"logits", "log_probs", "probs", "consensus"}
-    with pytest.raises(ArgumentError, match=r"method\.ensemble"):
-        NodeEnsemble(ensemble="mean")  # type: ignore[arg-type]
+    assert set(ENSEMBLES.own) == {"logits", "log_probs", "probs", "consensus"}
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("concensus", "method.ensemble is 'concensus': allowed is logits, log_probs, probs, consensus"),
+        ("math:pi", "method.ensemble is 'math:pi': allowed is a function"),
+        ("no_such_lab:mean", "method.ensemble is 'no_such_lab:mean': allowed is a function in"),
+    ],
+)
+def test_an_ensemble_that_nobody_has_is_one_line_before_anything_is_trained(how: str, line: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Simulation(setting(NodeEnsemble(ensemble=how)))
+    assert str(caught.value).startswith(line)
+
+
+def test_a_node_imports_no_ensemble_that_a_server_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    form = Form(TaskConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    plan = Plan("run", {"name": "ensemble", "ensemble": "trap:door"}, form)
+    assert Plan.from_dict(plan.to_dict()).config().ensemble == "trap:door"
+    assert "trap" not in sys.modules
 
 
 def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> None:

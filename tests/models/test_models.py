@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import MODELS, Generator, PatchCritic, build, check
+from fedstill.models import MODELS, TEXTS, Generator, PatchCritic, build, check
 
 IMAGE = (1, 8, 8)
-CLASSIFIERS = [name for name in MODELS if "unet" not in name]  # see test_unet.py
+CLASSIFIERS = [name for name in MODELS.own if "unet" not in name and name not in TEXTS]  # see test_unet.py
 
 
 def size(module: nn.Module) -> int:
@@ -207,9 +207,8 @@ def test_a_users_own_factory_is_found_by_its_import_path_and_seeded() -> None:
         "resnet8:0",
         "resnet8:wide",
         "resnet8:-1",
-        "no_such_module:thing",
-        "my_networks:absent",
-        "my_networks:number",
+        "resnet8:number",
+        "hf:folder",
     ],
 )
 def test_what_cannot_be_built_is_named(spec: str) -> None:
@@ -217,8 +216,22 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
         build(spec, IMAGE, 3, 0)
     line = str(caught.value)
     assert repr(spec) in line
-    assert "resnet8" in line
+    assert "one of small-cnn, lenet5, sigmoid-lenet, resnet8" in line
     assert "\n" not in line
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("no_such_module:thing", "a function in .* or installed here"),
+        ("my_networks:absent", "a function of .* has no 'absent'"),
+        ("my_networks:number", "a function of .* has no 'number'"),
+    ],
+)
+def test_a_factory_that_is_not_there_is_one_line(spec: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^model is '{spec}': allowed is {words}"):
+        build(spec, IMAGE, 3, 0)
 
 
 # --- check ---------------------------------------------------------------------------------------

@@ -156,11 +156,9 @@ def own(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
 
 
 def test_ones_own_network_is_told_how_many_tokens_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_import", lambda module, attribute: own)
+    monkeypatch.setitem(models.MODELS._found, "mine.nets:own", own)
     model = models.build("mine.nets:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check(model, (LENGTH,), (CLASSES,), "model")
-    monkeypatch.setattr(
-        models, "_import", lambda module, attribute: lambda shape, classes: own(shape, classes, 5)
-    )
+    monkeypatch.setitem(models.MODELS._found, "mine.nets:own", lambda shape, classes: own(shape, classes, 5))
     with pytest.raises(ModelError, match="cannot be made"):
         models.build("mine.nets:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

@@ -72,7 +72,7 @@ def a_result() -> dict[str, Any]:
             "shape": [1, 8, 8],
             "note": "Handwritten.",
         },
-        "split": {"how": "dirichlet", "alpha": 0.5, "nodes": 2},
+        "split": {"how": "dirichlet", "about": "Dirichlet alpha 0.5", "alpha": 0.5, "nodes": 2},
         "nodes": [
             {
                 "name": "north",
@@ -195,7 +195,7 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
         "south resnet-8 78,042 734 85.3%",
         "fedstill run digits-fediod --seed 17 --out runs/x",
         "Data: digits, 1,437 training and 360 test examples of 1 \u00d7 8 \u00d7 8. "
-        "Split over the nodes: dirichlet, alpha 0.5. Handwritten.",
+        "Split over the nodes: Dirichlet alpha 0.5. Handwritten.",
         "Seed 17",
         "auto, cpu, float32, 2 threads",
         "local training: 2 nodes stacked in one group "

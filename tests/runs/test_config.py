@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.config import SplitConfig, check_options
+from fedstill.data.config import check_options
+from fedstill.data.splits import Dirichlet
 from fedstill.protocol.method import METHODS, Method
 from fedstill.runs import config, presets
 
@@ -112,7 +113,7 @@ def test_any_run_survives_toml_exactly(
     run = config.RunConfig(
         name=name,
         seed=seed,
-        split=SplitConfig(nodes=nodes, alpha=alpha),
+        split=Dirichlet(nodes=nodes, alpha=alpha),
         nodes=config.NodesConfig(models=tuple(models)),
         method=METHODS["fediod"](tau=tau),
         evaluation=config.EvaluationConfig(every=every, centralised=centralised),
@@ -131,7 +132,7 @@ def test_every_method_has_defaults_that_survive(method: str) -> None:
 
 def test_what_is_not_named_has_its_default() -> None:
     run = config.from_dict({"split": {"nodes": 8}, **FEDIOD})
-    assert run.split == SplitConfig(nodes=8)
+    assert run.split == Dirichlet(nodes=8)
     assert run.nodes == config.NodesConfig()
 
 
@@ -162,7 +163,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"name": ""}, "name is '': allowed is letters, digits"),
         ({"task": "regression"}, "task is 'regression': allowed is a table"),
         ({"task": {"name": "regression"}}, "task.name is 'regression': allowed is one of 'classification'"),
-        ({"split": {"how": "random"}}, "split.how is 'random': allowed is one of 'iid', 'dirichlet'"),
+        ({"split": {"how": "random"}}, "unknown split 'random': allowed are iid, dirichlet"),
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
         ({"split": {"alpha": True}}, "split.alpha is True: allowed is a number"),
         ({"split": {"alpha": math.nan}}, "split.alpha is nan: allowed is a number"),
@@ -389,7 +390,7 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     assert (local.optimiser, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
     assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)
     assert (method.optimiser, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
-    assert (run.split.how, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
+    assert (run.split.called, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ pytest.importorskip("nvflare")
 from fedstill.cli import main as cli
 from fedstill.core import records
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
-from fedstill.data.config import SplitConfig
+from fedstill.data.splits import Dirichlet
 from fedstill.federation.remote import Link, LinkError, Loopback
 from fedstill.protocol.messages import unpack
 from fedstill.report import write_report
@@ -414,6 +414,6 @@ def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
     )
     told = read_toml(deployed.servers_part(config))
     assert told.method.steps == 7
-    assert (told.nodes, told.split) == (NodesConfig(), SplitConfig())
+    assert (told.nodes, told.split) == (NodesConfig(), Dirichlet())
     assert told.engine.startup_kit == ""
     assert not any(word in deployed.servers_part(config) for word in ("mine:make", "policy", "models"))

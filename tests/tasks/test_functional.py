@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstill.tasks.classification import Classification
 from fedstill.tasks.functional import (
     AGREEING,
     distance,
     divergence,
-    ensemble,
     entropy,
     entropy_of,
     importance,
@@ -24,6 +24,7 @@ from fedstill.tasks.functional import (
 
 SURE = 1e4  # a logit so large that its softmax is 1 and all others are 0
 LOG2 = math.log(2)
+ensemble = Classification(2).ensemble  # which is the same of however many classes
 
 
 def logits_of(*probs: float) -> torch.Tensor:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError
 from fedstill.tasks import functional, make_task
+from fedstill.tasks.classification import Classification
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.functional import Ensemble
 from fedstill.tasks.multi_label import MultiLabel, entropy
 
 TASK = MultiLabel(3)
 SURE = 1e4
-EVERY: tuple[Ensemble, ...] = ("logits", "log_probs", "probs", "consensus")
+EVERY = ("logits", "log_probs", "probs", "consensus")
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
@@ -151,10 +151,11 @@ def test_certain_answers_leave_all_gradients_finite() -> None:
 
 
 @pytest.mark.parametrize("how", EVERY)
-def test_an_ensemble_is_that_of_two_classes_for_each_label(how: Ensemble) -> None:
+def test_an_ensemble_is_that_of_two_classes_for_each_label(how: str) -> None:
     answers = draw(3, 4, 3)
     weights = TASK.importance(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
-    two = functional.ensemble(pairs(answers).movedim(2, 3).flatten(1, 2), _twice(weights, 4), how)  # (B C, 2)
+    apart = pairs(answers).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
+    two = Classification(2).ensemble(apart, _twice(weights, 4), how)  # (B C, 2)
     odds = (two[:, 0] - two[:, 1]).view(4, 3)
     torch.testing.assert_close(TASK.ensemble(answers, weights, how), odds, rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,35 @@
+"""Quantity skew: all nodes see all classes, but some have many examples and others few.
+
+Li, Diao, Chen, He: "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, section 4,
+draws the shares from a Dirichlet distribution. Here they follow a power law and are the same in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstill.core.errors import ArgumentError
+from fedstill.data import Items, SplitConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantitySkew(SplitConfig):
+    """At random, in shares that fall as k to the power of -``power`` from node to node."""
+
+    power: float = 1.0
+    """0: equal shares. 1: the second node has half as many examples as the first, the third a third."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.power <= 10:
+            raise ArgumentError("split.power", self.power, "a number from 0 to 10")
+
+    def divide(self, items: Items, generator: np.random.Generator) -> np.ndarray:
+        shares = np.arange(1.0, self.nodes + 1) ** -self.power  # (K,)
+        ends = np.cumsum(shares) / shares.sum() * items.sizes.sum()
+        order = generator.permutation(len(items))
+        middles = np.cumsum(items.sizes[order]) - items.sizes[order] / 2  # of the items, laid end to end
+        owner = np.empty(len(items), dtype=np.int64)
+        owner[order] = np.searchsorted(ends[:-1], middles)
+        return owner

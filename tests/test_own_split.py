@@ -1,0 +1,245 @@
+"""A split, a network and two ensembles of somebody else's, beside a library that stays as it is."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.data import Items, SplitConfig, split
+from fedstill.data.dividing import SPLITS
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.fedkd import FedKD
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
+from tests.methods.test_fediod import SMALL as FEDIOD
+from tests.methods.test_fediod import world as fediod_world
+from tests.methods.test_fedkd import CONFIG as FEDKD
+from tests.methods.test_fedkd import run, targets
+from tests.methods.test_fedkd import world as fedkd_world
+from tests.test_own_method import ROOT, Lab, result
+
+LAB = ROOT / "examples" / "my_lab"
+SKEW = 'name = "digits"\n[split]\nhow = "quantity-skew"\nnodes = 3\npower = 1.0'
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The package as its users have it, beside another one whose offers cannot be imported."""
+    home = tmp_path_factory.mktemp("lab")
+    shutil.copytree(LAB, home / "source")
+    how = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(home / "installed")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *how, str(home / "source")], check=True)
+    (home / "installed" / "broken.py").write_text("import a_library_that_is_not_here\n")
+    info = home / "installed" / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    groups = [f"[fedstill.{what}]\nbroken = broken:thing\n" for what in ("splits", "models", "ensembles")]
+    (info / "entry_points.txt").write_text("".join(groups))
+    made = Lab(home, home / "installed")
+    small = (home / "small.toml").read_text().replace("feddistill", "fedavg")
+    (home / "small.toml").write_text(small.replace('name = "digits"\n[split]\nnodes = 2', SKEW))
+    return made
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's folder where Python looks for modules."""
+    monkeypatch.syspath_prepend(LAB)
+
+
+def held(folder: Path) -> list[int]:
+    nodes: Any = result(folder)["nodes"]
+    return [node["examples"] for node in nodes]
+
+
+OPEN = ("--nodes.policy.outputs_only", "false")
+
+
+@pytest.mark.parametrize(
+    ("file", "page"), [("skew", "own-split"), ("convmixer", "own-model"), ("robust", "own-model")]
+)
+def test_each_is_one_short_file_and_stands_whole_in_the_docs(file: str, page: str) -> None:
+    code = (LAB / "my_lab" / f"{file}.py").read_text()
+    assert len(code.splitlines()) <= 60
+    assert code in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_a_split_from_a_file_by_its_name(lab: Lab) -> None:
+    lab("run", "small.toml", *OPEN, "--quiet", "--out", "skewed")
+    # 1438 examples in shares 6 : 3 : 2, each at the node in whose share its middle lies.
+    assert held(lab.here / "skewed") == [784, 393, 261]
+    told = result(lab.here / "skewed")["split"]
+    about = "quantity-skew, power 1.0"
+    assert told == {"how": "quantity-skew", "about": about, "power": 1.0, "nodes": 3}
+    assert f"Split over the nodes: {about}" in (lab.here / "skewed" / "report.html").read_text()
+
+
+def test_a_split_from_the_command_line_by_its_path_and_in_a_comparison(lab: Lab) -> None:
+    chosen = ["--split.how", "my_lab.skew:QuantitySkew", "--split.power", "0", "--split.nodes", "2"]
+    lab("compare", "standalone", "fedavg", "--base", "small.toml", *chosen, "--evaluation.every", "0",
+        "--out", "both", "--quiet")  # fmt: skip
+    folders = sorted((lab.here / "both").glob("**/result.json"))
+    assert len(folders) == 2
+    assert all(held(each.parent) == [719, 719] for each in folders)
+    rows = list(csv.DictReader((lab.here / "both" / "compare.csv").open()))
+    assert {row["method"] for row in rows} >= {"standalone", "fedavg"}
+    assert "power 0.0" in (lab.here / "both" / "compare.html").read_text()
+
+
+def test_only_its_own_options_are_shown_and_taken(lab: Lab) -> None:
+    printed = lab("show", "small.toml", "--split.power", "2")
+    assert 'how = "quantity-skew"' in printed
+    assert "power = 2.0" in printed
+    assert "alpha = 0.5" not in printed
+    assert "--split.power" in lab("run", "small.toml", "--help")
+    assert "unknown option '--split.alpha'" in lab("run", "small.toml", "--split.alpha", "1", code=2)
+    line = lab("run", "small.toml", "--split.power", "-1", code=2)
+    assert line == "fedstill: split.power is -1.0: allowed is a number from 0 to 10\n"
+
+
+def test_list_names_what_is_installed(lab: Lab) -> None:
+    printed = " ".join(lab("list").split())
+    assert "sorted, positives, quantity-skew" in printed
+    assert "transformer, bag, convmixer" in printed
+    assert "consensus, median, trimmed-mean" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--split.how broken", "split is 'broken': allowed is one that can be imported: broken:thing cannot"),
+        ("--student.model broken:8", "model is 'broken': allowed is one that can be imported: broken:thing"),
+        (
+            "--method.name fedkd --public.name held-out --method.ensemble broken",
+            "method.ensemble is 'broken': allowed is one that can be imported: broken:thing cannot",
+        ),
+        ("--split.how json:JSONDecoder", "split is 'json:JSONDecoder': allowed is a subclass of SplitConfig"),
+        ("--student.model json:no", "model is 'json:no': allowed is a function of"),
+        ("--student.model convmixer:wide", "model is 'convmixer:wide': allowed is"),
+    ],
+)
+def test_a_broken_one_is_one_line_and_only_for_who_names_it(lab: Lab, words: str, line: str) -> None:
+    printed = lab("run", "small.toml", *OPEN, *words.split(), "--out", "none", code=2)
+    assert printed.startswith(f"fedstill: {line}")
+    assert printed.count("\n") == 1
+    assert not (lab.here / "none").exists()
+
+
+def test_a_network_by_its_name_at_nodes_and_as_student(lab: Lab) -> None:
+    chosen = ["--nodes.models", "convmixer:8", "--student.model", "convmixer:8"]
+    lab("run", "small.toml", *OPEN, *chosen, "--quiet", "--out", "mixed")
+    found: Any = result(lab.here / "mixed")
+    block = (8 * 9 + 8) + (8 * 8 + 8) + 2 * (8 + 8)  # depthwise, pointwise, norms
+    parameters = (8 * 4 + 8) + 4 * block + (8 * 10 + 10)
+    assert [node["parameters"] for node in found["nodes"]] == [parameters] * 3
+    assert found["student"] == {**found["student"], "model": "convmixer:8", "parameters": parameters}
+
+
+def test_a_network_in_node_toml(lab: Lab) -> None:
+    folder = lab.here / "clinic"
+    lab("node", "init", str(folder))
+    images = np.random.default_rng(0).integers(0, 255, (40, 1, 8, 8), dtype=np.uint8)
+    np.savez(folder / "data.npz", images=images, labels=np.arange(40) % 2)
+    toml = 'name = "clinic"\nonline = false\n[model]\nname = "{}"\n'
+    (folder / "node.toml").write_text(toml.format("convmixer:8"))
+    assert "convmixer:8" in lab("node", "check", str(folder))
+    (folder / "node.toml").write_text(toml.format("convmixr"))
+    assert "allowed is one of small-cnn" in lab("node", "check", str(folder), code=2)
+
+
+def test_an_ensemble_by_its_name(lab: Lab) -> None:
+    for how in ("median", "my_lab.robust:median", "logits"):
+        chosen = ["--method.name", "ensemble", "--method.ensemble", how]
+        lab("run", "small.toml", *chosen, "--quiet", "--out", f"by {how}")
+    median, path, mean = (
+        result(lab.here / f"by {how}") for how in ("median", "my_lab.robust:median", "logits")
+    )
+    assert median["ensemble"] == path["ensemble"] != mean["ensemble"]
+
+
+# --- numbers by hand ------------------------------------------------------------------------------------
+
+
+def by_hand(answers: torch.Tensor) -> torch.Tensor:
+    """The median over nodes of log-probabilities ``(K, B, C)``, number by number."""
+    log_q = answers.log_softmax(2)
+    nodes, inputs, classes = log_q.shape
+    out = torch.empty(inputs, classes)
+    for b in range(inputs):
+        for c in range(classes):
+            ordered = sorted(log_q[k, b, c].item() for k in range(nodes))
+            out[b, c] = (ordered[(nodes - 1) // 2] + ordered[nodes // 2]) / 2
+    return out
+
+
+@pytest.mark.usefixtures("beside")
+def test_fedkds_student_learns_from_the_median() -> None:
+    config = replace(FEDKD, ensemble="my_lab.robust:median", levels=0, gamma=float("inf"))
+    assert isinstance(config, FedKD)
+    made = run(fedkd_world(config), 1)
+    with torch.no_grad():
+        answers = torch.stack([node.model(made.public.inputs) for node in made.nodes])
+    torch.testing.assert_close(targets(made)[0], by_hand(answers), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("beside")
+def test_fediods_student_remembers_the_median_and_the_generator_learns_through_it() -> None:
+    config = replace(FEDIOD, ensemble="my_lab.robust:median")
+    assert isinstance(config, FedIOD)
+    one = fediod_world(config)
+    before = [value.clone() for value in one.server.state.generator.parameters()]
+    one.server.step()
+    known = one.server.state.student.replay.sample(config.batch, 0, 0)
+    with torch.no_grad():
+        answers = torch.stack([node.model(known.x) for node in one.nodes])
+    torch.testing.assert_close(known.z, by_hand(answers), rtol=1e-4, atol=1e-5)
+    after = list(one.server.state.generator.parameters())
+    assert all(value.isfinite().all() for value in after)
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_task_says_what_is_compared() -> None:
+    answers = torch.tensor([[[0.0, 9.0]], [[100.0, 101.0]], [[3.0, -3.0]], [[5.0, 5.0]], [[0.0, 1.0]]])
+    even = torch.full((5, 1, 2), 0.2)
+    log_odds = MultiLabel(2).ensemble(answers, even, "my_lab.robust:median")
+    assert log_odds.tolist() == [[3.0, 5.0]]  # of each label by itself
+    trimmed = MultiLabel(2).ensemble(answers, even, "my_lab.robust:trimmed_mean")
+    torch.testing.assert_close(trimmed, torch.tensor([[8 / 3, 5.0]]))  # (0 + 3 + 5) / 3, (1 + 5 + 9) / 3
+    # Of classes log-probabilities: a node's own offset, as the second one's 100, does not count.
+    classes = Classification(2).ensemble(answers, even, "my_lab.robust:median")
+    assert classes[0, 1] - classes[0, 0] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize(("nodes", "power"), [(3, 1.0), (4, 0.0), (5, 3.0)])
+def test_whole_patients_and_the_minimum_are_kept_around_a_split_of_ones_own(nodes: int, power: float) -> None:
+    patient = np.repeat(np.arange(40), 5)
+    config = SPLITS["my_lab.skew:QuantitySkew"](nodes=nodes, minimum=15, power=power)  # type: ignore[call-arg]
+    parts = split(torch.zeros(200, dtype=torch.int64), 1, config, np.random.default_rng(0), {}, patient)
+    assert sorted(torch.cat(parts).tolist()) == list(range(200))
+    owners = [set(patient[part.numpy()].tolist()) for part in parts]
+    assert sum(map(len, owners)) == 40
+    assert min(map(len, parts)) >= 15
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, dtype=np.int64), np.zeros(20), np.arange(20), [0] * 20])
+def test_what_a_split_of_ones_own_must_not_give(wrong: Sequence[int]) -> None:
+    class Odd(SplitConfig):
+        def divide(self, items: Items, generator: np.random.Generator) -> Any:
+            return wrong
+
+    with pytest.raises(
+        ValueError, match=r"^split\.how is .*Odd': allowed is one whose divide gives 20 whole"
+    ):
+        split(torch.zeros(20, dtype=torch.int64), 1, Odd(nodes=2, minimum=1), np.random.default_rng(0))
