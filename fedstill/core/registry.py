@@ -142,23 +142,44 @@ class Registered:
     """What a configuration chooses by name: a method, a task, a split.
 
     Each is a frozen dataclass below a base class: its fields are its options, its methods do its work. In a
-    table (TOML, the command line) one key names it, and all others are options of that one alone.
+    table (TOML, the command line) one key names it, and all others are options of that one alone. A class
+    that stands for many names (all paths, say) has a field called as that key, which holds the name.
 
     Attributes:
         registry: where names are looked up; declared by the base class, and by no other.
         key: the key of a table that names one.
         default: the one that is meant where a table names none; None: a table must name one.
+        alike: whether options of one name mean the same in all of them, so that another choice keeps those
+            that it has, too; else it keeps only what the base class declares.
     """
 
     registry: ClassVar[Registry[Any]]
     key: ClassVar[str] = "name"
     default: ClassVar[str | None] = None
+    alike: ClassVar[bool] = False
+
+    @classmethod
+    def type_of(cls, name: str) -> type[Any]:
+        """The class that a name means; a base class whose names are not all in the registry says so here.
+
+        Raises:
+            UnknownName: none.
+            ArgumentError: one that cannot be imported, or is something else.
+        """
+        found: type[Any] = cls.registry[name]
+        return found
+
+    @classmethod
+    def names(cls) -> str:
+        """What can be named, for help and errors."""
+        return ", ".join(cls.registry)
 
     @property
     def called(self) -> str:
         """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
         kind = type(self)
-        return self.registry.name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
+        given: str | None = vars(self).get(self.key)
+        return given or self.registry.name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
 
 
 def not_frozen(kind: type) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,6 +27,14 @@ class Round(Shape):
 @dataclass(frozen=True)
 class Square(Shape):
     side: int = 2
+
+
+@dataclass(frozen=True)
+class Drawn(Shape):
+    """What no registry lists: any name that ends as a file does."""
+
+    how: str = ""
+    side: int = 1
 
 
 Shape.registry = Registry("shape", {"round": f"{__name__}:Round", "square": f"{__name__}:Square"}, base=Shape)
@@ -89,3 +97,39 @@ def test_another_choice_keeps_what_all_have() -> None:
     assert layered(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"] == 3.0
     with pytest.raises(UnknownName):
         read_table(Picture, layered(Picture, below, {"shape": {"how": "triangle"}}))
+
+
+@pytest.fixture
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes may be files, too."""
+
+    def type_of(cls: type[Shape], name: str) -> type[Any]:
+        found: type[Any] = Drawn if name.endswith(".svg") else cls.registry[name]
+        return found
+
+    monkeypatch.setattr(Shape, "type_of", classmethod(type_of))
+
+
+@pytest.mark.usefixtures("_files")
+def test_one_class_may_stand_for_many_names() -> None:
+    picture = read_table(Picture, {"shape": {"how": "a.svg", "side": 3}})
+    assert picture.shape == Drawn(how="a.svg", side=3)
+    assert picture.shape.called == "a.svg"
+    assert as_table(picture)["shape"] == {"how": "a.svg", "colour": "red", "side": 3}
+    assert read_table(Picture, as_table(picture)) == picture
+    with pytest.raises(ArgumentError, match=r"^shape.radius is 1: .* as shape 'a\.svg' has no such option$"):
+        read_table(Picture, {"shape": {"how": "a.svg", "radius": 1}})
+
+
+@pytest.mark.usefixtures("_files")
+def test_where_options_mean_the_same_another_choice_keeps_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shape, "alike", True)
+    below = {"shape": {"how": "square", "colour": "blue", "side": 4}}
+    for above, kept in (
+        ({"how": "a.svg"}, {"how": "a.svg", "colour": "blue", "side": 4}),
+        ({"how": "round"}, {"how": "round", "colour": "blue"}),
+        ({"how": "a.svg", "side": 5}, {"how": "a.svg", "colour": "blue", "side": 5}),
+    ):
+        assert layered(Picture, below, {"shape": above})["shape"] == kept
