@@ -29,6 +29,8 @@ class Registry(Mapping[str, T], Generic[T]):
         own: ``module:Name`` of each of the package's own, by name.
         base: the class of which it must be a subclass; None is anything.
         wrong: says what is wrong with one of somebody else's.
+        others: what every name is that nothing else has ("a path"), and the ``module:Name`` of the package's
+            own that stands for it; None: such a name is an error.
 
     >>> from fedstill.core.errors import ArgumentError
     >>> errors = Registry("error", {"argument": "fedstill.core.errors:ArgumentError"})
@@ -46,8 +48,9 @@ class Registry(Mapping[str, T], Generic[T]):
         own: Mapping[str, str],
         base: type | None = None,
         wrong: Callable[[Any], str | None] = lambda found: None,
+        others: tuple[str, str] | None = None,
     ) -> None:
-        self.what, self.own, self.base, self.wrong = what, dict(own), base, wrong
+        self.what, self.own, self.base, self.wrong, self.others = what, dict(own), base, wrong, others
         self._found: dict[str, T] = {}
 
     @property
@@ -62,6 +65,8 @@ class Registry(Mapping[str, T], Generic[T]):
             UnknownName: nothing has.
             ArgumentError: it cannot be imported, or is something else.
         """
+        if self.others is not None and name not in self:
+            return self._own(self.others[1])
         if name not in self._found:
             self._found[name] = self._load(name)
         return self._found[name]
@@ -75,6 +80,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    @property
+    def allowed(self) -> str:
+        """What can be named, for help and errors."""
+        return ", ".join(self) + (f", or {self.others[0]}" if self.others else "")
 
     def working(self) -> dict[str, T]:
         """All that can be imported, by name: who does not name a broken one is not to be stopped by it."""
@@ -112,9 +122,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _load(self, name: str) -> T:
         if name in self.own:
-            module, _, attribute = self.own[name].partition(":")
-            ours: T = getattr(importlib.import_module(module), attribute)
-            return ours
+            return self._own(self.own[name])
         installed = _installed(self.group)
         found: Any
         if name in installed:
@@ -137,6 +145,11 @@ class Registry(Mapping[str, T], Generic[T]):
         thing: T = found
         return thing
 
+    def _own(self, place: str) -> T:
+        module, _, attribute = place.partition(":")
+        found: T = getattr(importlib.import_module(module), attribute)
+        return found
+
 
 class Registered:
     """What a configuration chooses by name: a method, a task, a split.
@@ -157,22 +170,6 @@ class Registered:
     key: ClassVar[str] = "name"
     default: ClassVar[str | None] = None
     alike: ClassVar[bool] = False
-
-    @classmethod
-    def type_of(cls, name: str) -> type[Any]:
-        """The class that a name means; a base class whose names are not all in the registry says so here.
-
-        Raises:
-            UnknownName: none.
-            ArgumentError: one that cannot be imported, or is something else.
-        """
-        found: type[Any] = cls.registry[name]
-        return found
-
-    @classmethod
-    def names(cls) -> str:
-        """What can be named, for help and errors."""
-        return ", ".join(cls.registry)
 
     @property
     def called(self) -> str:

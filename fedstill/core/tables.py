@@ -78,7 +78,7 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     fields = _fields(kind)
     for key, value in table.items():
         if key not in fields and _is_chosen(base) and _is_anothers(base, key):
-            one = f"{base.registry.what} {base.registry.name_of(kind) or table.get(base.key)!r}"
+            one = f"{base.registry.what} {table.get(base.key) or base.registry.name_of(kind)!r}"
             raise ArgumentError(prefix + key, value, f"none, as {one} has no such option")
         if key not in fields:
             raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
@@ -102,8 +102,8 @@ def chosen(base: type[Registered], table: Mapping[str, Any], prefix: str = "") -
     """
     path = f"{prefix}{base.key}"
     if base.key not in table and base.default is None:
-        raise ArgumentError(path, "", f"one of {base.names()}")
-    return base.type_of(read_value(str, table.get(base.key, base.default), path))
+        raise ArgumentError(path, "", f"one of {base.registry.allowed}")
+    return base.registry[read_value(str, table.get(base.key, base.default), path)]
 
 
 def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
         if inner is not None and _is_chosen(inner):
             was = old.get(inner.key, inner.default)
             now = value.get(inner.key, was)
-            found = inner.type_of(now) if isinstance(now, str) else None
+            found = inner.registry[now] if isinstance(now, str) else None
             if now != was:
                 kept = _fields(found if inner.alike else inner)
                 old = {name: old[name] for name in old if name in kept}

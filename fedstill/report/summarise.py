@@ -118,7 +118,7 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
     if split.how in ("column", "sorted"):
         how[split.how] = f"one for each {split.column}" if split.how == "column" else f"by {split.column}"
     parts = [
-        f"{data.name}, {nodes}{how.get(split.how, split.how)}",
+        f"{data.called}, {nodes}{how.get(split.how, split.how)}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]

@@ -20,9 +20,9 @@ import tomli_w
 
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
-from fedstill.data.config import SplitConfig
-from fedstill.data.loaders import DataConfig
+from fedstill.data.config import DataConfig, SplitConfig
 from fedstill.data.public import PublicConfig
+from fedstill.data.vision import Digits
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -159,8 +159,8 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     """What is learned."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    """The data set."""
+    data: DataConfig = field(default_factory=Digits)
+    """The data set; in TOML its key `name` says which: one that has a name, or a path."""
 
     split: SplitConfig = field(default_factory=SplitConfig)
     """How the training data are divided over the nodes."""

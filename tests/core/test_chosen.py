@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -31,7 +31,7 @@ class Square(Shape):
 
 @dataclass(frozen=True)
 class Drawn(Shape):
-    """What no registry lists: any name that ends as a file does."""
+    """What no registry lists: the name of a file."""
 
     how: str = ""
     side: int = 1
@@ -101,13 +101,8 @@ def test_another_choice_keeps_what_all_have() -> None:
 
 @pytest.fixture
 def _files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes may be files, too."""
-
-    def type_of(cls: type[Shape], name: str) -> type[Any]:
-        found: type[Any] = Drawn if name.endswith(".svg") else cls.registry[name]
-        return found
-
-    monkeypatch.setattr(Shape, "type_of", classmethod(type_of))
+    """Any other name is that of a drawing."""
+    monkeypatch.setattr(Shape.registry, "others", ("a file", f"{__name__}:Drawn"))
 
 
 @pytest.mark.usefixtures("_files")
@@ -117,6 +112,7 @@ def test_one_class_may_stand_for_many_names() -> None:
     assert picture.shape.called == "a.svg"
     assert as_table(picture)["shape"] == {"how": "a.svg", "colour": "red", "side": 3}
     assert read_table(Picture, as_table(picture)) == picture
+    assert Shape.registry.allowed == "round, square, or a file"
     with pytest.raises(ArgumentError, match=r"^shape.radius is 1: .* as shape 'a\.svg' has no such option$"):
         read_table(Picture, {"shape": {"how": "a.svg", "radius": 1}})
 
