@@ -21,7 +21,7 @@ from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, DataConfig, SplitConfig, Targets, named
 from fedstill.data.files import Files
 from fedstill.data.loaders import load
-from fedstill.data.located import folders
+from fedstill.data.located import find_file
 from fedstill.data.nuclei import PictureData
 from fedstill.data.splits import split, stratified
 from fedstill.data.text import TextData
@@ -41,7 +41,7 @@ __all__ = [
     "TextData",
     "check_classification",
     "check_labels",
-    "folders",
+    "find_file",
     "load",
     "named",
     "split",

@@ -46,12 +46,13 @@ class ArrayData(DataConfig):
         """These arrays, checked, divided into training and test parts, and normalised."""
         arrays, name = self._given(), self.called
         if targets_of(task) == "class":
-            return classified(packs.from_arrays(Path(name), arrays), self, name, self.note)
+            raw = packs.from_arrays(Path(name), packs.with_numbers(arrays))
+            return classified(raw, self, name, self.note)
         return data_set(Source(own.from_arrays(Path(name), arrays, task.name), name, self.note), self, task)
 
     def _given(self) -> dict[str, Column]:
         try:
-            return packs.with_numbers({key: np.asarray(array) for key, array in self.arrays().items()})
+            return {key: np.asarray(array) for key, array in self.arrays().items()}
         except FedstillError:
             raise
         except OWN as error:

@@ -38,7 +38,7 @@ def places_of(config: DataConfig) -> list[Path]:
     return list(dict.fromkeys(places))  # an absolute path is the same in every folder
 
 
-def find_pack(config: DataConfig, file: str) -> Path:
+def find_file(config: DataConfig, file: str) -> Path:
     """Where the file of a data set with a name is.
 
     Raises:

@@ -12,7 +12,7 @@ from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError
 from fedstill.data.assembled import PATIENT, SITE, Source, data_set
 from fedstill.data.config import DataConfig, Targets, multiple_of_four, targets_of
-from fedstill.data.located import find_pack
+from fedstill.data.located import find_file
 from fedstill.data.packs import Raw, arrays_of, need
 from fedstill.tasks.config import TaskConfig
 
@@ -41,7 +41,7 @@ class BrainMRI(DataConfig):
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""
         channels = self.channels or ((FLAIR,) if targets_of(task) == "image" else ())
-        source = brain_mri(find_pack(self, "brain_mri_lgg.npz"))
+        source = brain_mri(find_file(self, "brain_mri_lgg.npz"))
         return data_set(source, self, task, size=self.size, channels=channels, sites=self.sites)
 
 
@@ -60,7 +60,7 @@ class ChestXray(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""
-        source = chest_xray(find_pack(self, "chest_xray_nih1000.npz"))
+        source = chest_xray(find_file(self, "chest_xray_nih1000.npz"))
         return data_set(source, self, task, size=self.size)
 
 

@@ -27,7 +27,7 @@ from fedstill.data.assembled import PATIENT
 from fedstill.data.config import MEAN, STD, DataConfig, Targets, multiple_of_four
 from fedstill.data.groups import numbered
 from fedstill.data.images import decoded, instance_map
-from fedstill.data.located import find_pack
+from fedstill.data.located import find_file
 from fedstill.data.packs import arrays_of, need
 from fedstill.data.pictures import Picture, picture
 from fedstill.data.rasters import grown, nearest, places, resized
@@ -83,7 +83,7 @@ class MoNuSeg(PictureData):
 
     def pictures(self) -> Sequence[Picture]:
         """Those of all organs."""
-        return monuseg(find_pack(self, MONUSEG))
+        return monuseg(find_file(self, MONUSEG))
 
     def read(self, task: TaskConfig) -> DataSet:
         """These pictures, of some organs."""
@@ -106,7 +106,7 @@ class DSB2018(PictureData):
 
     def pictures(self) -> Sequence[Picture]:
         """Those of some kinds."""
-        return dsb2018(find_pack(self, DSB), self.sites or (TISSUE,))
+        return dsb2018(find_file(self, DSB), self.sites or (TISSUE,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,8 @@ class Nuclei(PictureData):
 
     def pictures(self) -> Sequence[Picture]:
         """Those of both sources."""
-        tissue = dsb2018(find_pack(self, DSB), (TISSUE,))
-        pictures = [replace(one, site="monuseg") for one in monuseg(find_pack(self, MONUSEG))]
+        tissue = dsb2018(find_file(self, DSB), (TISSUE,))
+        pictures = [replace(one, site="monuseg") for one in monuseg(find_file(self, MONUSEG))]
         return [*pictures, *(replace(one, site="dsb2018") for one in tissue)]
 
     def read(self, task: TaskConfig) -> DataSet:

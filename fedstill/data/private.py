@@ -17,13 +17,13 @@ import torch
 
 from fedstill.core.dataset import TensorData, check_labels
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
-from fedstill.core.imports import OWN, find, first_line
+from fedstill.core.imports import OWN, first_line
 from fedstill.data import memory
 from fedstill.data.config import MEAN, STD
 from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.images import decoded
-from fedstill.data.in_form import groups_of, inputs_of, locate, times
+from fedstill.data.in_form import groups_of, inputs_of, locate, own_function, times
 from fedstill.data.packs import (
     MOST_CLASSES,
     Images,
@@ -172,7 +172,7 @@ def _numbered(raw: Raw) -> tuple[Raw, bool]:
 
 def _called(config: PrivateConfig, path: Path, folder: Path, form: Form | None) -> tuple[Raw, bool]:
     """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
-    function = find(config.source, folder, "data.source")
+    function = own_function(config, folder)
     try:
         given = function(path)
         if isinstance(given, Mapping):

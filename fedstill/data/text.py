@@ -21,7 +21,7 @@ from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import first_line
 from fedstill.data.config import DataConfig, Targets
-from fedstill.data.located import find_pack
+from fedstill.data.located import find_file
 from fedstill.data.parts import parted
 from fedstill.data.units import Ints
 from fedstill.data.words import (
@@ -111,7 +111,7 @@ class SST2(TextData):
 
     def labelled(self) -> Labelled:
         """From its pack."""
-        return replace(read_table(find_pack(self, "sst2.csv.gz")), classes=("negative", "positive"))
+        return replace(read_table(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class AGNews(TextData):
 
     def labelled(self) -> Labelled:
         """From its pack."""
-        return read_tokens(find_pack(self, "ag_news_tokens.npz"))
+        return read_tokens(find_file(self, "ag_news_tokens.npz"))
 
 
 # Whose most frequent words may be taken for public.

@@ -388,9 +388,10 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
     """
     method = config.method
     free = (*LATER, *(f"method.{name}" for name in method.later))
+    tables = to_dict(asked), to_dict(config)
     for name in options(config):
-        path = name.split(".")
-        before, now = (reduce(getattr, path, given) for given in (asked, config))
+        # What is chosen by name comes before its options, of which another one has others.
+        before, now = (reduce(dict.__getitem__, name.split("."), table) for table in tables)
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
             raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
 
