@@ -20,7 +20,7 @@ from markupsafe import Markup
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import DataError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.loaders import DataConfig, load
+from fedstill.data import Digits, load, named
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.features import condition
@@ -68,9 +68,9 @@ def main(
         seed: of every draw.
     """
     try:
-        data = load(DataConfig(name="mnist", root=root, train_limit=examples))
+        data = load(named("mnist", root=root, train_limit=examples))
     except DataError:
-        data = load(DataConfig(name="digits"))
+        data = load(Digits())
     compute = Compute(EngineConfig(threads=1))
     task = make_task(TaskConfig(), len(data.classes))
     channels, height, width = data.test.inputs.shape[1:]

@@ -15,7 +15,8 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
-from fedstill.data.loaders import DataConfig, load
+from fedstill.data.loaders import load
+from fedstill.data.vision import Digits
 from fedstill.federation import partition
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
@@ -124,7 +125,7 @@ def linear(classes: int) -> nn.Module:
 
 def digits(seed: int, classes: int = CLASSES) -> TensorData:
     """The digits of the first classes, in an order that follows from the seed."""
-    data = load(DataConfig(name="digits")).train
+    data = load(Digits()).train
     own = (data.targets < classes).nonzero().flatten()
     order = numpy_generator(seed, "audit", "digits").permutation(len(own))
     return data.subset(own[torch.from_numpy(order)])

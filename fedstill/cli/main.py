@@ -340,15 +340,15 @@ def _print_names(console: Console) -> None:
     """What else can be named, a line each."""
     from rich.table import Table
 
+    from fedstill.data.config import DATA
     from fedstill.data.dividing import SPLITS
-    from fedstill.data.loaders import available
     from fedstill.models import MODELS
     from fedstill.tasks import ENSEMBLES, TASKS
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     for what, names in (
         ("tasks", TASKS),
-        ("data sets", available()),
+        ("data sets", DATA),
         ("splits", SPLITS),
         ("models", MODELS),
         ("ensembles", ENSEMBLES),

@@ -92,7 +92,7 @@ def _choices(config: Any) -> str:
     lines = []
     for name, base in choices(config).items():
         now = reduce(dict.__getitem__, name.split("."), as_table(config))
-        lines.append(f"--{name} NAME (default: {now}): {', '.join(base.registry)}")
+        lines.append(f"--{name} NAME (default: {now}): {base.registry.allowed}")
     return "\n".join(lines)
 
 

@@ -30,6 +30,8 @@ class Registry(Mapping[str, T], Generic[T]):
         own: ``module:Name`` of each of the package's own, by name.
         base: the class of which it must be a subclass; None is anything.
         wrong: says what is wrong with one of somebody else's.
+        others: what every name is that nothing else has ("a path"), and the ``module:Name`` of the package's
+            own that stands for it; None: such a name is an error.
 
     >>> from fedstill.core.errors import ArgumentError
     >>> errors = Registry("error", {"argument": "fedstill.core.errors:ArgumentError"})
@@ -47,8 +49,9 @@ class Registry(Mapping[str, T], Generic[T]):
         own: Mapping[str, str],
         base: type | None = None,
         wrong: Callable[[Any], str | None] = lambda found: None,
+        others: tuple[str, str] | None = None,
     ) -> None:
-        self.what, self.own, self.base, self.wrong = what, dict(own), base, wrong
+        self.what, self.own, self.base, self.wrong, self.others = what, dict(own), base, wrong, others
         self._found: dict[str, T] = {}
 
     @property
@@ -63,6 +66,8 @@ class Registry(Mapping[str, T], Generic[T]):
             UnknownName: nothing has.
             ArgumentError: it cannot be imported, or is something else.
         """
+        if self.others is not None and name not in self:
+            return self._own(self.others[1])
         if name not in self._found:
             self._found[name] = self._load(name)
         return self._found[name]
@@ -79,6 +84,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     # Each is itself alone, and can be part of a type: to compare them as mappings would import all they name.
     __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @property
+    def allowed(self) -> str:
+        """What can be named, for help and errors."""
+        return ", ".join(self) + (f", or {self.others[0]}" if self.others else "")
 
     def working(self) -> dict[str, T]:
         """All that can be imported, by name: who does not name a broken one is not to be stopped by it."""
@@ -124,9 +134,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _load(self, name: str) -> T:
         if name in self.own:
-            module, _, attribute = self.own[name].partition(":")
-            ours: T = getattr(importlib.import_module(module), attribute)
-            return ours
+            return self._own(self.own[name])
         installed = _installed(self.group)
         found: Any
         if name in installed:
@@ -149,27 +157,37 @@ class Registry(Mapping[str, T], Generic[T]):
         thing: T = found
         return thing
 
+    def _own(self, place: str) -> T:
+        module, _, attribute = place.partition(":")
+        found: T = getattr(importlib.import_module(module), attribute)
+        return found
+
 
 class Registered:
     """What a configuration chooses by name: a method, a task, a split.
 
     Each is a frozen dataclass below a base class: its fields are its options, its methods do its work. In a
-    table (TOML, the command line) one key names it, and all others are options of that one alone.
+    table (TOML, the command line) one key names it, and all others are options of that one alone. A class
+    that stands for many names (all paths, say) has a field called as that key, which holds the name.
 
     Attributes:
         registry: where names are looked up; declared by the base class, and by no other.
         key: the key of a table that names one.
         default: the one that is meant where a table names none; None: a table must name one.
+        alike: whether options of one name mean the same in all of them, so that another choice keeps those
+            that it has, too; else it keeps only what the base class declares.
     """
 
     registry: ClassVar[Registry[Any]]
     key: ClassVar[str] = "name"
     default: ClassVar[str | None] = None
+    alike: ClassVar[bool] = False
 
     @property
     def called(self) -> str:
         """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
-        return self.registry.name_of(type(self))
+        given: str | None = vars(self).get(self.key)
+        return given or self.registry.name_of(type(self))
 
 
 def not_options(kind: Any) -> str | None:

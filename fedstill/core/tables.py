@@ -74,11 +74,11 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     base: Any = kind
     if _is_chosen(kind):
         kind = chosen(base, table, prefix)
-        table = {key: value for key, value in table.items() if key != base.key}
+        table = {key: value for key, value in table.items() if key != base.key or key in _fields(kind)}
     fields = _fields(kind)
     for key, value in table.items():
         if key not in fields and _is_chosen(base) and _is_anothers(base, key):
-            one = f"{base.registry.what} {base.registry.name_of(kind)!r}"
+            one = f"{base.registry.what} {table.get(base.key) or base.registry.name_of(kind)!r}"
             raise ArgumentError(prefix + key, value, f"none, as {one} has no such option")
         if key not in fields:
             raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
@@ -102,7 +102,7 @@ def chosen(base: type[Registered], table: Mapping[str, Any], prefix: str = "") -
     """
     path = f"{prefix}{base.key}"
     if base.key not in table and base.default is None:
-        raise ArgumentError(path, "", f"one of {', '.join(base.registry)}")
+        raise ArgumentError(path, "", f"one of {base.registry.allowed}")
     return base.registry[read_value(str, table.get(base.key, base.default), path)]
 
 
@@ -110,7 +110,7 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
     """Two tables of one configuration as one: where both have a value, the one above holds.
 
     Where the table above chooses another method, task or split, the one below keeps only such options as all
-    of them have.
+    of them have, or as that one has where options of one name mean the same in all (``alike``).
 
     Args:
         kind: the type that they describe; None: of no type that is known.
@@ -125,10 +125,13 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
             merged[key] = value
             continue
         if inner is not None and _is_chosen(inner):
-            now = value.get(inner.key, old.get(inner.key, inner.default))
-            if now != old.get(inner.key, inner.default):
-                old = {name: old[name] for name in old if name in _fields(inner)}
-            inner = inner.registry.get(now)
+            was = old.get(inner.key, inner.default)
+            now = value.get(inner.key, was)
+            found = inner.registry[now] if isinstance(now, str) else None
+            if now != was:
+                kept = _fields(found if inner.alike else inner)
+                old = {name: old[name] for name in old if name in kept}
+            inner = found
         merged[key] = layered(inner if inner is not None and _is_table(inner) else None, old, value)
     return merged
 

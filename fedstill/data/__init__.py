@@ -1,14 +1,14 @@
 """Data sets, and how they are divided over nodes.
 
-``config`` says which data; ``loaders`` is the way from a name or a path to a data set,
-``private`` that of a node's owner. ``splits`` are the ways of dividing and
+``config`` has the base of all data sets, and their names; ``arrays`` the base of those that are arrays, as
+one's own mostly are (docs/own-data.md). ``vision``, ``medical``, ``nuclei`` and ``text`` have the package's
+own, ``files`` reads paths, ``private`` what a node's owner has. ``splits`` are the ways of dividing and
 ``dividing`` is what they share, ``public`` sets public data aside.
 
-May import models, tasks and core. A newcomer adds a reader: a file here, and a name in ``config``; a
-split: a class in ``splits``, and a line in ``SPLITS``.
+May import models, tasks and core. A newcomer adds a reader or a split: a class in a file here, or anywhere.
 
 >>> import numpy
->>> data = load(DataConfig(name="digits"))
+>>> data = load(Digits())
 >>> parts = split(data.train.targets, len(data.classes), Dirichlet(nodes=3), numpy.random.default_rng(0))
 >>> sum(len(part) for part in parts) == len(data.train)
 True
@@ -17,27 +17,42 @@ True
 from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData, check_classification, check_labels
+from fedstill.data.arrays import ArrayData
+from fedstill.data.config import DATA, DataConfig, Targets, named
 from fedstill.data.dividing import Items, SplitConfig, split
-from fedstill.data.loaders import DataConfig, available, load
+from fedstill.data.files import Files
+from fedstill.data.loaders import load
+from fedstill.data.located import find_file
+from fedstill.data.nuclei import PictureData
 from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, Sorted
+from fedstill.data.text import TextData
 from fedstill.data.units import stratified
+from fedstill.data.vision import Digits
 
 __all__ = [
+    "DATA",
     "IID",
+    "ArrayData",
     "ByColumn",
     "DataConfig",
     "DataSet",
+    "Digits",
     "Dirichlet",
+    "Files",
     "Items",
+    "PictureData",
     "Positives",
     "Shards",
     "Sorted",
     "SplitConfig",
+    "Targets",
     "TensorData",
-    "available",
+    "TextData",
     "check_classification",
     "check_labels",
+    "find_file",
     "load",
+    "named",
     "split",
     "stratified",
 ]

@@ -39,19 +39,35 @@ class Source:
     note: str = ""
 
 
-def data_set(source: Source, config: DataConfig, task: TaskConfig) -> DataSet:
+def data_set(
+    source: Source,
+    config: DataConfig,
+    task: TaskConfig,
+    *,
+    size: int = 0,
+    channels: tuple[int, ...] = (),
+    sites: tuple[str, ...] = (),
+) -> DataSet:
     """The data set that a source and a configuration make.
 
     Where examples have a patient, no patient is in both parts, and where the source has no test part of its
     own, it is a share of the patients of each site: at least one, and never all. Sites with one patient
     cannot be parted so and are left out, which the note says.
 
+    Args:
+        source: what was read.
+        config: how much for testing, validation, training.
+        task: which, and how images are measured.
+        size: height and width that images are averaged down to, masks by majority; 0: as they are.
+        channels: which; empty: all, and for reconstruction the first.
+        sites: only these; empty: all.
+
     Raises:
         ArgumentError: a site that is not there or too small, channels that there are not.
         DataError: a source that has a patient in both of its parts, or nothing in one of them.
     """
     raw, name = source.raw, source.name
-    rows, left_out = chosen_sites(raw.columns, config, len(raw.images), raw.test is None)
+    rows, left_out = chosen_sites(raw.columns, sites, len(raw.images), raw.test is None)
     unit = PATIENT if PATIENT in raw.columns else ""
     test, drawn = _test_part(raw, rows, config, name)
     unit_of = raw.columns[PATIENT] if unit else np.arange(len(raw.images))
@@ -68,18 +84,17 @@ def data_set(source: Source, config: DataConfig, task: TaskConfig) -> DataSet:
     train_rows, limited = _limited(raw, train_rows, config, unit)
     notes.append(limited)
 
-    channels = config.channels
     if task.name == "reconstruction":
         if len(channels) > 1:
             raise ArgumentError("data.channels", list(channels), "one, as reconstruction rebuilds one image")
         channels = channels or (0,)
     images = with_channels(raw.images, channels, "data.channels")
     classes = ("image",) if task.name == "reconstruction" else raw.classes
-    size = (config.size, config.size) if config.size else images.shape[2:]
+    sides = (size, size) if size else images.shape[2:]
     mean, std = (MEAN,) * images.shape[1], (STD,) * images.shape[1]
     cases = patients(raw.columns)
     train, tested = (
-        part(images[at], raw.labels[at], size, task, classes, None if cases is None else at_rows(cases, at))
+        part(images[at], raw.labels[at], sides, task, classes, None if cases is None else at_rows(cases, at))
         for at in (train_rows, test_rows)
     )
     if unit:
@@ -149,7 +164,7 @@ def with_channels(images: Images, channels: tuple[int, ...], option: str) -> Ima
 
 
 def chosen_sites(
-    columns: Mapping[str, Column], config: DataConfig, count: int, to_be_parted: bool
+    columns: Mapping[str, Column], wanted: tuple[str, ...], count: int, to_be_parted: bool
 ) -> tuple[npt.NDArray[np.int64], str]:
     """The rows of the sites that are used, and what to say of those that are left out.
 
@@ -157,22 +172,22 @@ def chosen_sites(
         ArgumentError: a site that is named and not there, or of which a patient cannot be kept for testing.
     """
     if SITE not in columns:
-        if config.sites:
-            raise ArgumentError("data.sites", list(config.sites), "none, as this data does not tell sites")
+        if wanted:
+            raise ArgumentError("data.sites", list(wanted), "none, as this data does not tell sites")
         return np.arange(count), ""
     sites = columns[SITE]
     names = [str(name) for name in np.unique(sites)]
-    for name in config.sites:
+    for name in wanted:
         if name not in names:
             raise ArgumentError("data.sites", name, f"some of {', '.join(names)}")
     unit = columns.get(PATIENT, np.arange(count))
     least = 2 if to_be_parted else 1  # to part a site's patients there must be two
     small = [name for name in names if len(np.unique(unit[sites == name])) < least]
-    for name in config.sites:
+    for name in wanted:
         if name in small:
             raise ArgumentError("data.sites", name, "sites of two or more patients, one of them for testing")
-    used = list(config.sites) or [name for name in names if name not in small]
-    left_out = [name for name in small if not config.sites]
+    used = list(wanted) or [name for name in names if name not in small]
+    left_out = [name for name in small if not wanted]
     rows = np.flatnonzero(np.isin(sites, used))
     return rows, f"left out, with one patient each: {', '.join(left_out)}" if left_out else ""
 

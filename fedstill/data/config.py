@@ -1,71 +1,57 @@
-"""Which data: names, options, and which options which data have."""
+"""Data by name, as a configuration: the base of all readers, and where names are looked up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import get_args
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast, get_args
 
+from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks.config import TaskName
+from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.core.tables import read_table
+from fedstill.tasks import TaskConfig, task_type
 
 MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
 
-# By name: the tasks that a data set serves. A path serves all.
-TASKS_OF: Mapping[str, tuple[TaskName, ...]] = MappingProxyType(
-    {
-        "digits": ("classification",),
-        "mnist": ("classification",),
-        "fashion-mnist": ("classification",),
-        "cifar10": ("classification",),
-        "cifar100": ("classification",),
-        "brain-mri": ("segmentation", "reconstruction"),
-        "monuseg": ("instances",),
-        "dsb2018": ("instances",),
-        "nuclei": ("instances",),
-        "chest-xray": ("multi-label",),
-        "sst2": ("text",),
-        "ag-news": ("text",),
-    }
-)
-PATHS: tuple[TaskName, ...] = get_args(TaskName)
-
-# Which data have an option that not all have: names, and for paths the task.
-_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "size": ("brain-mri", "chest-xray", "segmentation", "reconstruction", "multi-label"),
-        "channels": ("brain-mri", "segmentation", "reconstruction"),
-        "sites": (
-            *("brain-mri", "monuseg", "dsb2018", "nuclei"),
-            *("segmentation", "reconstruction", "instances", "multi-label"),
-        ),
-        "slices": ("segmentation", "reconstruction"),
-        "patch": ("monuseg", "dsb2018", "nuclei", "instances"),
-        "scale": ("monuseg", "dsb2018", "nuclei", "instances"),
-        "length": ("sst2", "ag-news", "text"),
-        "words": ("sst2", "ag-news", "text"),
-        "vocabulary": ("sst2", "ag-news", "text"),
-    }
-)
+# What examples teach: what a target is, or that inputs are texts, or pictures whose objects are told apart.
+Targets = Literal["class", "labels", "map", "image", "instances", "texts"]
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    """Which data, and how much of it."""
+def targets_of(task: TaskConfig) -> Targets:
+    """What examples must teach for a task.
 
-    name: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100 (classification); brain-mri (segmentation,
-    reconstruction); monuseg, dsb2018, nuclei (instances); chest-xray (multi-label); sst2, ag-news (text); or
-    a path, to an .npz with images and labels or masks, a folder of images by class, of images and masks, or
-    of NIfTI volumes, or a csv of findings or texts."""
+    >>> targets_of(TaskConfig("segmentation")), targets_of(TaskConfig("text"))
+    ('map', 'texts')
+    """
+    if task.name == "instances":
+        return "instances"
+    kind = task_type(task.name)
+    return "texts" if kind.tokens else kind.kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Registered, ABC):
+    """A data set, all of it: which it is, how much of it, and how it is read.
+
+    Each is a frozen dataclass; its fields are its options. Most need only say what they hold:
+    :class:`fedstill.data.arrays.ArrayData` does the rest. What is no name in the registry is a path
+    (:class:`fedstill.data.files.Files`).
+
+    Attributes:
+        targets: what its examples can teach.
+        note: what a reader of a figure must know of it.
+    """
+
+    default: ClassVar[str | None] = "digits"
+    alike: ClassVar[bool] = True
+    targets: ClassVar[tuple[Targets, ...]]
+    note: ClassVar[str] = ""
 
     root: str = ""
     """The folder that holds the data files; without it ./data, then the folder that the
     environment variable FEDSTILL_DATA names."""
-
-    download: bool = False
-    """Let torchvision (the extra "vision") download what is not there."""
 
     train_limit: int = 0
     """Use only so many training examples, drawn with the classes' shares kept; 0 is all. Of data with
@@ -82,104 +68,104 @@ class DataConfig:
     seed: int = 0
     """Seed of that split and of the draw for train_limit."""
 
-    size: int = 0
-    """brain-mri, chest-xray and data of one's own but nuclei: height and width that images are averaged down
-    to, masks by majority; 0: as they are."""
+    def __post_init__(self) -> None:
+        """Checks options; a class that checks more calls this, too.
 
-    channels: tuple[int, ...] = ()
-    """brain-mri (0 pre-contrast, 1 FLAIR, 2 post-contrast), images and volumes of one's own: which channels;
-    empty: all, and for reconstruction FLAIR or the first."""
+        Raises:
+            ArgumentError: naming option, value and what is allowed.
+        """
+        if self.train_limit < 0:
+            raise ArgumentError("data.train_limit", self.train_limit, "0 (all) or a whole number from 1 up")
+        if not 0 < self.test_fraction < 1:
+            raise ArgumentError("data.test_fraction", self.test_fraction, "a number between 0 and 1")
+        if not 0 <= self.validation < 1:
+            raise ArgumentError("data.validation", self.validation, "0 (none), or a number between 0 and 1")
 
-    sites: tuple[str, ...] = ()
-    """Use only these sites: institutions (brain-mri), organs (monuseg), kinds of images (dsb2018), sources
-    (nuclei), or what one's own data name; empty: brain-mri those with two patients or more, monuseg the
-    organs that are in both parts, dsb2018 the stained tissue, else all."""
+    @abstractmethod
+    def read(self, task: TaskConfig) -> DataSet:
+        """The data set, decoded and normalised, with its test part apart, as a task needs it.
 
-    slices: int = 0
-    """NIfTI volumes: at most so many axial slices of each, evenly spread; 0: all."""
+        Args:
+            task: one that it serves.
 
-    patch: int = 0
-    """Nuclei: side of the square patches that pictures are cut into; 0: 256."""
-
-    scale: float = 1.0
-    """Nuclei: pictures are first averaged down to this part of their height and width; 0.5: 20x from 40x."""
-
-    length: int | None = None
-    """Texts: how many tokens of each, cut or filled with padding; none: 64."""
-
-    words: int | None = None
-    """Texts: how many ids words are hashed to, or how many of the most frequent public words are known; none:
-    16384."""
-
-    vocabulary: str = ""
-    """Texts: how words become ids, which never depends on private texts. hash, or empty: by hashing; sst2 or
-    ag-news: the most frequent words of those, taken for public; a file of words, one a line; or "hf:" with
-    the folder or name of a Hugging Face tokenizer."""
+        Raises:
+            ArgumentError: an option that cannot be followed.
+            DataError: nothing found (what was looked for, and where), or data that cannot be used.
+        """
 
 
-def check_config(config: DataConfig) -> None:
-    """Refuse numbers out of range.
+def multiple_of_four(option: str, value: int) -> None:
+    """Refuse a side of images that networks cannot take.
 
     Raises:
-        ArgumentError: naming option, value and what is allowed.
+        ArgumentError: it is neither 0 nor a multiple of 4.
     """
-    if not config.name:
-        raise ArgumentError("data.name", config.name, f"one of {', '.join(TASKS_OF)}, or a path")
-    if config.train_limit < 0:
-        raise ArgumentError("data.train_limit", config.train_limit, "0 (all) or a whole number from 1 up")
-    if not 0 < config.test_fraction < 1:
-        raise ArgumentError("data.test_fraction", config.test_fraction, "a number between 0 and 1")
-    if not 0 <= config.validation < 1:
-        raise ArgumentError("data.validation", config.validation, "0 (none), or a number between 0 and 1")
-    if config.slices < 0:
-        raise ArgumentError("data.slices", config.slices, "0 (all) or a whole number from 1 up")
-    for name in ("size", "patch"):
-        value = getattr(config, name)
-        if value < 0 or value % 4:
-            raise ArgumentError(f"data.{name}", value, "0, or a multiple of 4")
-    if not 0 < config.scale <= 1:
-        raise ArgumentError("data.scale", config.scale, "above 0 and at most 1")
+    if value < 0 or value % 4:
+        raise ArgumentError(option, value, "0, or a multiple of 4")
 
 
-def available() -> tuple[str, ...]:
-    """The data sets that have a name. Only digits comes with the installation.
-
-    >>> available()[:5]
-    ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100')
-    """
-    return tuple(TASKS_OF)
-
-
-def tasks_of(name: str) -> tuple[TaskName, ...]:
-    """The tasks that a data set with a name serves.
-
-    >>> tasks_of("brain-mri")
-    ('segmentation', 'reconstruction')
-    """
-    return TASKS_OF[name]
+def _wrong(kind: type[DataConfig]) -> str | None:
+    """What a data set of somebody else's lacks."""
+    if missing := not_options(kind):
+        return missing
+    if inspect.isabstract(kind):
+        return f"a class that has {', '.join(sorted(kind.__abstractmethods__))}"
+    targets = getattr(kind, "targets", None)
+    if not targets or not set(targets) <= set(get_args(Targets)):
+        return f"one with targets: ClassVar, a tuple of some of {', '.join(get_args(Targets))}"
+    return None
 
 
-def check_options(config: DataConfig, task: TaskName) -> None:
-    """Refuse a data set that does not serve a task, and options that the data do not have.
+DATA: Registry[type[DataConfig]] = Registry(
+    "data set",
+    {
+        "digits": "fedstill.data.vision:Digits",
+        "mnist": "fedstill.data.vision:MNIST",
+        "fashion-mnist": "fedstill.data.vision:FashionMNIST",
+        "cifar10": "fedstill.data.vision:CIFAR10",
+        "cifar100": "fedstill.data.vision:CIFAR100",
+        "brain-mri": "fedstill.data.medical:BrainMRI",
+        "monuseg": "fedstill.data.nuclei:MoNuSeg",
+        "dsb2018": "fedstill.data.nuclei:DSB2018",
+        "nuclei": "fedstill.data.nuclei:Nuclei",
+        "chest-xray": "fedstill.data.medical:ChestXray",
+        "sst2": "fedstill.data.text:SST2",
+        "ag-news": "fedstill.data.text:AGNews",
+    },
+    base=DataConfig,
+    wrong=_wrong,
+    others=("a path", "fedstill.data.files:Files"),
+)
+
+DataConfig.registry = DATA
+
+
+def named(name: str, **options: Any) -> DataConfig:
+    """The data set of a name or path, with its options.
 
     Raises:
-        ArgumentError: naming what is allowed.
+        ArgumentError: a name that cannot be imported, or an option that the data do not have.
 
-    >>> check_options(DataConfig(name="digits"), "segmentation")
+    >>> named("digits", train_limit=100)
+    Digits(root='', train_limit=100, test_fraction=0.2, validation=0.0, seed=0)
+    """
+    base: Any = DataConfig
+    return cast(DataConfig, read_table(base, {"name": name, **options}, "data."))
+
+
+def check_serves(config: DataConfig, task: TaskConfig) -> None:
+    """Refuse a data set that does not serve a task.
+
+    Raises:
+        ArgumentError: naming those that do.
+
+    >>> check_serves(named("digits"), TaskConfig("segmentation"))
     Traceback (most recent call last):
     ...
     fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path ...
     """
-    tasks = TASKS_OF.get(config.name, PATHS)
-    if task not in tasks:
-        serving = [name for name, served in TASKS_OF.items() if task in served]
-        allowed = ", ".join(serving) + " or a path"
-        raise ArgumentError("data.name", config.name, f"{allowed} for task {task}")
-    kind = config.name if config.name in TASKS_OF else task
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if kind not in _OPTIONS.get(field.name, (kind,)) and value != field.default:
-            shown = list(value) if isinstance(value, tuple) else value
-            default = "empty" if field.default in ((), "") else str(field.default).lower()
-            told = f"{default}, as data {config.name!r} have no such option for task {task}"
-            raise ArgumentError(f"data.{field.name}", shown, told)
+    targets = targets_of(task)
+    if targets not in config.targets:
+        serving = [name for name, kind in DATA.working().items() if targets in kind.targets]
+        allowed = f"{', '.join(serving)} or a path for task {task.name}"
+        raise ArgumentError("data.name", config.called, allowed)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedstill.core.dataset import DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.imports import find
+from fedstill.core.imports import find, is_path
+from fedstill.data.arrays import ArrayData
+from fedstill.data.config import DATA, DataConfig
 from fedstill.data.form import Form
 from fedstill.data.groups import numbered
 from fedstill.data.packs import Images, Raw
@@ -76,6 +79,23 @@ def check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
             )
 
 
+def own_function(config: PrivateConfig, folder: Path) -> Callable[[Path], Any]:
+    """What gives an owner's own data from a path: a function, or a class of :class:`ArrayData`.
+
+    Raises:
+        ArgumentError: it cannot be imported, or is another data set.
+    """
+    named = not is_path(config.source)
+    found: Any = DATA[config.source] if named else find(config.source, folder, "data.source")
+    if not isinstance(found, type) or not issubclass(found, DataConfig):
+        function: Callable[[Path], Any] = found
+        return function
+    if not issubclass(found, ArrayData):
+        raise ArgumentError("data.source", config.source, "a data set that is arrays, below ArrayData")
+    kind = found
+    return lambda path: kind(root=str(path)).arrays()
+
+
 def locate(config: PrivateConfig, folder: Path) -> Path:
     """The file or folder that a configuration means.
 
@@ -85,7 +105,7 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
     """
     path = folder / Path(config.path).expanduser()
     if config.source not in SOURCES:  # what the path means is the function's own business
-        find(config.source, folder, "data.source")
+        own_function(config, folder)
     elif config.source in ("folder", "nifti") and not path.is_dir():
         raise DataError(f"data.path {config.path!r}: there is no folder {path}")
     elif config.source not in ("folder", "nifti") and not path.is_file():

@@ -1,12 +1,13 @@
-"""Where the files of a data set lie: the path that a configuration gives, or the folders that hold packs."""
+"""Where the files of a data set lie: the folders that hold packs, and the place that a path means."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.config import DataConfig, available
+from fedstill.data.config import DATA, DataConfig
 
 
 def located(config: DataConfig, task: str, *suffixes: str) -> Path:
@@ -16,8 +17,7 @@ def located(config: DataConfig, task: str, *suffixes: str) -> Path:
         ArgumentError: neither a name that is known nor a path.
         DataError: no such file or folder, or a file of a kind that the task does not read.
     """
-    places = [Path(config.name).expanduser(), *(root / config.name for root in folders(config))]
-    places = list(dict.fromkeys(places))  # an absolute path is the same in every folder
+    places, name = places_of(config), config.called
     suffixes = (".npz", *suffixes)
     for place in places:
         if place.is_dir() or (place.is_file() and place.suffix in suffixes):
@@ -26,14 +26,19 @@ def located(config: DataConfig, task: str, *suffixes: str) -> Path:
     if other is not None:
         kinds = " or ".join((*suffixes, *(() if task == "multi-label" else ("a folder",))))
         raise DataError(f"{other}: is no kind of file that task {task} reads: allowed is {kinds}")
-    if config.name.endswith(suffixes) or len(Path(config.name).parts) > 1:
+    if name.endswith(suffixes) or len(Path(name).parts) > 1:
         kinds = ", ".join(suffixes)
-        raise DataError(f"data {config.name!r}: no such {kinds} or folder; looked for {_listed(places)}")
-    names = ", ".join(available())
-    raise ArgumentError("data.name", config.name, f"one of {names}, or a path to an .npz or a folder")
+        raise DataError(f"data {name!r}: no such {kinds} or folder; looked for {listed(places)}")
+    raise ArgumentError("data.name", name, f"one of {DATA.allowed} to an .npz or a folder")
 
 
-def find_pack(config: DataConfig, file: str) -> Path:
+def places_of(config: DataConfig) -> list[Path]:
+    """Where a path in a configuration may be, in order."""
+    places = [Path(config.called).expanduser(), *(root / config.called for root in folders(config))]
+    return list(dict.fromkeys(places))  # an absolute path is the same in every folder
+
+
+def find_file(config: DataConfig, file: str) -> Path:
     """Where the file of a data set with a name is.
 
     Raises:
@@ -44,7 +49,7 @@ def find_pack(config: DataConfig, file: str) -> Path:
         if (root / file).is_file():
             return root / file
     raise DataError(
-        f"data {config.name!r}: there is no {file} in {_listed(roots)}: put it there, or name its folder in "
+        f"data {config.called!r}: there is no {file} in {listed(roots)}: put it there, or name its folder in "
         "data.root"
     )
 
@@ -57,5 +62,6 @@ def folders(config: DataConfig) -> list[Path]:
     return [Path("data"), *([Path(named).expanduser()] if named else [])]
 
 
-def _listed(paths: list[Path]) -> str:
-    return " or ".join(str(path) for path in paths)
+def listed(paths: Sequence[Path]) -> str:
+    """Places, in words."""
+    return " or ".join(map(str, paths))

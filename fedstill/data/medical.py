@@ -1,38 +1,67 @@
-"""Images of patients: brain MRI and chest X-rays from their packs, and one's own from a path."""
+"""Images of patients: brain MRI and chest X-rays from their packs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError
 from fedstill.data.assembled import PATIENT, SITE, Source, data_set
-from fedstill.data.config import DataConfig
+from fedstill.data.config import DataConfig, Targets, multiple_of_four, targets_of
+from fedstill.data.located import find_file
 from fedstill.data.packs import Raw, arrays_of, need
 from fedstill.tasks.config import TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
 
 
-def load_medical(config: DataConfig, task: TaskConfig) -> DataSet:
-    """Load data for segmentation, reconstruction or findings.
+@dataclass(frozen=True, kw_only=True)
+class BrainMRI(DataConfig):
+    """Brain MRI of lower-grade glioma (TCGA): tumours, and images to rebuild."""
 
-    Raises:
-        ArgumentError: an option that these data do not allow.
-        DataError: data that are not there or cannot be used.
-    """
-    from fedstill.data.located import find_pack  # which imports this file
+    targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
 
-    if config.name == "brain-mri":
-        if task.name == "reconstruction" and not config.channels:
-            config = replace(config, channels=(FLAIR,))
-        return data_set(brain_mri(find_pack(config, "brain_mri_lgg.npz")), config, task)
-    if config.name == "chest-xray":
-        return data_set(chest_xray(find_pack(config, "chest_xray_nih1000.npz")), config, task)
-    return data_set(own(config, task), config, task)
+    size: int = 0
+    """Height and width that images are averaged down to, masks by majority; 0: as they are."""
+
+    channels: tuple[int, ...] = ()
+    """Which: 0 pre-contrast, 1 FLAIR, 2 post-contrast; empty: all, and for reconstruction FLAIR."""
+
+    sites: tuple[str, ...] = ()
+    """Use only these institutions; empty: those with two patients or more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        multiple_of_four("data.size", self.size)
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """From its pack."""
+        channels = self.channels or ((FLAIR,) if targets_of(task) == "image" else ())
+        source = brain_mri(find_file(self, "brain_mri_lgg.npz"))
+        return data_set(source, self, task, size=self.size, channels=channels, sites=self.sites)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChestXray(DataConfig):
+    """Chest X-rays with 14 findings (NIH ChestX-ray14)."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("labels",)
+
+    size: int = 0
+    """Height and width that images are averaged down to; 0: as they are."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        multiple_of_four("data.size", self.size)
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """From its pack."""
+        source = chest_xray(find_file(self, "chest_xray_nih1000.npz"))
+        return data_set(source, self, task, size=self.size)
 
 
 def brain_mri(path: Path) -> Source:
@@ -73,18 +102,3 @@ def chest_xray(path: Path) -> Source:
 
 def _names(path: Path, arrays: dict[str, Column], names: str, numbers: str) -> Column:
     return need(path, arrays, names)[need(path, arrays, numbers)]
-
-
-def own(config: DataConfig, task: TaskConfig) -> Source:
-    """What a path holds: an ``.npz``, images and masks in a folder, NIfTI volumes, a csv of findings.
-
-    Raises:
-        ArgumentError: no such name.
-        DataError: nothing there, or not of a form that the task can use.
-    """
-    from fedstill.data.located import located  # which imports this file
-    from fedstill.data.own import read_own
-
-    place = located(config, task.name, *((".csv",) if task.name == "multi-label" else ()))
-    raw = read_own(place, task.name, size=config.size, slices=config.slices)
-    return Source(raw, place.resolve().name if place.is_dir() else place.stem)

@@ -8,10 +8,12 @@ any patient, as far as it is known whose pictures are.
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +24,10 @@ from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.assembled import PATIENT
-from fedstill.data.config import MEAN, STD, DataConfig
+from fedstill.data.config import MEAN, STD, DataConfig, Targets, multiple_of_four
 from fedstill.data.groups import numbered
 from fedstill.data.images import decoded, instance_map
+from fedstill.data.located import find_file
 from fedstill.data.packs import arrays_of, need
 from fedstill.data.pictures import Picture, picture
 from fedstill.data.rasters import grown, nearest, places, resized
@@ -36,44 +39,92 @@ PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")
 TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018
 SLIDE = "slide"
+MONUSEG, DSB = "nuclei_monuseg.npz", "nuclei_dsb2018.npz"  # our packs
 
 
-def load_nuclei(config: DataConfig, task: TaskConfig) -> DataSet:
-    """Load pictures for the task instances.
+@dataclass(frozen=True, kw_only=True)
+class PictureData(DataConfig):
+    """Pictures whose objects are told apart. A subclass gives the pictures."""
 
-    "monuseg" has H&E tissue, sites are organs, and the official parts. "dsb2018" has four kinds of pictures
-    as sites, the stained tissue unless ``sites`` names others. "nuclei" is both, stained tissue only, with
-    the source as site. Else a path, as :func:`fedstill.data.own.read_pictures` reads it.
+    targets: ClassVar[tuple[Targets, ...]] = ("instances",)
 
-    Raises:
-        ArgumentError: an option that these data do not allow.
-        DataError: data that are not there or cannot be used.
-    """
-    from fedstill.data.located import find_pack, located  # which imports this file
+    sites: tuple[str, ...] = ()
+    """Use only these sites; empty: all."""
 
-    column, note = "site", ""
-    if config.name in ("monuseg", "nuclei"):
-        pictures = monuseg(find_pack(config, "nuclei_monuseg.npz"))
-        column, note = "organ", "27 of the 51 pictures of MoNuSeg 2018, official split"
-    if config.name == "monuseg" and not config.sites:
-        both = {one.site for one in pictures if one.test} & {one.site for one in pictures if not one.test}
-        config = replace(config, sites=tuple(sorted(both)))
-        note += f"; organs in both parts: {', '.join(config.sites)}"
-    if config.name == "dsb2018":
-        pictures = dsb2018(find_pack(config, "nuclei_dsb2018.npz"), config.sites or (TISSUE,))
-        note = "561 of the 664 pictures of Data Science Bowl 2018"
-    if config.name == "nuclei":
-        more = dsb2018(find_pack(config, "nuclei_dsb2018.npz"), (TISSUE,))
-        pictures = [replace(one, site="monuseg") for one in pictures]
-        pictures += [replace(one, site="dsb2018") for one in more]
-        column, note = "site", f"{note}, and the {len(more)} of stained tissue of Data Science Bowl 2018"
-    if config.name not in ("monuseg", "dsb2018", "nuclei"):
-        from fedstill.data.own import read_pictures
+    patch: int = 0
+    """Side of the square patches that pictures are cut into; 0: 256."""
 
-        place = located(config, task.name)
-        pictures = read_pictures(place)
-        return data_set(pictures, config, place.resolve().name if place.is_dir() else place.stem, "", column)
-    return data_set(pictures, config, config.name, note, column)
+    scale: float = 1.0
+    """Pictures are first averaged down to this part of their height and width; 0.5: 20x from 40x."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        multiple_of_four("data.patch", self.patch)
+        if not 0 < self.scale <= 1:
+            raise ArgumentError("data.scale", self.scale, "above 0 and at most 1")
+
+    @abstractmethod
+    def pictures(self) -> Sequence[Picture]:
+        """All of them."""
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These pictures, divided into training and test parts and cut into patches."""
+        return data_set(self.pictures(), self, self.called, self.note, "site")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoNuSeg(PictureData):
+    """MoNuSeg 2018: nuclei of H&E tissue, sites are organs."""
+
+    note: ClassVar[str] = "27 of the 51 pictures of MoNuSeg 2018, official split"
+
+    sites: tuple[str, ...] = ()
+    """Use only these organs; empty: those that are in both parts."""
+
+    def pictures(self) -> Sequence[Picture]:
+        """Those of all organs."""
+        return monuseg(find_file(self, MONUSEG))
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These pictures, of some organs."""
+        pictures, config, note = self.pictures(), self, self.note
+        if not self.sites:
+            both = {one.site for one in pictures if one.test} & {one.site for one in pictures if not one.test}
+            config = replace(self, sites=tuple(sorted(both)))
+            note += f"; organs in both parts: {', '.join(config.sites)}"
+        return data_set(pictures, config, self.called, note, "organ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSB2018(PictureData):
+    """Data Science Bowl 2018: nuclei in four kinds of pictures, which are the sites."""
+
+    note: ClassVar[str] = "561 of the 664 pictures of Data Science Bowl 2018"
+
+    sites: tuple[str, ...] = ()
+    """Use only these kinds of pictures; empty: the stained tissue."""
+
+    def pictures(self) -> Sequence[Picture]:
+        """Those of some kinds."""
+        return dsb2018(find_file(self, DSB), self.sites or (TISSUE,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nuclei(PictureData):
+    """MoNuSeg 2018 and the stained tissue of Data Science Bowl 2018, which are the sites."""
+
+    def pictures(self) -> Sequence[Picture]:
+        """Those of both sources."""
+        tissue = dsb2018(find_file(self, DSB), (TISSUE,))
+        pictures = [replace(one, site="monuseg") for one in monuseg(find_file(self, MONUSEG))]
+        return [*pictures, *(replace(one, site="dsb2018") for one in tissue)]
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These pictures, of one source or both."""
+        pictures = self.pictures()
+        count = sum(one.site == "dsb2018" for one in pictures)
+        more = f"the {count} of stained tissue of Data Science Bowl 2018"
+        return data_set(pictures, self, self.called, f"{MoNuSeg.note}, and {more}", "site")
 
 
 def monuseg(path: Path) -> list[Picture]:
@@ -119,7 +170,7 @@ def _streams(path: Path, arrays: dict[str, npt.NDArray[np.uint8]], part: str) ->
     return [joined[start:end] for start, end in pairwise(ends)]
 
 
-def data_set(pictures: Sequence[Picture], config: DataConfig, name: str, note: str, column: str) -> DataSet:
+def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: str, column: str) -> DataSet:
     """The data set that pictures and a configuration make.
 
     Where the pictures do not say which are for testing, a share of those of each site is: at least one, and
@@ -191,7 +242,7 @@ def whose(pictures: Sequence[Picture]) -> tuple[str, npt.NDArray[np.int64]]:
     return PATIENT if any(one.patient for one in pictures) else SLIDE, owner
 
 
-def _of_sites(pictures: Sequence[Picture], config: DataConfig) -> list[Picture]:
+def _of_sites(pictures: Sequence[Picture], config: PictureData) -> list[Picture]:
     _check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
     return [one for one in pictures if not config.sites or one.site in config.sites]
 

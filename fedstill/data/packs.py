@@ -12,7 +12,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,26 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True
     """
     images = image_array(path, arrays, pixels=pixels)
     return _described(path, images, need(path, arrays, "labels"), arrays)
+
+
+def with_numbers(arrays: Mapping[str, Column]) -> dict[str, Column]:
+    """Arrays whose labels are numbers: where they are names, these become the classes.
+
+    >>> found = with_numbers({"labels": np.array(["dog", "cat", "dog"])})
+    >>> found["labels"].tolist(), found["classes"].tolist()
+    ([1, 0, 1], ['cat', 'dog'])
+    """
+    if "labels" not in arrays or arrays["labels"].dtype.kind != "U" or arrays["labels"].ndim != 1:
+        return dict(arrays)
+    labels, classes = by_name([str(name) for name in arrays["labels"]])
+    return {**arrays, "labels": labels, "classes": np.array(classes)}
+
+
+def by_name(names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Labels given as texts: their numbers, and the classes in order, numbers as numbers."""
+    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    place = {name: number for number, name in enumerate(classes)}
+    return np.array([place[name] for name in names], dtype=np.int64), tuple(classes)
 
 
 def image_array(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True) -> Images:

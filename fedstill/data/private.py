@@ -17,14 +17,23 @@ import torch
 
 from fedstill.core.dataset import TensorData, check_labels
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
-from fedstill.core.imports import OWN, find, first_line
+from fedstill.core.imports import OWN, first_line
 from fedstill.data import memory
+from fedstill.data.config import MEAN, STD
 from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.images import decoded
-from fedstill.data.in_form import groups_of, inputs_of, locate, times
-from fedstill.data.loaders import MEAN, STD
-from fedstill.data.packs import MOST_CLASSES, Images, Raw, from_arrays, read_folder, read_npz
+from fedstill.data.in_form import groups_of, inputs_of, locate, own_function, times
+from fedstill.data.packs import (
+    MOST_CLASSES,
+    Images,
+    Raw,
+    by_name,
+    from_arrays,
+    read_folder,
+    read_npz,
+    with_numbers,
+)
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.untold import of_arrays, other_than_classes
 from fedstill.tasks import TaskConfig, make_task
@@ -141,16 +150,6 @@ def _whole(names: Sequence[str]) -> bool:
     return all(name.isdecimal() and str(int(name)) == name for name in names)
 
 
-def _by_name(names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Labels given as texts: their numbers, and the classes in order, numbers as numbers."""
-    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
-    place = {name: number for number, name in enumerate(classes)}
-    return np.array([place[name] for name in names], dtype=np.int64), tuple(classes)
-
-
-# --- inputs -------------------------------------------------------------------------------------------
-
-
 # --- sources ------------------------------------------------------------------------------------------
 
 
@@ -173,7 +172,7 @@ def _numbered(raw: Raw) -> tuple[Raw, bool]:
 
 def _called(config: PrivateConfig, path: Path, folder: Path, form: Form | None) -> tuple[Raw, bool]:
     """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
-    function = find(config.source, folder, "data.source")
+    function = own_function(config, folder)
     try:
         given = function(path)
         if isinstance(given, Mapping):
@@ -186,11 +185,8 @@ def _called(config: PrivateConfig, path: Path, folder: Path, form: Form | None) 
         raise DataError(f"data.source {config.source!r}: {told}") from error
     if form is None and (kind := of_arrays(arrays)) is not None:
         raise _run_needed(f"data {config.source!r}", kind)
-    if arrays.get("labels", np.zeros(0)).dtype.kind == "U":
-        labels, classes = _by_name([str(name) for name in arrays["labels"]])
-        arrays |= {"labels": labels, "classes": np.array(classes)}
-        return from_arrays(Path(config.source), arrays, pixels=not config.normalised), True
-    return _numbered(from_arrays(Path(config.source), arrays, pixels=not config.normalised))
+    raw = from_arrays(Path(config.source), with_numbers(arrays), pixels=not config.normalised)
+    return (raw, True) if arrays["labels"].dtype.kind == "U" else _numbered(raw)
 
 
 def _pairs(data: Any) -> tuple[Any, Any]:
@@ -234,7 +230,7 @@ def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
         raise DataError(f"{path}: cannot be read as a csv ({first_line(error)})") from error
     if not labels:
         raise DataError(f"{path}: there are no examples: allowed is one line or more below the header")
-    numbers, classes = _by_name(labels)
+    numbers, classes = by_name(labels)
     images = _files(path, files) if config.image else _pixels(np.stack(pixels), config, path, form)
     return Raw(images, numbers, classes, columns={config.group: np.array(groups)} if groups else {})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.imports import is_path
+from fedstill.data.config import DATA
 
 SOURCES = ("npz", "folder", "csv", "nifti", "tensors")
 
@@ -19,7 +19,8 @@ class PrivateConfig:
     a class, or a folder images beside a folder masks; nifti: a folder of volumes; csv: a table of pixels,
     image files, findings or texts; tensors: a .safetensors file of inputs and targets just as the server
     declares them; or package.module:function, your own, called with the path below, which gives images and
-    labels, or arrays by name as an npz has them."""
+    labels, or arrays by name as an npz has them; or a data set of your own, by name or package.module:Class,
+    whose folder (root) is the path below."""
 
     path: str = "data.npz"
     """The file or folder, from the folder of this file."""
@@ -59,7 +60,8 @@ class PrivateConfig:
     """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES and not is_path(self.source):
+        # The package's own data sets are no owner's, and partly a run's test data.
+        if self.source not in SOURCES and (self.source in DATA.own or self.source not in DATA):
             raise ArgumentError(
                 "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
             )

@@ -13,16 +13,15 @@ from safetensors.torch import load_file
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
-from fedstill.core.imports import OWN, find, first_line
+from fedstill.core.imports import OWN, first_line
 from fedstill.data import memory
 from fedstill.data.assembled import PATIENT, observed, with_channels
-from fedstill.data.config import DataConfig
+from fedstill.data.config import MEAN, STD
 from fedstill.data.findings import read_findings
 from fedstill.data.folders import in_one_size, map_files
 from fedstill.data.form import Form
 from fedstill.data.groups import numbered
-from fedstill.data.in_form import check_range, groups_of, inputs_of, locate
-from fedstill.data.loaders import MEAN, STD
+from fedstill.data.in_form import check_range, groups_of, inputs_of, locate, own_function
 from fedstill.data.nifti import read_volumes
 from fedstill.data.own import from_arrays, read_pictures
 from fedstill.data.packs import Raw, arrays_of
@@ -171,7 +170,7 @@ def _findings(config: PrivateConfig, path: Path, form: Form, size: int, most: in
 
 def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, npt.NDArray[np.generic]]:
     """What the owner's own function gives: arrays by name."""
-    function = find(config.source, folder, "data.source")
+    function = own_function(config, folder)
     try:
         given = function(path)
         if not isinstance(given, Mapping):
@@ -243,8 +242,7 @@ def _texts(config: PrivateConfig, folder: Path, form: Form, what: str, most: int
     memory.check_examples(len(source.texts), form, most)
     how = config.vocabulary or HASH
     words = form.vocabulary - 1 if how == HASH else None
-    coding = DataConfig(name=config.path, length=form.shape[0], words=words, vocabulary=how)
-    ids, vocabulary, _ = text.code(source.texts, coding)
+    ids, vocabulary, _ = text.code(source.texts, length=form.shape[0], words=words, vocabulary=how)
     if vocabulary != form.vocabulary:
         told = f"{how!r} gives {vocabulary} ids: allowed are {form.vocabulary}, as the server has"
         raise DataError(f"{what}: {told}")

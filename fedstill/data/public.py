@@ -7,7 +7,9 @@ private data's form, or images generated from noise, for which no data are neede
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -17,8 +19,8 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.data.assembled import observed
-from fedstill.data.config import TASKS_OF
-from fedstill.data.loaders import CLASSIFICATION, DataConfig, available, load
+from fedstill.data.config import DATA, Targets, named, targets_of
+from fedstill.data.loaders import CLASSIFICATION, load
 from fedstill.data.rasters import resized_maps
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks.config import TaskConfig, TaskName
@@ -26,6 +28,16 @@ from fedstill.tasks.config import TaskConfig, TaskName
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
 BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
+# By what a target is: a task that has such.
+_TASKS: Mapping[Targets, TaskName] = MappingProxyType(
+    {
+        "class": "classification",
+        "labels": "multi-label",
+        "map": "segmentation",
+        "image": "reconstruction",
+        "instances": "instances",
+    }
+)
 LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
@@ -52,8 +64,8 @@ class PublicConfig:
 
     def __post_init__(self) -> None:
         if not self.name:
-            known = ", ".join((NONE, HELD_OUT, NOISE, *available()))
-            raise ArgumentError("public.name", self.name, f"one of {known}, or a path")
+            known = f"one of {NONE}, {HELD_OUT}, {NOISE}, {DATA.allowed}"
+            raise ArgumentError("public.name", self.name, known)
         if not 0 < self.share < 1:
             raise ArgumentError("public.share", self.share, "a number between 0 and 1")
         if self.limit < 0:
@@ -172,11 +184,13 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         raise ArgumentError(
             "public.name", config.name, f"{NONE} or {HELD_OUT}, as other texts have token ids of their own"
         )
-    same = task.name in TASKS_OF.get(config.name, (task.name,))
-    served = task if same else TaskConfig(_images_of(config.name, task))
-    patch = data.train.inputs.shape[-1] if served.name == "instances" else 0  # nuclei stay as large
     try:
-        other = load(DataConfig(name=config.name, root=config.root, patch=patch), served)
+        targets = DATA[config.name].targets
+        same = targets_of(task) in targets
+        served = task if same else TaskConfig(_images_of(targets, config.name, task))
+        # Nuclei stay as large.
+        size = {"patch": data.train.inputs.shape[-1]} if targets_of(served) == "instances" else {}
+        other = load(named(config.name, root=config.root, **size), served)
     except ArgumentError as error:
         if error.name != "data.name":
             raise
@@ -202,12 +216,11 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
 
 
-def _images_of(name: str, task: TaskConfig) -> TaskName:
+def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskName:
     """Another task that a data set's images are of, for a task that can take them without labels."""
-    for served in TASKS_OF[name]:
-        if served != "text":
-            return served
-    raise ArgumentError("public.name", name, f"images, as task {task.name} takes no texts")
+    if targets[0] not in _TASKS:
+        raise ArgumentError("public.name", name, f"images, as task {task.name} takes no texts")
+    return _TASKS[targets[0]]
 
 
 def _in_form_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:

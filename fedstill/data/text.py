@@ -6,11 +6,12 @@ import csv
 import gzip
 import io
 import zipfile
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ import torch
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import first_line
+from fedstill.data.config import DataConfig, Targets
+from fedstill.data.located import find_file
 from fedstill.data.parts import parted
 from fedstill.data.units import Ints
 from fedstill.data.words import (
@@ -32,26 +35,13 @@ from fedstill.data.words import (
     read_words,
     texts_of,
 )
-
-if TYPE_CHECKING:
-    from fedstill.data.config import DataConfig
+from fedstill.tasks import TaskConfig
 
 LENGTH = 64  # tokens of a text, unless data.length says otherwise
 WORDS = 16_384  # ids of words, unless data.words says otherwise
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 HF = "hf:"
 
-# By name: the file, and what is to be said of it.
-PACKS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "sst2": ("sst2.csv.gz", "official split, trained on train and dev"),
-        "ag-news": (
-            "ag_news_tokens.npz",
-            "official split; two thirds of the words, all rare, are known by number",
-        ),
-    }
-)
-_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"sst2": ("negative", "positive")})
 _PARTS = {"train": False, "dev": False, "valid": False, "validation": False, "test": True}
 
 
@@ -66,37 +56,97 @@ class Labelled:
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
 
 
-def is_text(name: str) -> bool:
-    """Whether data of this name are texts.
+@dataclass(frozen=True, kw_only=True)
+class TextData(DataConfig):
+    """Texts of classes, as token ids. A subclass gives the texts with their labels.
 
-    >>> is_text("sst2"), is_text("letters/complaints.tsv"), is_text("digits")
-    (True, True, False)
+    Which id a word has follows from ``vocabulary`` and the word, never from which words the texts hold; see
+    :mod:`fedstill.data.words`.
     """
-    return name in PACKS or name.endswith(TABLES)
+
+    targets: ClassVar[tuple[Targets, ...]] = ("texts",)
+
+    length: int | None = None
+    """Texts: how many tokens of each, cut or filled with padding; none: 64."""
+
+    words: int | None = None
+    """Texts: how many ids words are hashed to, or how many of the most frequent public words are known; none:
+    16384."""
+
+    vocabulary: str = ""
+    """Texts: how words become ids, which never depends on private texts. hash, or empty: by hashing; sst2 or
+    ag-news: the most frequent words of those, taken for public; a file of words, one a line; or "hf:" with
+    the folder or name of a Hugging Face tokenizer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length is not None and not 1 <= self.length <= 100_000:
+            raise ArgumentError("data.length", self.length, f"a whole number from 1 up, or none ({LENGTH})")
+        if self.words is not None and not 2 <= self.words <= MOST_WORDS:
+            raise ArgumentError("data.words", self.words, f"from 2 to {MOST_WORDS}, or none ({WORDS})")
+        how = self.vocabulary or HASH
+        if how == self.called:
+            raise ArgumentError(
+                "data.vocabulary", how, "public words, and not those of the private data themselves"
+            )
+        if self.words is not None and how != HASH and how not in PUBLIC:
+            raise ArgumentError(
+                "data.words", self.words, f"none, as {how!r} says itself how many words there are"
+            )
+
+    @abstractmethod
+    def labelled(self) -> Labelled:
+        """All texts, with their labels."""
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These texts as token ids, divided into training and test parts."""
+        return data_set(self.labelled(), self, self.called, self.note)
 
 
-def load_text(config: DataConfig) -> DataSet:
-    """Load texts as token ids; :func:`fedstill.data.loaders.load` checks what is common to all data.
+@dataclass(frozen=True, kw_only=True)
+class SST2(TextData):
+    """Stanford Sentiment Treebank: sentences of film reviews, negative or positive."""
 
-    Which id a word has follows from ``config.vocabulary`` and the word, never from which words the texts
-    hold; see :mod:`fedstill.data.words`.
+    note: ClassVar[str] = "official split, trained on train and dev"
+
+    def labelled(self) -> Labelled:
+        """From its pack."""
+        return replace(read_table(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AGNews(TextData):
+    """AG News: the beginnings of news on four subjects."""
+
+    note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
+
+    def labelled(self) -> Labelled:
+        """From its pack."""
+        return read_tokens(find_file(self, "ag_news_tokens.npz"))
+
+
+# Whose most frequent words may be taken for public.
+PUBLIC: Mapping[str, type[TextData]] = MappingProxyType({"sst2": SST2, "ag-news": AGNews})
+
+
+def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSet:
+    """The data set that texts and a configuration make.
 
     Args:
-        config: name (``sst2``, ``ag-news``) or the path of a table with columns ``text``, ``label`` and, if
-            there is one, ``split`` (train, dev or test); tokens of a text; how words become ids.
+        source: texts and labels.
+        config: tokens of a text; how words become ids; how much for testing, validation, training.
+        name: of the data set, in results.
+        note: what is to be said of it.
 
     Returns:
         Inputs (N, L) int64, 0 for padding, targets (N,) int64 class indices; without mean and std.
 
     Raises:
-        ArgumentError: an option out of range.
-        DataError: nothing found, or data that cannot be used.
+        DataError: a vocabulary that is not there, or as :func:`fedstill.data.parts.parted`.
     """
-    _check(config)
-    path, name, note = _find(config)
-    source = _read(path, config.name)
-    ids, vocabulary, coding = code(source.texts, config)
-
+    ids, vocabulary, coding = code(
+        source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary, root=config.root
+    )
     parts = parted(source.labels, source.test, source.columns, config, name)
     inputs, targets = torch.from_numpy(ids), torch.from_numpy(source.labels)
     return DataSet(
@@ -113,14 +163,21 @@ def load_text(config: DataConfig) -> DataSet:
     )
 
 
-def code(texts: Texts, config: DataConfig) -> tuple[Ids, int, str]:
-    """Token ids ``(N, L)`` as ``config.vocabulary`` has them; how many there are; what is to be said of it.
+def code(
+    texts: Texts, *, length: int | None, words: int | None = None, vocabulary: str = "", root: str = ""
+) -> tuple[Ids, int, str]:
+    """Token ids ``(N, L)``; how many there are; what is to be said of it.
+
+    Args:
+        texts: N of them.
+        length, words, vocabulary: as options of :class:`TextData`.
+        root: where the texts lie whose words are taken for public.
 
     Raises:
-        ArgumentError: a vocabulary that is not known, or made of the data themselves.
+        ArgumentError: a vocabulary that is not known.
         DataError: a file of words that cannot be used.
     """
-    length, how = config.length or LENGTH, config.vocabulary or HASH
+    length, how = length or LENGTH, vocabulary or HASH
     if how.startswith(HF):
         from fedstill.models.hub import tokenize  # an extra
 
@@ -129,19 +186,17 @@ def code(texts: Texts, config: DataConfig) -> tuple[Ids, int, str]:
         tokens, count = tokenize(where, texts.written("\ufffd"), length)
         return tokens.numpy(), count, f"{length} tokens of the tokenizer {where}"
     if how == HASH:
-        buckets = config.words or WORDS
+        buckets = words or WORDS
         ids = hashed(_told(texts), buckets)
         return texts.padded(ids, length), buckets + 1, f"{length} words, hashed to {buckets} ids"
-    if how in PACKS:
-        most = config.words or WORDS
-        path, _, _ = _find(replace(config, name=how))
-        source = _read(path, how)
+    if how in PUBLIC:
+        source = PUBLIC[how](root=root).labelled()
         public = _rows(source.texts, np.flatnonzero(~source.test) if source.test is not None else None)
-        words, whose = frequent(public, most), f"the most frequent of {how}, taken for public"
+        known, whose = frequent(public, words or WORDS), f"the most frequent of {how}, taken for public"
     else:
-        words, whose = read_words(Path(how).expanduser()), f"of {Path(how).name}, a public list"
-    ids = looked_up(_told(texts), words)
-    return texts.padded(ids, length), len(words) + 2, f"{length} words; {len(words)} are known, {whose}"
+        known, whose = read_words(Path(how).expanduser()), f"of {Path(how).name}, a public list"
+    ids = looked_up(_told(texts), known)
+    return texts.padded(ids, length), len(known) + 2, f"{length} words; {len(known)} are known, {whose}"
 
 
 def _told(texts: Texts) -> list[str]:
@@ -162,47 +217,7 @@ def _part(inputs: torch.Tensor, targets: torch.Tensor, rows: Ints) -> TensorData
     return TensorData(inputs[chosen], targets[chosen])
 
 
-def _check(config: DataConfig) -> None:
-    if config.length is not None and not 1 <= config.length <= 100_000:
-        raise ArgumentError("data.length", config.length, f"a whole number from 1 up, or none ({LENGTH})")
-    if config.words is not None and not 2 <= config.words <= MOST_WORDS:
-        raise ArgumentError("data.words", config.words, f"from 2 to {MOST_WORDS}, or none ({WORDS})")
-    how = config.vocabulary or HASH
-    if how == config.name:
-        raise ArgumentError(
-            "data.vocabulary", how, "public words, and not those of the private data themselves"
-        )
-    if config.words is not None and how != HASH and how not in PACKS:
-        raise ArgumentError(
-            "data.words", config.words, f"none, as {how!r} says itself how many words there are"
-        )
-
-
 # --- sources ------------------------------------------------------------------------------------------
-
-
-def _find(config: DataConfig) -> tuple[Path, str, str]:
-    """The file, the name of the data, and what is to be said of them."""
-    from fedstill.data.located import folders  # which imports this file
-
-    if config.name in PACKS:
-        file, note = PACKS[config.name]
-        places, name = [root / file for root in folders(config)], config.name
-    else:
-        places = [Path(config.name).expanduser(), *(root / config.name for root in folders(config))]
-        name, note = Path(config.name).name.partition(".")[0], ""
-    for place in places:
-        if place.is_file():
-            return place, name, note
-    listed = " or ".join(map(str, places))
-    raise DataError(f"data {config.name!r}: there is no {listed}: name its folder in data.root")
-
-
-def _read(path: Path, name: str) -> Labelled:
-    if path.suffix == ".npz":
-        return read_tokens(path)
-    source = read_table(path)
-    return replace(source, classes=_NAMES[name]) if name in _NAMES else source
 
 
 def read_tokens(path: Path) -> Labelled:

@@ -37,8 +37,9 @@ def set_aside(
     Raises:
         ArgumentError: no site has two training units.
 
+    >>> from fedstill.data.config import named
     >>> test = np.array([True, False, False, False, False])
-    >>> kinds, config = np.zeros(5, dtype=np.int64), DataConfig(validation=0.25)
+    >>> kinds, config = np.zeros(5, dtype=np.int64), named("digits", validation=0.25)
     >>> train, measured, note = set_aside(test, kinds, np.arange(5), None, config, "images")
     >>> int(train.sum()), int(measured.sum()), bool((train & measured | test & measured).any()), note
     (3, 1, False, 'measured on 1 of 4 training images, set aside with seed 0; the test part is not used')

@@ -21,10 +21,11 @@ import tomli_w
 from fedstill.core.choices import check_named
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
+from fedstill.data.config import DataConfig
 from fedstill.data.dividing import SplitConfig
-from fedstill.data.loaders import DataConfig
 from fedstill.data.public import PublicConfig
 from fedstill.data.splits import Dirichlet
+from fedstill.data.vision import Digits
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -161,8 +162,8 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     """What is learned."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    """The data set."""
+    data: DataConfig = field(default_factory=Digits)
+    """The data set; in TOML its key `name` says which: one that has a name, or a path."""
 
     split: SplitConfig = field(default_factory=Dirichlet)
     """How the training data are divided over the nodes; in TOML its key `how` says which split."""

@@ -18,7 +18,7 @@ from fedstill.attacks.copying import Copying, copying, data_copying, wilson
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg, weights
 from fedstill.attacks.neighbours import Neighbours, nearest
 from fedstill.core.errors import ArgumentError, DataError, ModelError
-from fedstill.data import DataConfig, load
+from fedstill.data import Digits, load
 from fedstill.models import build
 from fedstill.models.classifiers import LeNet5
 
@@ -204,7 +204,7 @@ def test_bad_numbers_are_refused() -> None:
 
 def digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Private, held-out and fresh digits, drawn anew with each seed."""
-    data = load(DataConfig(name="digits"))
+    data = load(Digits())
     images = torch.cat([data.train.inputs, data.test.inputs])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     private, held_out, fresh = torch.split(images[order[:1200]], [800, 200, 200])

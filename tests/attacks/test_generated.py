@@ -18,7 +18,7 @@ from fedstill.attacks.generated import CopyingConfig, Generated, section
 from fedstill.attacks.quality import distances, inception_scores
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data import DataConfig, load
+from fedstill.data import Digits, load
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
@@ -36,7 +36,7 @@ PIXELS = pixels((0.5,), (0.5,))
 
 def digits() -> tuple[list[TensorData], TensorData, torch.Tensor]:
     """Three nodes' digits, held-out ones, and fresh ones that neither of them has."""
-    data = load(DataConfig(name="digits"))
+    data = load(Digits())
     images = torch.cat([data.train.inputs, data.test.inputs])
     labels = torch.cat([data.train.targets, data.test.targets])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

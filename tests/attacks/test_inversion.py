@@ -26,7 +26,7 @@ from fedstill.attacks.inversion import (
 from fedstill.attacks.recovered import Pixels, Recovered, matched, psnr
 from fedstill.attacks.updates import Gradient, Part, Schedule, Update, gradients, shared, trained
 from fedstill.core.errors import ArgumentError
-from fedstill.data import DataConfig, load
+from fedstill.data import Digits, load, named
 from fedstill.models import build
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
@@ -37,7 +37,7 @@ DIGIT = (1, 8, 8)
 
 
 def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    data = load(DataConfig(name="digits")).train
+    data = load(Digits()).train
     return data.inputs[:count].clone(), data.targets[:count].clone()
 
 
@@ -67,7 +67,7 @@ def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.
 
     ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
     """
-    data = load(DataConfig(name="fashion-mnist", root=str(PACKS))).train
+    data = load(named("fashion-mnist", root=str(PACKS))).train
     model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0
     for at in range(first, last):
         image, label = data.inputs[at : at + 1], data.targets[at : at + 1]

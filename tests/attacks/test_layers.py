@@ -16,7 +16,7 @@ from fedstill.attacks.inversion import IDLG, invert
 from fedstill.attacks.layers import LayersConfig, factors, invert_layers
 from fedstill.attacks.updates import Gradient, Part, gradients, shared
 from fedstill.core.errors import ArgumentError
-from fedstill.data import DataConfig, load
+from fedstill.data import load, named
 from fedstill.models import build
 from fedstill.models.split import split
 
@@ -35,7 +35,7 @@ def released(
 
 
 def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    data = load(DataConfig(name="fashion-mnist", root=str(PACKS))).train
+    data = load(named("fashion-mnist", root=str(PACKS))).train
     return data.inputs[first : first + count], data.targets[first : first + count]
 
 

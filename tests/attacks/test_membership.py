@@ -22,7 +22,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.loaders import DataConfig, load
+from fedstill.data import Digits, load
 from fedstill.models import build
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -245,7 +245,7 @@ def leak() -> tuple[Leak, Leak]:
 
     The latter comes with the same lists of members, which for it are made up.
     """
-    data = load(DataConfig(name="digits"))
+    data = load(Digits())
     order = torch.randperm(len(data.train), generator=torch_generator(0, "pool"))
     pool, elsewhere = data.train.subset(order[: 2 * N]), data.train.subset(order[2 * N : 4 * N])
     others = data.train.subset(order[4 * N : 4 * N + 500])

@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.loaders import DataConfig, load
+from fedstill.data import Digits, load
 from fedstill.models import build
 from fedstill.node.training import predict
 from fedstill.protocol.schedule import LocalConfig
@@ -36,7 +36,7 @@ class World:
     """A node that overfitted 100 digits of 200, a server with shadows, and 500 digits that nobody owns."""
 
     def __init__(self) -> None:
-        data = load(DataConfig(name="digits"))
+        data = load(Digits())
         order = torch.randperm(len(data.train), generator=torch_generator(0, "proxies"))
         self.pool = data.train.subset(order[: 2 * N])
         self.public = data.train.subset(order[2 * N : 2 * N + 500])
@@ -106,7 +106,7 @@ def test_a_proxy_gives_its_nodes_records_away(world: World) -> None:
     assert len(proxies) == 1 + SHADOWS
     assert found.auc.value > 0.7
     # RMIA's population is one that was not asked about: to those the proxies were fitted.
-    others = look(proxies[0], proxies[1:], load(DataConfig(name="digits")).test)
+    others = look(proxies[0], proxies[1:], load(Digits()).test)
     assert auc(*split(rmia(seen, others), world.inside)).value > 0.7
     direct = asked(world.says(world.pool.inputs), world.shadows, world.pool, world.theirs)
     assert found.auc.value < auc(*split(lira(direct), world.inside)).value

@@ -22,7 +22,7 @@ from fedstill.attacks.quality import (
     likeness,
 )
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DataConfig, load
+from fedstill.data import Digits, load
 from fedstill.tasks import fidelity
 
 PLAIN = Extractor("vectors", lambda x: x)
@@ -160,7 +160,7 @@ def test_per_node_on_average_and_beside_held_out_images() -> None:
 
 
 def test_worse_images_are_farther() -> None:
-    data = load(DataConfig(name="digits"))
+    data = load(Digits())
     real, held_out = data.train.inputs[:700], data.test.inputs
     noise = torch.randn(held_out.shape, generator=torch.Generator().manual_seed(0))
     spoilt = [held_out, held_out + 0.3 * noise, held_out + noise, noise]

@@ -407,7 +407,7 @@ def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) 
     wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": False}
     assert how == wanted
     ours = comparison.config(comparison.places()[1])
-    assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.name) == (2.0, 7, 0.3, "mnist")
+    assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.called) == (2.0, 7, 0.3, "mnist")
 
 
 @pytest.mark.usefixtures("here")

@@ -29,6 +29,14 @@ class Square(Shape):
     side: int = 2
 
 
+@dataclass(frozen=True)
+class Drawn(Shape):
+    """What no registry lists: the name of a file."""
+
+    how: str = ""
+    side: int = 1
+
+
 Shape.registry = Registry("shape", {"round": f"{__name__}:Round", "square": f"{__name__}:Square"}, base=Shape)
 
 
@@ -89,3 +97,35 @@ def test_another_choice_keeps_what_all_have() -> None:
     assert layered(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"] == 3.0
     with pytest.raises(UnknownName):
         read_table(Picture, layered(Picture, below, {"shape": {"how": "triangle"}}))
+
+
+@pytest.fixture
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other name is that of a drawing."""
+    monkeypatch.setattr(Shape.registry, "others", ("a file", f"{__name__}:Drawn"))
+
+
+@pytest.mark.usefixtures("_files")
+def test_one_class_may_stand_for_many_names() -> None:
+    picture = read_table(Picture, {"shape": {"how": "a.svg", "side": 3}})
+    assert picture.shape == Drawn(how="a.svg", side=3)
+    assert picture.shape.called == "a.svg"
+    assert as_table(picture)["shape"] == {"how": "a.svg", "colour": "red", "side": 3}
+    assert read_table(Picture, as_table(picture)) == picture
+    assert Shape.registry.allowed == "round, square, or a file"
+    with pytest.raises(ArgumentError, match=r"^shape.radius is 1: .* as shape 'a\.svg' has no such option$"):
+        read_table(Picture, {"shape": {"how": "a.svg", "radius": 1}})
+
+
+@pytest.mark.usefixtures("_files")
+def test_where_options_mean_the_same_another_choice_keeps_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shape, "alike", True)
+    below = {"shape": {"how": "square", "colour": "blue", "side": 4}}
+    for above, kept in (
+        ({"how": "a.svg"}, {"how": "a.svg", "colour": "blue", "side": 4}),
+        ({"how": "round"}, {"how": "round", "colour": "blue"}),
+        ({"how": "a.svg", "side": 5}, {"how": "a.svg", "colour": "blue", "side": 5}),
+    ):
+        assert layered(Picture, below, {"shape": above})["shape"] == kept

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import ByColumn, DataConfig, DataSet, TensorData, available, load, split
+from fedstill.data import DATA, ByColumn, DataSet, Digits, TensorData, load, named, split
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -54,7 +54,7 @@ def numbers(data: TensorData) -> list[int]:
 
 
 def test_digits_are_complete_and_rightly_paired() -> None:
-    source, data = load_digits(), load(DataConfig())
+    source, data = load_digits(), load(Digits())
     expected = TensorData(
         torch.tensor(source.images, dtype=torch.float32)[:, None] / 8 - 1, torch.tensor(source.target)
     )
@@ -69,19 +69,19 @@ def test_digits_are_complete_and_rightly_paired() -> None:
 
 
 def test_the_test_part_has_the_classes_shares() -> None:
-    data = load(DataConfig(test_fraction=0.5))
+    data = load(Digits(test_fraction=0.5))
     counts = data.train.targets.bincount() - data.test.targets.bincount()
     assert counts.abs().max() <= 2
 
 
 def test_the_seed_draws_the_split() -> None:
-    first, again, other = (load(DataConfig(seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (load(Digits(seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(first.test.inputs, again.test.inputs)
     assert pairs(first.test) != pairs(other.test)
 
 
 def test_a_limit_draws_with_shares_from_the_train_part_alone() -> None:
-    full, part = load(DataConfig()), load(DataConfig(train_limit=100))
+    full, part = load(Digits()), load(Digits(train_limit=100))
     assert len(part.train) == 100
     assert set(pairs(part.train)) <= set(pairs(full.train))
     assert torch.equal(part.test.inputs, full.test.inputs)
@@ -93,34 +93,39 @@ def test_a_limit_draws_with_shares_from_the_train_part_alone() -> None:
 def test_the_seed_draws_the_limit(tmp_path: Path) -> None:
     path = npz(tmp_path / "mine.npz", split=np.arange(40) % 2)
     first, again, other = (
-        numbers(load(DataConfig(name=str(path), train_limit=10, seed=seed)).train) for seed in (1, 1, 2)
+        numbers(load(named(str(path), train_limit=10, seed=seed)).train) for seed in (1, 1, 2)
     )
     assert first == again != other
 
 
 def test_a_limit_above_what_there_is_is_all() -> None:
-    data = load(DataConfig(train_limit=10**6))
+    data = load(Digits(train_limit=10**6))
     assert len(data.train) == 1438
     assert "trained on" not in data.note
 
 
 @pytest.mark.parametrize(
-    ("config", "name"),
+    ("name", "options", "said"),
     [
-        (DataConfig(train_limit=-1), "data.train_limit"),
-        (DataConfig(test_fraction=0.0), "data.test_fraction"),
-        (DataConfig(test_fraction=1.0), "data.test_fraction"),
-        (DataConfig(test_fraction=float("nan")), "data.test_fraction"),
-        (DataConfig(name=""), "data.name"),
-        (DataConfig(name="imagenet"), "data.name"),
+        ("digits", {"train_limit": -1}, "data.train_limit"),
+        ("digits", {"test_fraction": 0.0}, "data.test_fraction"),
+        ("digits", {"test_fraction": 1.0}, "data.test_fraction"),
+        ("digits", {"download": True}, "data.download"),
+        ("", {}, "data.name"),
+        ("imagenet", {}, "data.name"),
     ],
 )
-def test_settings_that_are_not_allowed(config: DataConfig, name: str) -> None:
+def test_settings_that_are_not_allowed(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        load(config)
-    assert caught.value.name == name
-    if name == "data.name":
-        assert all(known in str(caught.value) for known in available())
+        load(named(name, **options))
+    assert caught.value.name == said
+    if said == "data.name":
+        assert all(known in str(caught.value) for known in DATA)
+
+
+def test_no_number_is_no_fraction() -> None:
+    with pytest.raises(ArgumentError, match=r"data\.test_fraction is nan"):
+        Digits(test_fraction=float("nan"))
 
 
 # Files of one's own
@@ -130,7 +135,7 @@ def test_npz_keeps_its_split_and_the_columns_of_the_train_part(tmp_path: Path) -
     part = np.arange(40) % 5 == 0
     site = np.array([f"site {i % 3}" for i in range(40)])
     path = npz(tmp_path / "mine.npz", split=part.astype(int), site=site)
-    data = load(DataConfig(name=str(path)))
+    data = load(named(str(path)))
     assert data.name == "mine"
     assert numbers(data.test) == list(range(0, 40, 5))
     assert data.columns["site"].tolist() == [f"site {i % 3}" for i in numbers(data.train)]
@@ -140,7 +145,7 @@ def test_npz_keeps_its_split_and_the_columns_of_the_train_part(tmp_path: Path) -
 
 def test_columns_follow_the_limit_and_divide_the_data(tmp_path: Path) -> None:
     npz(tmp_path / "mine.npz", number=np.arange(40), site=np.arange(40) % 2)
-    data = load(DataConfig(name="mine.npz", train_limit=20, test_fraction=0.25))
+    data = load(named("mine.npz", train_limit=20, test_fraction=0.25))
     assert data.columns["number"].tolist() == numbers(data.train)
     config = ByColumn(nodes=0, column="site", minimum=1)
     parts = split(data.train.targets, 4, config, np.random.default_rng(0), data.columns)
@@ -150,12 +155,10 @@ def test_columns_follow_the_limit_and_divide_the_data(tmp_path: Path) -> None:
 def test_the_order_of_rows_changes_no_pair(tmp_path: Path) -> None:
     order = np.random.default_rng(0).permutation(40)
     part = (np.arange(40) >= 30).astype(int)
-    straight = load(DataConfig(name=str(npz(tmp_path / "a.npz", split=part))))
+    straight = load(named(str(npz(tmp_path / "a.npz", split=part))))
     images = np.load(tmp_path / "a.npz")["images"]
     shuffled = load(
-        DataConfig(
-            name=str(npz(tmp_path / "b.npz", images=images[order], labels=order % 4, split=part[order]))
-        )
+        named(str(npz(tmp_path / "b.npz", images=images[order], labels=order % 4, split=part[order])))
     )
     assert pairs(straight.train) == pairs(shuffled.train)
     assert pairs(straight.test) == pairs(shuffled.test)
@@ -164,7 +167,7 @@ def test_the_order_of_rows_changes_no_pair(tmp_path: Path) -> None:
 
 def test_floats_are_normalised_without_255(tmp_path: Path) -> None:
     path = npz(tmp_path / "f.npz", images=np.full((40, 8, 8, 3), 0.75))
-    data = load(DataConfig(name=str(path)))
+    data = load(named(str(path)))
     assert data.train.inputs.shape[1:] == (3, 8, 8)
     assert (data.train.inputs == 0.5).all()
     assert data.mean == data.std == (0.5, 0.5, 0.5)
@@ -174,13 +177,13 @@ def test_floats_are_normalised_without_255(tmp_path: Path) -> None:
 def test_a_part_without_examples(tmp_path: Path, which: str) -> None:
     path = npz(tmp_path / "e.npz", split=np.full(40, 1 if which == "train" else 0))
     with pytest.raises(DataError, match=f"{which} part of e: there are no examples"):
-        load(DataConfig(name=str(path)))
+        load(named(str(path)))
 
 
 def test_sizes_the_networks_cannot_take(tmp_path: Path) -> None:
     path = npz(tmp_path / "odd.npz", images=np.zeros((40, 9, 8), dtype=np.uint8))
     with pytest.raises(DataError, match="train part of odd: images are 9 x 8"):
-        load(DataConfig(name=str(path)))
+        load(named(str(path)))
 
 
 def test_a_folder_of_images_is_split(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_folder_of_images_is_split(tmp_path: Path) -> None:
         for i in range(10):
             image = Image.fromarray(np.full((8, 8), 100 * label + i, dtype=np.uint8))
             image.save(tmp_path / "pets" / name / f"{i}.png")
-    data = load(DataConfig(name="pets", test_fraction=0.3))
+    data = load(named("pets", test_fraction=0.3))
     assert (data.name, data.classes) == ("pets", ("cat", "dog"))
     assert data.test.targets.tolist() == [0] * 3 + [1] * 3
     assert sorted(numbers(data.train) + numbers(data.test)) == [*range(10), *range(100, 110)]
@@ -203,26 +206,26 @@ def test_places_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # The three files differ in the number of their examples.
     npz(tmp_path / "env" / "mnist.npz", 60, split=np.arange(60) % 2)
     monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "env"))
-    assert len(load(DataConfig(name="mnist")).train) == 30
+    assert len(load(named("mnist")).train) == 30
     npz(tmp_path / "data" / "mnist.npz", 50, split=np.arange(50) % 2)
-    assert len(load(DataConfig(name="mnist")).train) == 25
+    assert len(load(named("mnist")).train) == 25
     npz(tmp_path / "own" / "mnist.npz", 40, split=np.arange(40) % 2)
-    assert len(load(DataConfig(name="mnist", root=str(tmp_path / "own"))).train) == 20
+    assert len(load(named("mnist", root=str(tmp_path / "own"))).train) == 20
     with pytest.raises(DataError, match="elsewhere"):  # a root that is named is the only one
-        load(DataConfig(name="mnist", root="elsewhere"))
+        load(named("mnist", root="elsewhere"))
 
 
 def test_a_path_may_start_at_the_root(tmp_path: Path) -> None:
     npz(tmp_path / "own" / "mine.npz")
-    assert load(DataConfig(name="mine.npz", root="own")).name == "mine"
+    assert load(named("mine.npz", root="own")).name == "mine"
 
 
 def test_what_was_looked_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSTILL_DATA", "/far/away")
     with pytest.raises(DataError, match=r"cifar10_jpeg\.npz nor .*batches-py in data or /far/away"):
-        load(DataConfig(name="cifar10"))
+        load(named("cifar10"))
     with pytest.raises(DataError, match=r"looked for some/file.npz or data/some/file.npz or /far"):
-        load(DataConfig(name="some/file.npz"))
+        load(named("some/file.npz"))
 
 
 # torchvision, of which a stand-in is enough
@@ -255,7 +258,7 @@ def vision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize(("name", "channels"), [("mnist", 1), ("cifar10", 3)])
 def test_torchvision_gives_both_parts(vision: SimpleNamespace, name: str, channels: int) -> None:
-    data = load(DataConfig(name=name, root="own", download=True))
+    data = load(named(name, root="own", download=True))
     assert vision.calls == [
         {"root": "own", "train": True, "download": True},
         {"root": "own", "train": False, "download": True},
@@ -269,19 +272,19 @@ def test_torchvision_gives_both_parts(vision: SimpleNamespace, name: str, channe
 
 def test_torchvision_files_that_are_there_need_no_download(vision: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "data" / "MNIST").mkdir(parents=True)
-    assert len(load(DataConfig(name="mnist")).train) == 8
+    assert len(load(named("mnist")).train) == 8
     assert [call["download"] for call in vision.calls] == [False, False]
     npz(tmp_path / "data" / "mnist.npz", split=np.arange(40) % 2)
-    assert len(load(DataConfig(name="mnist")).train) == 20  # our own file comes first
+    assert len(load(named("mnist")).train) == 20  # our own file comes first
 
 
 def test_torchvision_works_where_its_files_are_else_in_the_first_place(
     vision: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "env"))
-    load(DataConfig(name="mnist", download=True))
+    load(named("mnist", download=True))
     (tmp_path / "env" / "MNIST").mkdir(parents=True)
-    load(DataConfig(name="mnist"))
+    load(named("mnist"))
     assert [call["root"] for call in vision.calls[::2]] == ["data", str(tmp_path / "env")]
 
 
@@ -289,7 +292,7 @@ def test_without_torchvision_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
     with pytest.raises(DataError, match=r"pip install 'fedstill\[vision\]'"):
-        load(DataConfig(name="mnist", download=True))
+        load(named("mnist", download=True))
 
 
 def test_what_torchvision_says_is_passed_on_in_one_line(vision: SimpleNamespace) -> None:
@@ -298,7 +301,7 @@ def test_what_torchvision_says_is_passed_on_in_one_line(vision: SimpleNamespace)
 
     vision.MNIST = fails
     with pytest.raises(DataError, match=r"MNIST in own: .*Dataset not found\. You can"):
-        load(DataConfig(name="mnist", root="own", download=True))
+        load(named("mnist", root="own", download=True))
 
 
 # The real packs
@@ -318,7 +321,7 @@ def packs(_kept: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def get(name: str, file: str, **settings: Any) -> DataSet:
         if not (PACKS / file).is_file():
             pytest.skip(f"{file} is not here")
-        return load(DataConfig(name=name, root=str(PACKS), **settings))
+        return load(named(name, root=str(PACKS), **settings))
 
     return get
 
@@ -375,7 +378,7 @@ def test_a_pack_without_labels_says_what_it_has(packs: Any) -> None:
 def test_images_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     """In training and test parts, and in what a limit draws; and groups are patients."""
     patient = np.arange(40) // 5
-    data = load(DataConfig(name=str(npz(tmp_path / "whose.npz", patient=patient)), train_limit=24))
+    data = load(named(str(npz(tmp_path / "whose.npz", patient=patient)), train_limit=24))
     assert data.unit == "patient"
     train, test = numbers(data.train), numbers(data.test)
     assert not set(patient[train]) & set(patient[test])
@@ -388,7 +391,7 @@ def test_images_of_one_patient_are_never_parted(tmp_path: Path) -> None:
 
 
 def test_without_patients_each_image_is_by_itself(tmp_path: Path) -> None:
-    data = load(DataConfig(name=str(npz(tmp_path / "plain.npz"))))
+    data = load(named(str(npz(tmp_path / "plain.npz"))))
     assert data.unit == ""
     assert data.train.groups is None
 
@@ -397,8 +400,8 @@ def test_a_patient_in_both_official_parts_is_refused(tmp_path: Path) -> None:
     split = np.arange(40) >= 30
     same = npz(tmp_path / "same.npz", split=split, patient=np.arange(40) // 4)  # 28-31 are one
     with pytest.raises(DataError, match="patient '7' is in both parts"):
-        load(DataConfig(name=str(same)))
-    apart = load(DataConfig(name=str(npz(tmp_path / "apart.npz", split=split, patient=np.arange(40) // 5))))
+        load(named(str(same)))
+    apart = load(named(str(npz(tmp_path / "apart.npz", split=split, patient=np.arange(40) // 5))))
     assert apart.unit == "patient"
     with pytest.raises(DataError, match="has one patient"):
-        load(DataConfig(name=str(npz(tmp_path / "one.npz", patient=np.zeros(40, dtype=int)))))
+        load(named(str(npz(tmp_path / "one.npz", patient=np.zeros(40, dtype=int)))))

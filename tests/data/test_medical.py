@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import DATA, Digits, load, named
 from fedstill.data.assembled import Source, data_set
 from fedstill.data.dividing import split
-from fedstill.data.loaders import DataConfig, available, load, tasks_of
 from fedstill.data.packs import Raw
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.splits import IID
@@ -45,7 +45,7 @@ def shown(data: Any) -> set[int]:
 @given(st.integers(0, 10**6), st.floats(0.1, 0.6))
 def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
     """Training, testing, public data and nodes, by what the images show and not by what columns say."""
-    config = DataConfig(name="mine", seed=seed, test_fraction=fraction, train_limit=20)
+    config = named("mine", seed=seed, test_fraction=fraction, train_limit=20)
     data = data_set(Source(slices(), "mine"), config, SEGMENTATION)
     assert data.unit == "patient"
     tested = shown(data.test)
@@ -71,20 +71,20 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
 
 
 def test_a_site_of_one_patient_is_left_out_and_said() -> None:
-    data = data_set(Source(slices(), "mine"), DataConfig(), SEGMENTATION)
+    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION)
     assert "left out, with one patient each: d" in data.note
     assert 0 not in shown(data.train) | shown(data.test)
     assert set(data.columns["site"]) == {"a", "b", "c"}
     with pytest.raises(ArgumentError, match=r"data\.sites is 'd'"):
-        data_set(Source(slices(), "mine"), DataConfig(sites=("a", "d")), SEGMENTATION)
+        data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, sites=("a", "d"))
     with pytest.raises(ArgumentError, match="some of a, b, c, d"):
-        data_set(Source(slices(), "mine"), DataConfig(sites=("z",)), SEGMENTATION)
-    only = data_set(Source(slices(), "mine"), DataConfig(sites=("b",)), SEGMENTATION)
+        data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, sites=("z",))
+    only = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, sites=("b",))
     assert {p % 3 for p in shown(only.train) | shown(only.test)} == {1}
 
 
 def test_cases_are_patients_with_their_sites() -> None:
-    data = data_set(Source(slices(), "mine"), DataConfig(), SEGMENTATION)
+    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION)
     for part in (data.train, data.test):
         assert part.cases is not None
         names = [part.cases.names[n] for n in part.cases.of.tolist()]
@@ -95,15 +95,14 @@ def test_cases_are_patients_with_their_sites() -> None:
 
 
 def test_training_slices_are_grouped_by_patient_so_that_patients_can_be_protected() -> None:
-    data = data_set(Source(slices(), "mine"), DataConfig(), SEGMENTATION)
+    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION)
     assert data.train.groups is not None
     pairs = set(zip(data.train.groups.tolist(), data.columns["patient"].tolist(), strict=True))
     assert len(pairs) == len(set(data.columns["patient"])) == len(set(data.train.groups.tolist()))
 
 
 def test_masks_follow_their_images_through_size_and_channels() -> None:
-    config = DataConfig(size=4, channels=(1,))
-    data = data_set(Source(slices(), "mine"), config, SEGMENTATION)
+    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, size=4, channels=(1,))
     assert data.train.inputs.shape[1:] == (1, 4, 4)
     assert data.train.targets.shape[1:] == (4, 4)
     patient = round(float(data.test.inputs[0, 0, 0, 0]) * 127.5 + 127.5)
@@ -114,7 +113,7 @@ def test_masks_follow_their_images_through_size_and_channels() -> None:
 def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inputs() -> None:
     rng = np.random.default_rng(0)
     raw = Raw(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
-    data = data_set(Source(raw, "mine"), DataConfig(channels=(1,)), RECONSTRUCTION)
+    data = data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(1,))
     task = make_task(RECONSTRUCTION, 1)
     assert data.classes == ("image",)
     assert torch.equal(data.test.inputs, task.observe(data.test.targets))
@@ -122,9 +121,9 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
     pixels = {round(float(x), 4) for x in (data.test.targets[:, 0, 0, 0] + 1) / 2}
     assert pixels <= {round(float(x), 4) for x in raw.images[:, 1, 0, 0]}
     with pytest.raises(ArgumentError, match="rebuilds one image"):
-        data_set(Source(raw, "mine"), DataConfig(channels=(0, 1)), RECONSTRUCTION)
+        data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(0, 1))
     with pytest.raises(ArgumentError, match="different numbers from 0 to 1"):
-        data_set(Source(raw, "mine"), DataConfig(channels=(2,)), RECONSTRUCTION)
+        data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(2,))
 
 
 def test_a_source_that_parts_a_patient_is_refused() -> None:
@@ -133,19 +132,19 @@ def test_a_source_that_parts_a_patient_is_refused() -> None:
     test[0] = True
     bad = Raw(raw.images, raw.labels, raw.classes, test, raw.columns)
     with pytest.raises(DataError, match="patient 'p00' is in both parts"):
-        data_set(Source(bad, "mine"), DataConfig(), SEGMENTATION)
+        data_set(Source(bad, "mine"), Digits(), SEGMENTATION)
 
 
 # Which data serve which tasks
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", DATA)
 def test_data_of_another_task_are_refused(name: str) -> None:
-    other = "multi-label" if "multi-label" not in tasks_of(name) else "segmentation"
+    other = "multi-label" if "labels" not in DATA[name].targets else "segmentation"
     with pytest.raises(
         ArgumentError, match=f"data.name is '{name}': allowed is .* or a path for task {other}"
     ):
-        load(DataConfig(name=name), TaskConfig(other))
+        load(named(name), TaskConfig(other))
 
 
 @pytest.mark.parametrize(
@@ -162,13 +161,13 @@ def test_data_of_another_task_are_refused(name: str) -> None:
 )
 def test_options_that_would_do_nothing_are_refused(option: dict[str, Any], task: Any) -> None:
     with pytest.raises(ArgumentError, match=f"data.{next(iter(option))} is .*no such option for task {task}"):
-        load(DataConfig(name="mine.npz", **option), TaskConfig(task))
+        load(named("mine.npz", **option), TaskConfig(task))
 
 
 @pytest.mark.parametrize("option", [{"size": 6}, {"size": -4}, {"patch": 3}, {"scale": 0.0}, {"slices": -1}])
 def test_numbers_out_of_range(option: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"data.{next(iter(option))}"):
-        load(DataConfig(name="brain-mri", **option), SEGMENTATION)
+        named("mine", **option)
 
 
 # One's own
@@ -186,7 +185,7 @@ def folder(root: Path, count: int = 6, side: int = 8) -> Path:
 
 
 def test_a_folder_of_images_and_masks(tmp_path: Path) -> None:
-    data = load(DataConfig(name=str(folder(tmp_path / "scans"))), SEGMENTATION)
+    data = load(named(str(folder(tmp_path / "scans"))), SEGMENTATION)
     assert (data.name, data.classes, len(data.train), len(data.test)) == (
         "scans",
         ("background", "foreground"),
@@ -204,16 +203,16 @@ def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None
         f"i{i},p{i // 2},{'ab'[i // 4]},{'test' if i // 2 == 1 else 'train'}" for i in reversed(range(6))
     ]
     (root / "cases.csv").write_text("\n".join(["name,patient,site,split", *lines]))
-    data = load(DataConfig(name=str(root)), SEGMENTATION)
+    data = load(named(str(root)), SEGMENTATION)
     assert data.columns["patient"].tolist() == ["p0", "p0", "p2", "p2"]
     assert data.columns["site"].tolist() == ["a", "a", "b", "b"]
     assert [round(float(x) * 12.75 + 12.75) for x in data.test.inputs[:, 0, 0, 0]] == [2, 3]
     (root / "cases.csv").write_text("name,site\ni0,a\n")
     with pytest.raises(DataError, match="does not name 'i1'"):
-        load(DataConfig(name=str(root)), SEGMENTATION)
+        load(named(str(root)), SEGMENTATION)
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
     with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe'"):
-        load(DataConfig(name=str(root)), SEGMENTATION)
+        load(named(str(root)), SEGMENTATION)
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:
@@ -223,7 +222,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     for part in ("images", "masks"):
         (tmp_path / "scans" / "test" / part).mkdir()
         (tmp_path / "more" / part / "i3.png").rename(tmp_path / "scans" / "test" / part / "i3.png")
-    data = load(DataConfig(name=str(tmp_path / "scans")), SEGMENTATION)
+    data = load(named(str(tmp_path / "scans")), SEGMENTATION)
     assert (len(data.train), data.test.targets.sum().item()) == (3, 4)
 
 
@@ -231,14 +230,14 @@ def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
     root = folder(tmp_path / "scans")
     Image.fromarray(np.zeros((4, 8), dtype=np.uint8)).save(root / "masks" / "i1.png")
     with pytest.raises(DataError, match=r"masks/i1\.png: is 4 x 8, and its image 8 x 8"):
-        load(DataConfig(name=str(root)), SEGMENTATION)
+        load(named(str(root)), SEGMENTATION)
     (root / "masks" / "i1.png").unlink()
     with pytest.raises(DataError, match=r"images/i1\.png: has no mask"):
-        load(DataConfig(name=str(root)), SEGMENTATION)
+        load(named(str(root)), SEGMENTATION)
     Image.fromarray(np.zeros((8, 4), dtype=np.uint8)).save(root / "images" / "i1.png")
     with pytest.raises(DataError, match=r"images/i1\.png: is 1 x 8 x 4, but .*i0\.png is 1 x 8 x 8"):
-        load(DataConfig(name=str(root)), RECONSTRUCTION)
-    data = load(DataConfig(name=str(root), size=8), RECONSTRUCTION)
+        load(named(str(root)), RECONSTRUCTION)
+    data = load(named(str(root), size=8), RECONSTRUCTION)
     assert data.train.targets.shape == (5, 1, 8, 8)
 
 
@@ -246,7 +245,7 @@ def test_masks_of_three_classes(tmp_path: Path) -> None:
     root = folder(tmp_path / "scans")
     for i in range(6):
         Image.fromarray(np.full((8, 8), i % 3, dtype=np.uint8)).save(root / "masks" / f"i{i}.png")
-    data = load(DataConfig(name=str(root)), SEGMENTATION)
+    data = load(named(str(root)), SEGMENTATION)
     assert data.classes == ("background", "1", "2")
     numbers = ((data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5) / 10).round().long()
     assert torch.equal(data.train.targets[:, 0, 0], numbers % 3)
@@ -256,18 +255,18 @@ def test_an_npz_of_masks(tmp_path: Path) -> None:
     raw = slices()
     arrays = {"images": raw.images, "masks": raw.labels, "patient": raw.columns["patient"]}
     np.savez(tmp_path / "mine.npz", **arrays)
-    data = load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+    data = load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
     assert not shown(data.train) & shown(data.test)
     assert data.train.inputs.shape[1:] == (2, 8, 8)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels[:, :4]})
     with pytest.raises(DataError, match=r"masks are \(36, 4, 8\)"):
-        load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+        load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels * 0.5})
     with pytest.raises(DataError, match="masks: are float64: allowed are whole numbers"):
-        load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+        load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels - 1})
     with pytest.raises(DataError, match="values from -1 to 0"):
-        load(DataConfig(name=str(tmp_path / "mine.npz")), SEGMENTATION)
+        load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
 
 
 def test_an_npz_of_findings(tmp_path: Path) -> None:
@@ -280,7 +279,7 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
         "classes": np.array(list("xyz")),
     }
     np.savez(tmp_path / "mine.npz", **arrays)
-    data = load(DataConfig(name=str(tmp_path / "mine.npz")), FINDINGS)
+    data = load(named(str(tmp_path / "mine.npz")), FINDINGS)
     assert data.classes == ("x", "y", "z")
     for part in (data.train, data.test):
         numbers = (part.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
@@ -290,7 +289,7 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
     row, column = np.argwhere(labels != 0)[0]  # the first that is 2 or -2 now
     place = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
     with pytest.raises(DataError, match=f"mine.npz: labels: {place}: allowed are 1, 0 and -1"):
-        load(DataConfig(name=str(tmp_path / "mine.npz")), FINDINGS)
+        load(named(str(tmp_path / "mine.npz")), FINDINGS)
 
 
 def table(root: Path, header: str, rows: list[str]) -> Path:
@@ -303,7 +302,7 @@ def table(root: Path, header: str, rows: list[str]) -> Path:
 
 def test_a_csv_of_findings(tmp_path: Path) -> None:
     path = table(tmp_path, "image,patient,Mass,Edema", ["a,1,0", "a,0,", "b,-1,1", "c,1.0,0"])
-    data = load(DataConfig(name=str(path), test_fraction=0.3), FINDINGS)
+    data = load(named(str(path), test_fraction=0.3), FINDINGS)
     assert data.classes == ("Mass", "Edema")
     expected = torch.tensor([[1, 0], [0, -1], [-1, 1], [1, 0]])
     for part in (data.train, data.test):
@@ -311,7 +310,7 @@ def test_a_csv_of_findings(tmp_path: Path) -> None:
         assert torch.equal(part.targets, expected[numbers])
     path = table(tmp_path, "image,Mass", ["1", "maybe"])
     with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
-        load(DataConfig(name=str(path)), FINDINGS)
+        load(named(str(path)), FINDINGS)
 
 
 # The real packs
@@ -320,7 +319,7 @@ def test_a_csv_of_findings(tmp_path: Path) -> None:
 def pack(name: str, file: str, task: TaskConfig, **options: Any) -> Any:
     if not (PACKS / file).is_file():
         pytest.skip(f"{file} is not here")
-    return load(DataConfig(name=name, root=str(PACKS), **options), task)
+    return load(named(name, root=str(PACKS), **options), task)
 
 
 def test_brain_mri() -> None:

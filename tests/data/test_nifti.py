@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedstill.core.errors import DataError
+from fedstill.data import load, named
 from fedstill.data.dividing import split
-from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nifti import read_volumes
 from fedstill.data.splits import Sorted
 from fedstill.tasks import TaskConfig
@@ -97,7 +97,7 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
         write(tmp_path / f"c{n}_image.nii.gz", volume(n, shape))
         write(tmp_path / f"c{n}_mask.nii.gz", (volume(n, shape) > 500).astype(np.uint8))
     (tmp_path / "cases.csv").write_text("name,site\n" + "\n".join(f"c{n},{'ab'[n % 2]}" for n in range(6)))
-    data = load(DataConfig(name=str(tmp_path), size=8, slices=3), SEGMENTATION)
+    data = load(named(str(tmp_path), size=8, slices=3), SEGMENTATION)
     assert data.train.inputs.shape == (12, 1, 8, 8)
     assert data.train.targets.shape == (12, 8, 8)
     assert data.test.cases is not None
@@ -105,11 +105,11 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
     assert len(tested) == 2
     assert not tested & set(data.columns["patient"])
     assert set(data.columns["site"]) == {"a", "b"}
-    images = load(DataConfig(name=str(tmp_path), size=8), RECONSTRUCTION)
+    images = load(named(str(tmp_path), size=8), RECONSTRUCTION)
     assert images.train.targets.shape == (24, 1, 8, 8)
     assert images.unit == "patient"
     with pytest.raises(DataError, match=r"c1_image\.nii\.gz: slices are .*data\.size"):
-        load(DataConfig(name=str(tmp_path)), SEGMENTATION)
+        load(named(str(tmp_path)), SEGMENTATION)
 
 
 def test_patients_can_be_divided_by_a_number_in_the_table(tmp_path: Path) -> None:

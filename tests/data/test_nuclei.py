@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import Files, load, named
 from fedstill.data.dividing import split
-from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nuclei import cases_of, cut, data_set
 from fedstill.data.pictures import Picture
 from fedstill.data.public import PublicConfig, held_out, load_public
@@ -68,7 +68,7 @@ def test_targets_are_of_whole_pictures_so_that_a_cut_object_has_no_contour_there
 def test_no_picture_is_in_two_parts() -> None:
     pictures = [picture(n) for n in range(20)]
     for seed in range(10):
-        config = DataConfig(name="mine", patch=8, seed=seed, train_limit=80)
+        config = named("mine", patch=8, seed=seed, train_limit=80)
         data = data_set(pictures, config, "mine", "", "site")
         blue = lambda inputs: set(pixels(inputs)[:, 2, 0, 0].tolist())  # noqa: E731
         assert not blue(data.train.inputs) & blue(data.test.inputs)
@@ -87,7 +87,7 @@ def test_pictures_of_one_patient_stay_together() -> None:
     pictures = [picture(n, site="ab"[n // 3 % 2], patient=f"p{n // 3}") for n in range(18)]
     pictures.append(picture(18, site="a"))
     for seed in range(5):
-        config = DataConfig(patch=8, seed=seed, train_limit=100)
+        config = Files(name="mine", patch=8, seed=seed, train_limit=100)
         data = data_set(pictures, config, "mine", "", "site")
         assert data.unit == "patient"
         owners = lambda inputs: {n // 3 for n in pixels(inputs)[:, 2, 0, 0].tolist()}  # noqa: E731
@@ -101,13 +101,13 @@ def test_pictures_of_one_patient_stay_together() -> None:
         assert len(set(data.train.groups.tolist())) == len(set(named))
     both = [picture(n, test=n < 2, patient="one") for n in range(4)]
     with pytest.raises(DataError, match="patient 'one' is in both parts"):
-        data_set(both, DataConfig(patch=8), "mine", "", "site")
+        data_set(both, Files(name="mine", patch=8), "mine", "", "site")
 
 
 def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
     fixed = [picture(n, test=n < 2, site="x") for n in range(4)]
     open_ones = [picture(n, site="y") for n in range(10, 20)]
-    data = data_set([*fixed, *open_ones], DataConfig(patch=8), "both", "", "site")
+    data = data_set([*fixed, *open_ones], Files(name="mine", patch=8), "both", "", "site")
     assert data.test.cases is not None
     names = {data.test.cases.names[n] for n in data.test.cases.present()}
     assert {"n0", "n1"} <= names
@@ -117,7 +117,7 @@ def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
 
 def test_half_the_scale_is_half_the_picture() -> None:
     pictures = [picture(n) for n in range(4)]
-    data = data_set(pictures, DataConfig(patch=8, scale=0.5), "mine", "", "site")
+    data = data_set(pictures, Files(name="mine", patch=8, scale=0.5), "mine", "", "site")
     assert data.test.cases is not None
     assert data.test.cases.sizes[0] == (10, 13)
     assert set(np.unique(data.test.cases.instances[0])) == {0, 40, 700}
@@ -127,9 +127,9 @@ def test_half_the_scale_is_half_the_picture() -> None:
 
 def test_sites_that_are_not_there() -> None:
     with pytest.raises(ArgumentError, match="some of a, b"):
-        data_set([picture(0), picture(1)], DataConfig(sites=("c",)), "mine", "", "site")
+        data_set([picture(0), picture(1)], Files(name="mine", sites=("c",)), "mine", "", "site")
     with pytest.raises(DataError, match="has one picture"):
-        data_set([picture(0)], DataConfig(), "mine", "", "site")
+        data_set([picture(0)], Files(name="mine"), "mine", "", "site")
 
 
 # One's own
@@ -146,10 +146,12 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     (tmp_path / "mine" / "cases.csv").write_text(
         "name,site,split,patient\nn0,a,train,p\nn1,b,train,p\nn2,a,test,\nn3,b,test,q\n"
     )
-    data = load(DataConfig(name=str(tmp_path / "mine"), patch=8), INSTANCES)
+    data = load(named(str(tmp_path / "mine"), patch=8), INSTANCES)
     assert data.unit == "patient"
     assert set(data.columns["patient"]) == {"p"}
-    expected = data_set([picture(n, test=n > 1) for n in range(4)], DataConfig(patch=8), "mine", "", "site")
+    expected = data_set(
+        [picture(n, test=n > 1) for n in range(4)], Files(name="mine", patch=8), "mine", "", "site"
+    )
     for part, other in ((data.train, expected.train), (data.test, expected.test)):
         assert torch.equal(part.inputs, other.inputs)
         assert torch.equal(part.targets, other.targets)
@@ -169,16 +171,16 @@ def test_an_npz_of_pictures(tmp_path: Path) -> None:
         "split": np.array([0, 0, 1, 1]),
     }
     np.savez(tmp_path / "mine.npz", **arrays)
-    data = load(DataConfig(name=str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+    data = load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     assert set(pixels(data.test.inputs)[:, 2, 0, 0].tolist()) == {2, 3}
     assert data.unit == "slide"
     np.savez(tmp_path / "mine.npz", **arrays, patient=np.array([7, 7, 8, 9]))
-    data = load(DataConfig(name=str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+    data = load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     assert data.unit == "patient"
     assert set(data.columns["patient"]) == {"7"}
     np.savez(tmp_path / "mine.npz", **arrays | {"instances": arrays["instances"][:, :4]})
     with pytest.raises(DataError, match="instances are int32 of shape"):
-        load(DataConfig(name=str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+        load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
 
 
 def test_objects_of_another_size_are_refused(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_objects_of_another_size_are_refused(tmp_path: Path) -> None:
         (tmp_path / part).mkdir()
         Image.fromarray(np.zeros((side, 8), dtype=np.uint8)).save(tmp_path / part / "a.png")
     with pytest.raises(DataError, match=r"a\.png: the image is 8 x 8 and its objects \(12, 8\)"):
-        load(DataConfig(name=str(tmp_path)), INSTANCES)
+        load(named(str(tmp_path)), INSTANCES)
 
 
 # The real packs
@@ -195,7 +197,7 @@ def test_objects_of_another_size_are_refused(tmp_path: Path) -> None:
 def pack(name: str, **options: Any) -> Any:
     if not all((PACKS / f"nuclei_{one}.npz").is_file() for one in ("monuseg", "dsb2018")):
         pytest.skip("the packs are not here")
-    return load(DataConfig(name=name, root=str(PACKS), **options), INSTANCES)
+    return load(named(name, root=str(PACKS), **options), INSTANCES)
 
 
 def test_monuseg_has_organs_and_its_official_split() -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.loaders import DataConfig, load
+from fedstill.data import load, named
 from fedstill.tasks import TaskConfig
 
 SEGMENTATION, FINDINGS = TaskConfig("segmentation"), TaskConfig("multi-label")
@@ -34,7 +34,7 @@ def test_a_stray_value_of_a_mask_is_no_class(tmp_path: Path, scale: int, listed:
         Image.fromarray(mask).save(root / "masks" / f"i{i}.png")
     told = rf"masks/i3\.png: has value 7, and all masks together have {listed}: .* without gaps"
     with pytest.raises(DataError, match=told):
-        load(DataConfig(name=str(root), size=size), SEGMENTATION)
+        load(named(str(root), size=size), SEGMENTATION)
 
 
 def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) -> None:
@@ -45,12 +45,12 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
     with pytest.raises(
         DataError, match=r"mine\.npz: masks: example 4 has value 3, and all masks together have 0, 1, 3"
     ):
-        load(DataConfig(name=str(path)), SEGMENTATION)
+        load(named(str(path)), SEGMENTATION)
     np.savez(path, images=images, masks=masks, classes=np.array(["none", "a", "b", "c"]))
-    assert load(DataConfig(name=str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
+    assert load(named(str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
     masks[4, 1, 2] = 1
     np.savez(path, images=images, masks=masks[:, :1].repeat(8, 1))  # all of class 1, no background
-    assert load(DataConfig(name=str(path)), SEGMENTATION).classes == ("background", "foreground")
+    assert load(named(str(path)), SEGMENTATION).classes == ("background", "foreground")
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: Task
     path.write_text("image,Mass\n")
     told = rf"^{path}: is no kind of file that task {task.name} reads: allowed is {kinds}$"
     with pytest.raises(DataError, match=told):
-        load(DataConfig(name=str(path)), task)
+        load(named(str(path)), task)
     path.unlink()
     with pytest.raises((DataError, ArgumentError)) as missing:
-        load(DataConfig(name=str(path.with_suffix(".npz"))), task)
+        load(named(str(path.with_suffix(".npz"))), task)
     assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # what was asked for, and one place
 
 
 def test_a_folder_of_images_and_masks_is_not_of_two_classes(tmp_path: Path) -> None:
     root = folder(tmp_path / "scans")
     with pytest.raises(DataError, match="scans: this looks like images and masks: task segmentation"):
-        load(DataConfig(name=str(root)))
+        load(named(str(root)))
     (root / "masks").rename(root / "drawings")
-    assert load(DataConfig(name=str(root))).classes == ("drawings", "images")
+    assert load(named(str(root))).classes == ("drawings", "images")

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import named
 from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups
-from fedstill.data.loaders import DataConfig
 from fedstill.data.loaders import load as load_data
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
@@ -205,7 +205,7 @@ def test_an_own_function_gives_arrays_by_name(tmp_path: Path) -> None:
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
-    server = load_data(DataConfig(name=str(tmp_path / "mine.csv"), length=4, words=50), TaskConfig("text"))
+    server = load_data(named(str(tmp_path / "mine.csv"), length=4, words=50), TaskConfig("text"))
     form = Form(TaskConfig("text"), ("no", "yes"), (4,), (), (), server.vocabulary)
     data, _ = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, form)
     theirs = torch.cat([server.train.inputs, server.test.inputs])

@@ -11,10 +11,10 @@ import torch
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
-from fedstill.data import DataConfig, DataSet, TensorData, load
+from fedstill.data import DataSet, Digits, TensorData, load
 from fedstill.data.public import Public, PublicConfig, in_form, load_public, smooth_fields
 
-DIGITS = load(DataConfig())
+DIGITS = load(Digits())
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.config import DataConfig
+from fedstill.data import DataConfig, Files, named
 from fedstill.data.dividing import split
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import Dirichlet
-from fedstill.data.text import code, is_text, read_table, read_tokens
+from fedstill.data.text import code, read_table, read_tokens
 from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
 from fedstill.tasks import TaskConfig
 
@@ -33,14 +33,13 @@ def load_text(config: DataConfig, *, train_needed: bool = True) -> DataSet:
     return load(config, TaskConfig("text"), train_needed=train_needed)
 
 
-def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> DataConfig:
+def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> Files:
     (folder / name).write_text(content, encoding="utf-8")
-    return DataConfig(name=str(folder / name), length=3)
+    return Files(name=str(folder / name), length=3)
 
 
-def ids_of(sentences: list[str], **options: object) -> list[list[int]]:
-    config = DataConfig(name="mine.csv", length=8, **options)  # type: ignore[arg-type]
-    return code(texts_of(sentences), config)[0].tolist()  # type: ignore[no-any-return]
+def ids_of(sentences: list[str], vocabulary: str = "") -> list[list[int]]:
+    return code(texts_of(sentences), length=8, vocabulary=vocabulary)[0].tolist()  # type: ignore[no-any-return]
 
 
 # --- words --------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def test_a_public_data_set_gives_words_of_its_training_part_only(tmp_path: Path)
 
 def test_the_words_of_the_private_data_themselves_are_refused() -> None:
     with pytest.raises(ArgumentError, match="not those of the private data themselves"):
-        load_text(DataConfig(name="sst2", vocabulary="sst2"))
+        load_text(named("sst2", vocabulary="sst2"))
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -224,9 +223,9 @@ def test_a_server_may_have_test_texts_alone(tmp_path: Path) -> None:
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read as a table"):
-        load_text(DataConfig(name=str(tmp_path / "broken.csv.gz")))
+        load_text(named(str(tmp_path / "broken.csv.gz")))
     with pytest.raises(DataError, match=r"there is no .*absent\.csv"):
-        load_text(DataConfig(name="absent.csv"))
+        load_text(named("absent.csv"))
 
 
 @pytest.mark.parametrize(
@@ -242,12 +241,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         load_text(replace(table(tmp_path), **options))  # type: ignore[arg-type]
-
-
-def test_which_names_are_texts() -> None:
-    assert [is_text(name) for name in ("sst2", "ag-news", "a.csv.gz", "cifar10", "scans.npz", "folder")] == [
-        True, True, True, False, False, False,
-    ]  # fmt: skip
 
 
 # --- word numbers -------------------------------------------------------------------------------------
@@ -269,7 +262,7 @@ def pack(path: Path, **changes: object) -> Path:
 
 def test_word_numbers_by_hand(tmp_path: Path) -> None:
     pack(tmp_path / "ag_news_tokens.npz")
-    data = load_text(DataConfig(name="ag-news", root=str(tmp_path), length=4))
+    data = load_text(named("ag-news", root=str(tmp_path), length=4))
     film, unknown, good = (1 + zlib.crc32(word) % 16384 for word in (b"film", b"#2", b"good"))
     assert data.train.inputs.tolist() == [[film, unknown, good, 0]]
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
@@ -311,13 +304,13 @@ ROOT = Path(os.environ.get("FEDSTILL_DATA", "data"))
 
 @pytest.mark.skipif(not (ROOT / "sst2.csv.gz").is_file(), reason="the pack is not here")
 def test_sst2_is_whole() -> None:
-    data = load_text(DataConfig(name="sst2", root=str(ROOT)))
+    data = load_text(named("sst2", root=str(ROOT)))
     assert (len(data.train), len(data.test), data.classes) == (6920 + 872, 1821, ("negative", "positive"))
 
 
 @pytest.mark.skipif(not (ROOT / "ag_news_tokens.npz").is_file(), reason="the pack is not here")
 def test_ag_news_is_whole() -> None:
-    data = load_text(DataConfig(name="ag-news", root=str(ROOT)))
+    data = load_text(named("ag-news", root=str(ROOT)))
     assert (len(data.train), len(data.test), len(data.classes)) == (120_000, 7_600, 4)
     assert torch.bincount(data.test.targets).tolist() == [1900] * 4
 

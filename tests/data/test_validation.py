@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError
-from fedstill.data.config import DataConfig
+from fedstill.data import Digits, named
 from fedstill.data.loaders import load
 from fedstill.data.nuclei import data_set as nuclei_data_set
 from fedstill.data.pictures import Picture
@@ -19,7 +19,7 @@ from fedstill.data.validation import set_aside
 from fedstill.runs import assemble, bundles, run
 from fedstill.runs.config import load as run_config
 
-FEW = DataConfig(validation=0.25, seed=3)
+FEW = Digits(validation=0.25, seed=3)
 
 
 @given(st.integers(0, 10**6), st.floats(0.05, 0.9))
@@ -27,7 +27,7 @@ def test_whole_patients_of_each_site_and_none_of_the_test_part(seed: int, share:
     of = np.repeat(np.arange(24), 3)
     sites, test = of % 3, of % 4 == 0
     labels = (of % 2).astype(np.int64)
-    config = DataConfig(validation=share, seed=seed)
+    config = Digits(validation=share, seed=seed)
     train, measured, note = set_aside(test, labels, of, sites, config, "patients")
     parts = [set(of[train]), set(of[measured]), set(of[test])]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 24
@@ -49,7 +49,7 @@ def test_a_site_with_one_training_patient_keeps_it() -> None:
 def test_a_patient_of_two_sites_is_set_aside_whole() -> None:
     of, sites = np.array([0, 0, 1, 2, 3, 4, 5]), np.array([0, 1, 0, 0, 0, 0, 0])
     for seed in range(30):
-        config = DataConfig(validation=0.4, seed=seed)
+        config = Digits(validation=0.4, seed=seed)
         test = np.zeros(7, dtype=bool)
         train, measured, _ = set_aside(test, np.zeros(7, dtype=np.int64), of, sites, config, "patients")
         assert not set(of[train]) & set(of[measured])
@@ -64,11 +64,11 @@ def test_without_a_site_of_two_it_is_refused() -> None:
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_shares_out_of_range(share: float) -> None:
     with pytest.raises(ArgumentError, match=r"data\.validation"):
-        load(DataConfig(validation=share))
+        load(Digits(validation=share))
 
 
 def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> None:
-    whole, part = load(DataConfig(seed=3)), load(FEW)
+    whole, part = load(Digits(seed=3)), load(FEW)
 
     def known(data: object) -> set[bytes]:
         return {one.numpy().tobytes() for one in data}  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ def test_pictures_stay_whole_and_the_official_test_part_is_not_used() -> None:
         )
         for number in range(8)
     ]
-    config = DataConfig(name="mine", patch=8, validation=0.34)
+    config = named("mine", patch=8, validation=0.34)
     data = nuclei_data_set(pictures, config, "mine", "", "organ")
     assert data.test.cases is not None
     measured = {data.test.cases.names[case] for case in data.test.cases.present()}
@@ -124,9 +124,7 @@ def test_patients_of_a_csv_of_cases(tmp_path: Path) -> None:
     from tests.data.test_medical import shown, slices
 
     plain, some = (
-        data_set(
-            Source(slices(), "mine"), DataConfig(name="mine", validation=share), TaskConfig("segmentation")
-        )
+        data_set(Source(slices(), "mine"), named("mine", validation=share), TaskConfig("segmentation"))
         for share in (0.0, 0.4)
     )
     assert shown(some.train) | shown(some.test) == shown(plain.train)
@@ -141,7 +139,7 @@ def test_patients_are_counted_and_not_their_pictures() -> None:
         )
         for n in range(10)
     ]
-    config = DataConfig(name="mine", patch=8, validation=0.25)
+    config = named("mine", patch=8, validation=0.25)
     data = nuclei_data_set(pictures, config, "mine", "", "organ")
     assert "measured on 1 of 4 training patients" in data.note
     assert len(data.test) == 2
@@ -157,7 +155,7 @@ def test_each_site_of_a_table_of_images_gives_its_share(tmp_path: Path) -> None:
         split=np.array([0] * 28 + [1] * 2 + [0] * 4 + [1] * 6),
         site=sites,
     )
-    data = load(DataConfig(name=str(tmp_path / "mine.npz"), validation=0.25))
+    data = load(named(str(tmp_path / "mine.npz"), validation=0.25))
     measured = {round(float(x) * 127.5 + 127.5) for x in data.test.inputs[:, 0, 0, 0]}
     assert (sum(n < 28 for n in measured), sum(30 <= n < 34 for n in measured)) == (7, 1)
     assert len(measured) == 8

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.config import check_options
+from fedstill.data.config import check_serves
 from fedstill.data.splits import Dirichlet
 from fedstill.protocol.method import METHODS, Method
 from fedstill.runs import config, presets
@@ -338,7 +338,7 @@ def test_there_is_a_demo() -> None:
 
 def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     run = config.load("paper")
-    assert (run.data.name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
+    assert (run.data.called, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
     method = run.method
     assert (method.generator_width, method.critic_width, method.noise, method.batch) == (128, 128, 100, 64)
@@ -353,7 +353,7 @@ def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     assert (local.optimiser, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
     assert (local.smoothing, local.augment) == (0.0, "none")
     hundred = config.load("paper-cifar100")
-    assert (hundred.data.name, hundred.method.noise, hundred.method.mimic) == ("cifar100", 256, 200.0)
+    assert (hundred.data.called, hundred.method.noise, hundred.method.mimic) == ("cifar100", 256, 200.0)
     digits = config.load("digits-fediod-paper").method
     same = ("gan", "conf", "unique", "mimic", "balance", "gan_form", "importance", "ensemble", "tau")
     assert all(getattr(digits, name) == getattr(method, name) for name in same)
@@ -372,7 +372,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
 ) -> None:
     """FedIOD, appendix; of reconstruction it prints no batch."""
     run = config.load(f"paper-{name}")
-    check_options(run.data, run.task.name)
+    check_serves(run.data, run.task)
     given, method = run.nodes.local, run.method
     assert (given.lr, given.batch, given.epochs, given.optimiser) == (*local, "adam")
     assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
@@ -385,7 +385,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
 
 def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     run = config.load("paper-xray")
-    check_options(run.data, run.task.name)
+    check_serves(run.data, run.task)
     local, method = run.nodes.local, run.method
     assert (local.optimiser, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
     assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)

@@ -1,0 +1,100 @@
+"""Data of one's own from a path: what is in a file or folder follows from the task that it is read for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, get_args
+
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import nuclei, text
+from fedstill.data.arrays import classified
+from fedstill.data.assembled import Source, data_set
+from fedstill.data.config import DATA, DataConfig, Targets, multiple_of_four, targets_of
+from fedstill.data.located import listed, located, places_of
+from fedstill.data.own import read_own, read_pictures
+from fedstill.data.packs import read_folder, read_npz
+from fedstill.data.pictures import Picture
+from fedstill.tasks import TaskConfig
+
+# By what is read: the options that it has beside those of all data.
+_OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
+    {
+        "class": (),
+        "labels": ("size", "sites"),
+        "map": ("size", "channels", "sites", "slices"),
+        "image": ("size", "channels", "sites", "slices"),
+        "instances": ("sites", "patch", "scale"),
+        "texts": ("length", "words", "vocabulary"),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(nuclei.PictureData, text.TextData):
+    """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
+    of images and masks, or of NIfTI volumes, or a csv of findings or texts."""
+
+    targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
+
+    name: str
+    """The path, from this folder or from data.root."""
+
+    size: int = 0
+    """Findings, maps and images: height and width that images are averaged down to, masks by majority; 0: as
+    they are."""
+
+    channels: tuple[int, ...] = ()
+    """Maps and images: which channels; empty: all, and for reconstruction the first."""
+
+    slices: int = 0
+    """NIfTI volumes: at most so many axial slices of each, evenly spread; 0: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name:
+            raise ArgumentError("data.name", self.name, f"one of {DATA.allowed}")
+        multiple_of_four("data.size", self.size)
+        if self.slices < 0:
+            raise ArgumentError("data.slices", self.slices, "0 (all) or a whole number from 1 up")
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """What the path holds for a task."""
+        targets = targets_of(task)
+        self._check_options(targets, task.name)
+        if targets == "texts":
+            return text.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
+        place = located(self, task.name, *((".csv",) if targets == "labels" else ()))
+        name = place.resolve().name if place.is_dir() else place.stem
+        if targets == "class":
+            return classified(read_folder(place) if place.is_dir() else read_npz(place), self, name, "")
+        if targets == "instances":
+            return nuclei.data_set(self.pictures(), self, name, "", "site")
+        source = Source(read_own(place, task.name, size=self.size, slices=self.slices), name)
+        return data_set(source, self, task, size=self.size, channels=self.channels, sites=self.sites)
+
+    def pictures(self) -> Sequence[Picture]:
+        """Pictures with objects."""
+        return read_pictures(located(self, "instances"))
+
+    def labelled(self) -> text.Labelled:
+        """Texts with labels, from a table."""
+        places = places_of(self)
+        for place in places:
+            if place.is_file():
+                return text.read_table(place)
+        raise DataError(f"data {self.name!r}: there is no {listed(places)}: name its folder in data.root")
+
+    def _check_options(self, targets: Targets, task: str) -> None:
+        """Refuse options that would do nothing."""
+        known = {part.name for part in fields(DataConfig)} | {"name", *_OPTIONS[targets]}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name not in known and value != part.default:
+                shown = list(value) if isinstance(value, tuple) else value
+                default = "empty" if part.default in ((), "") else str(part.default).lower()
+                told = f"{default}, as data {self.name!r} have no such option for task {task}"
+                raise ArgumentError(f"data.{part.name}", shown, told)

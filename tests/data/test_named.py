@@ -1,0 +1,196 @@
+"""Data sets by name: one's own, paths, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from fedstill.core.errors import ArgumentError, DataError, UnknownName
+from fedstill.core.tables import as_table
+from fedstill.data import DATA, ArrayData, Digits, Files, Targets, load, named, private
+from fedstill.data.private_config import PrivateConfig
+from fedstill.data.text import Labelled, TextData
+from fedstill.data.words import texts_of
+from fedstill.runs.config import from_dict, to_dict
+from fedstill.runs.presets import parse
+from fedstill.tasks import TaskConfig
+
+HERE = __name__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scans(ArrayData):
+    """Image i of value i, of patient i // 2, with a label by name."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("class",)
+
+    count: int = 20
+
+    def arrays(self) -> Mapping[str, npt.ArrayLike]:
+        """All of them, as lists where they may be lists."""
+        number = np.arange(self.count)
+        images = np.zeros((self.count, 8, 8), dtype=np.uint8) + number[:, None, None].astype(np.uint8)
+        return {
+            "images": images,
+            "labels": [("dog", "cat")[n % 2] for n in number],
+            "patient": [f"p{n // 2}" for n in number],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks(Scans):
+    """The same with masks, all of one class."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
+
+    def arrays(self) -> Mapping[str, npt.ArrayLike]:
+        """Of class i % 2."""
+        arrays: dict[str, Any] = {**super().arrays()}
+        return {**arrays, "masks": (arrays["images"] % 2).astype(np.int64)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letters(TextData):
+    """Two words, by turns."""
+
+    def labelled(self) -> Labelled:
+        """Ten of each."""
+        labels = np.arange(20) % 2
+        return Labelled(texts_of([("good film", "bad")[n] for n in labels]), labels, ("good", "bad"))
+
+
+class Loose(ArrayData):
+    """No dataclass."""
+
+
+@dataclass(frozen=True)
+class Empty(ArrayData):
+    """Without arrays."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("class",)
+
+
+@dataclass(frozen=True)
+class Wordless(Digits):
+    """Targets as a text."""
+
+    targets = "class"  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Failing(Digits):
+    """Arrays that are not to be had."""
+
+    def arrays(self) -> Mapping[str, npt.ArrayLike]:
+        """None."""
+        raise KeyError("no such plate")
+
+
+@dataclass(frozen=True)
+class Odd(Digits):
+    """Labels of another form."""
+
+    def arrays(self) -> Mapping[str, npt.ArrayLike]:
+        """Three."""
+        return {"images": np.zeros((3, 8, 8)), "labels": np.eye(3, dtype=int)}
+
+
+def test_arrays_become_a_data_set_for_each_kind_of_target() -> None:
+    data = load(named(f"{HERE}:Scans", test_fraction=0.25, train_limit=10))
+    assert (data.name, data.classes, data.unit) == (f"{HERE}:Scans", ("cat", "dog"), "patient")
+    pixels = (data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
+    assert torch.equal(data.train.targets, 1 - pixels % 2)
+    assert data.columns["patient"].tolist() == [f"p{n // 2}" for n in pixels]
+    assert (len(data.train), len(data.test)) == (10, 4)
+    maps = load(named(f"{HERE}:Masks"), TaskConfig("segmentation"))
+    assert maps.train.targets.shape == (16, 8, 8)
+    assert maps.classes == ("background", "foreground")
+
+
+def test_texts_of_ones_own_have_the_options_of_texts() -> None:
+    data = load(named(f"{HERE}:Letters", length=3, words=50), TaskConfig("text"))
+    assert (data.classes, data.vocabulary, data.train.inputs.shape) == (("good", "bad"), 51, (16, 3))
+    with pytest.raises(ArgumentError, match="allowed is sst2, ag-news or a path for task text"):
+        load(named(f"{HERE}:Scans"), TaskConfig("text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Loose", "allowed is a frozen dataclass"),
+        ("Empty", "allowed is a class that has arrays"),
+        ("Wordless", "allowed is one with targets: ClassVar, a tuple of some of class, labels"),
+        ("Failing", "its arrays cannot be had: KeyError: 'no such plate'"),
+        ("Odd", ":Odd: labels are int64 of shape (3, 3)"),
+        ("Targets", "allowed is a subclass of DataConfig"),
+    ],
+)
+def test_what_is_wrong_with_ones_own_is_one_line(name: str, said: str) -> None:
+    with pytest.raises((ArgumentError, DataError)) as caught:
+        load(named(f"{HERE}:{name}"))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_nothing_has_is_a_path() -> None:
+    run = from_dict({"method": {"name": "fedavg"}, "data": {"name": "scans/mine.npz", "patch": 64}})
+    assert run.data == Files(name="scans/mine.npz", patch=64)
+    assert to_dict(run)["data"]["name"] == "scans/mine.npz"
+    assert from_dict(to_dict(run)) == run
+    assert as_table(Digits())["name"] == "digits"
+    with pytest.raises(
+        ArgumentError, match=r"^data.patch is 64: allowed is none, as data set 'digits' has no"
+    ):
+        from_dict({"method": {"name": "fedavg"}, "data": {"name": "digits", "patch": 64}})
+    with pytest.raises(UnknownName, match=r"unknown key 'data\.pitch': did you mean 'data\.patch'"):
+        named("mine.npz", pitch=64)
+
+
+def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
+    """So presets of brain MRI average one's own images, too."""
+    for preset, other, kept in (
+        ("mri-segmentation-fediod", "volumes", {"size": 64}),
+        ("text-sst2-fedkd", "letters.csv", {"length": 40}),
+        ("xray-fedkd", "films.npz", {"size": 32, "test_fraction": 0.3}),
+    ):
+        text = f'extends = "{preset}"\n[data]\nname = "{other}"\n'
+        data = from_dict(parse(text, kind=type(from_dict({"method": {"name": "fedavg"}})))).data
+        assert {name: getattr(data, name) for name in kept} == kept
+        assert isinstance(data, Files)
+
+
+@pytest.mark.parametrize(("kind", "task"), [("Scans", "classification"), ("Masks", "segmentation")])
+def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task: Any) -> None:
+    config = PrivateConfig(source=f"{HERE}:{kind}", group="patient")
+    data, form = private.load(config, tmp_path, task=TaskConfig(task))
+    assert (len(data), form.shape) == (20, (1, 8, 8))
+    assert data.groups is not None
+    assert len(set(data.groups.tolist())) == 10
+    expected = ("cat", "dog") if task == "classification" else ("background", "foreground")
+    assert form.classes == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("digits", "data.source is 'digits': allowed is npz, folder"),
+        ("plate", "data.source is 'plate': allowed is npz, folder"),
+        ("fedstill.data.medical:BrainMRI", "allowed is a data set that is arrays"),
+    ],
+)
+def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        private.load(PrivateConfig(source=source), tmp_path)
+
+
+def test_all_of_the_package_can_be_made_and_say_what_they_teach() -> None:
+    made: dict[str, Any] = {name: DATA[name]() for name in DATA.own}
+    assert {name: each.called for name, each in made.items()} == {name: name for name in made}
+    assert made["brain-mri"].targets == ("map", "image")
