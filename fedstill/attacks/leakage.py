@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fedstill.attacks import generated, members, told, victims
+from fedstill.attacks import generated, label_counts, members, victims
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.heard import Heard, Replay, hear, replay
 from fedstill.attacks.sentence import sentence
@@ -144,7 +144,9 @@ class _Found:
         if not self.heard.counts:
             self.skipped.append(_skip("counts", "no node was asked for its label counts"))
             return
-        self._try("counts", lambda: self.told.update(counts=told.counts(self.heard.counts, self.experiment)))
+        self._try(
+            "counts", lambda: self.told.update(counts=label_counts.counts(self.heard.counts, self.experiment))
+        )
 
     def _try(self, attack: str, tried: Callable[[], None]) -> None:
         """An attack that does not apply is told of, with the reason."""
