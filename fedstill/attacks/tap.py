@@ -87,7 +87,7 @@ class _Tapped(InProcess):
             self.hear(Release(node, number, question, part, of, plain, down, asked, dict(bytes)))
 
 
-def _nothing(release: Release) -> None:
+def nothing(release: Release) -> None:
     """What is no longer listened to."""
 
 
@@ -113,7 +113,7 @@ class Overheard(Experiment):
         except Enough:
             return False
         finally:
-            self.hear = _nothing  # what an attacker asks later on is no part of the run
+            self.hear = nothing  # what an attacker asks later on is no part of the run
         return True
 
     def reopen(self) -> None:

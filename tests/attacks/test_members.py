@@ -10,7 +10,7 @@ import torch
 
 from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.heard import Heard, Replay
-from fedstill.attacks.members import MembersConfig, section
+from fedstill.attacks.members import MembershipInference, section
 from fedstill.attacks.outsider import federation, outsider
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, MethodRefused
@@ -18,7 +18,7 @@ from fedstill.runs.experiment import Experiment
 from fedstill.tasks import TaskConfig, make_task
 from tests.attacks.runs import FEDAVG, SGD, replay
 
-FEW = MembersConfig(shadows=8)
+FEW = MembershipInference(shadows=8)
 HARD = {**SGD, "optimiser": "adam", "lr": 3e-3, "lr_end": 1e-3, "epochs": 120.0}  # learns 200 digits by heart
 LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
@@ -186,7 +186,7 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
         {"trained": "both"},
     ):
         with pytest.raises(ArgumentError, match="membership"):
-            MembersConfig(**bad)  # type: ignore[arg-type]
+            MembershipInference(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
     experiment, heard = done(again)
     experiment.task = make_task(TaskConfig("reconstruction"), 1)
