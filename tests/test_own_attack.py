@@ -60,8 +60,10 @@ def leakage(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_it_is_one_short_file() -> None:
-    assert len((ROOT / "examples/my_lab/my_lab/majority.py").read_text().splitlines()) <= 60
+def test_it_is_one_short_file_and_the_page_has_it_whole() -> None:
+    source = (ROOT / "examples/my_lab/my_lab/majority.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert f"```python\n{source}```" in (ROOT / "docs/own-attack.md").read_text()
 
 
 def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> None:

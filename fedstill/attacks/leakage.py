@@ -116,8 +116,15 @@ def described(attack: Attack, part: Any) -> dict[str, Any]:
     Args:
         attack: with its options.
         part: what it found.
+
+    Raises:
+        ArgumentError: it found what JSON cannot hold.
     """
     name = attack.called
+    try:
+        json.dumps(part)
+    except TypeError as error:
+        raise ArgumentError(f"what {name} found", str(error), "what JSON can hold") from error
     pictures = [asdict(each) for each in attack.pictures(part)]
     for strip in (strip for each in pictures for strip in each["strips"]):
         strip["stack"] = f"{name}.{strip['stack']}"

@@ -21,6 +21,7 @@ from fedstill.core.seeds import numpy_generator
 from fedstill.data import splits
 from fedstill.node import training
 from fedstill.node.node import Node
+from fedstill.protocol.kinds import INPUTS
 from fedstill.runs.measured import Measured
 
 OF = {
@@ -44,7 +45,8 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     if experiment.method.central == "ensemble":
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, training.at_once(inputs))
-        asked = [server.ensemble(server.ask("predict", x=part)) for part in parts]
+        question, name = _scored(experiment)
+        asked = [server.ensemble(server.ask(question, **{name: part})) for part in parts]
         return torch.cat(asked).float().cpu()
     told = Measured(experiment).answers(inputs)
     if told is not None:
@@ -55,6 +57,16 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     each = each.cpu()  # (K, N, classes)
     sure = torch.stack([membership.confidence(told, records.targets) for told in each])  # (K, N)
     return each[sure.argmax(0), torch.arange(len(records))]
+
+
+def _scored(experiment: Overheard) -> tuple[str, str]:
+    """The question that is answered with scores of any inputs, and what its inputs are called."""
+    return next(
+        (question.name, name)
+        for question in experiment.side.questions.values()
+        for name, kind in question.sends.items()
+        if kind == INPUTS and any(released.of == "scores" for released in question.releases.values())
+    )
 
 
 def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:

@@ -340,12 +340,14 @@ def _print_names(console: Console) -> None:
     """What else can be named, a line each."""
     from rich.table import Table
 
+    from fedstill.attacks.attack import ATTACKS
     from fedstill.data.loaders import available
     from fedstill.models import MODELS, TEXTS
     from fedstill.tasks import TASKS
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for what, names in (("tasks", TASKS), ("data sets", available()), ("models", (*MODELS, *TEXTS))):
+    named = {"tasks": TASKS, "data sets": available(), "models": (*MODELS, *TEXTS), "attacks": ATTACKS}
+    for what, names in named.items():
         table.add_row(what, ", ".join(names))
     table.add_row("presets", f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets")
     console.print(table)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedstill.attacks.attack import Attack, Found, Pictures, Row, Strip, Target
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.leakage import attack
+from fedstill.attacks.tap import Release
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
 from tests.attacks.runs import FEDAVG, FEDIOD, made
@@ -137,6 +142,50 @@ def test_settings_are_a_table_and_back() -> None:
             LeakageConfig(twice)
     with pytest.raises(ArgumentError, match="seed"):
         LeakageConfig(seed=-1)
+
+
+@dataclass(frozen=True)
+class Keeper(Attack):
+    """Counts what left, and finds what JSON cannot hold where it is asked to."""
+
+    title: ClassVar[str] = "How often nodes were heard"
+    odd: bool = False
+
+    def keeps(self, release: Release) -> bool:
+        return release.question == "examine" and release.part == "answer"
+
+    def run(self, target: Target) -> Found:
+        if self.odd:
+            return Found({"student": target.student})
+        count = Counter(release.node for release in target.releases)
+        same = all(set(release.kinds) == set(release.tensors) for release in target.releases)
+        return Found({"heard": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)})
+
+    def rows(self, part: Any) -> Iterator[Row]:
+        for node, count in part["heard"].items():
+            yield Row(who=node, figure="releases", value=count, without="none")
+
+    def pictures(self, part: Any) -> tuple[Pictures]:
+        return (Pictures(title="one", heads=("a",), strips=(Strip(head="first", stack="first"),)),)
+
+
+def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path) -> None:
+    for file in fediod.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    name = "tests.attacks.test_leakage:Keeper"
+    found = attack(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
+    (only,) = found["attacks"]
+    assert only["found"] == {"heard": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
+    assert only["sentence"] == (
+        "How often nodes were heard: releases of node-0 6 (without it none); releases of node-1 6 "
+        "(without it none); releases of node-2 6 (without it none)."
+    )
+    assert only["pictures"][0]["strips"][0]["stack"] == f"{name}.first"
+    assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]
+    assert 'alt="first"' in write_report(tmp_path).read_text()
+    with pytest.raises(ArgumentError, match=r"Keeper found is .*: allowed is what JSON can hold"):
+        attack(tmp_path, LeakageConfig((Keeper(odd=True),)))
+    assert told(tmp_path)["attacks"] == [only]  # what was there is still there
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
