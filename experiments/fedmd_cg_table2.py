@@ -23,8 +23,8 @@ from typing import Any
 
 import tyro
 
+from fedstill.attacks.gradient_inversion import GradientInversion, inverted
 from fedstill.attacks.heard import Replay
-from fedstill.attacks.victims import InversionsConfig, section
 from fedstill.core.errors import FedstillError
 from fedstill.runs.config import from_dict
 
@@ -97,12 +97,12 @@ def attacked(
         }
     )
     start = time.monotonic()
-    asked = InversionsConfig(victims=victims, round=round, attacks=ATTACKS[network])
+    asked = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network])
     try:
-        got = section(Replay.of(config), asked, seed)
+        got = inverted(Replay.of(config), asked, seed)
     except FedstillError as error:
         return {"refused": str(error)}
-    return {**got.told, "refused_attacks": got.refused, "seconds": time.monotonic() - start}
+    return {**got.part, "refused_attacks": got.skipped, "seconds": time.monotonic() - start}
 
 
 def table(cells: dict[str, Any], data: tuple[str, ...], network: str, seeds: int) -> str:

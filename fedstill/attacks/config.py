@@ -6,54 +6,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedstill.attacks.generated import CopyingConfig
-from fedstill.attacks.members import MembersConfig
-from fedstill.attacks.victims import InversionsConfig
-from fedstill.core.errors import ArgumentError
-from fedstill.core.tables import as_table, read_table
+from fedstill.attacks.attack import ATTACKS, Attack
+from fedstill.attacks.rows import Column
+from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.tables import as_table, read_value
 
-ATTACKS = ("inversion", "membership", "copying", "counts")
+OWN = ("attacks", "seed")  # keys that no attack's options stand under
 
 
 @dataclass(frozen=True)
 class LeakageConfig:
-    """The attacks of ``fedstill attack``."""
+    """The attacks of ``fedstill attack``.
 
-    attacks: tuple[str, ...] = ATTACKS
-    """inversion: images from parameters. membership: who was in the training data. copying: generated images
-    beside private ones, their distances and scores. counts: label counts beside the true ones."""
+    Args:
+        attacks: with their options, in the order in which they are tried; each once.
+        seed: every random draw of the attacks follows from this number.
+    """
 
+    attacks: tuple[Attack, ...] = field(
+        default_factory=lambda: tuple(ATTACKS[name]() for name in ATTACKS.own)
+    )
     seed: int = 0
-    """Every random draw of the attacks follows from this number."""
-
-    inversion: InversionsConfig = field(default_factory=InversionsConfig)
-    """Gradient inversion."""
-
-    membership: MembersConfig = field(default_factory=MembersConfig)
-    """Membership inference."""
-
-    copying: CopyingConfig = field(default_factory=CopyingConfig)
-    """Copying, distances and scores of generated images."""
 
     def __post_init__(self) -> None:
-        if not self.attacks or not set(self.attacks) <= set(ATTACKS):
-            raise ArgumentError("attacks", list(self.attacks), f"some of {', '.join(ATTACKS)}")
+        names = [attack.called for attack in self.attacks]
+        if not names or len(set(names)) < len(names):
+            raise ArgumentError("attacks", names, f"some of {', '.join(ATTACKS)}, each once")
         if self.seed < 0:
             raise ArgumentError("seed", self.seed, "0 or more")
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeakageConfig:
-        """Attacks from a table, as TOML has it.
+        """Attacks from a table, as TOML has it: their names, and their options in tables below.
 
         Raises:
-            FedstillError: a key that is none, or a value that is not allowed.
+            FedstillError: a key that is none, options of an attack that is not chosen, or a value that is not
+                allowed.
 
-        >>> LeakageConfig.from_table({"membership": {"shadows": 4}}).membership.shadows
+        >>> chosen = LeakageConfig.from_table({"attacks": ["membership"], "membership": {"shadows": 4}})
+        >>> chosen.to_table()["membership"]["shadows"]
         4
         """
-        return read_table(cls, table, "leakage.")
+        names = read_value(tuple[str, ...], table.get("attacks", list(ATTACKS.own)), "leakage.attacks")
+        kinds = {name: ATTACKS[name] for name in names}
+        for key, value in table.items():
+            if key in OWN or key in kinds:
+                continue
+            if key in ATTACKS:
+                raise ArgumentError(f"leakage.{key}", value, "none, as it is not among leakage.attacks")
+            raise UnknownName("key", f"leakage.{key}", [f"leakage.{name}" for name in (*OWN, *kinds)])
+        attacks = tuple(read_value(kinds[name], table.get(name, {}), f"leakage.{name}") for name in names)
+        return cls(attacks, read_value(int, table.get("seed", 0), "leakage.seed"))
 
     def to_table(self) -> dict[str, Any]:
         """The same as a table, which :meth:`from_table` reads back."""
-        table: dict[str, Any] = as_table(self)
-        return table
+        named = {attack.called: as_table(attack) for attack in self.attacks}
+        return {"attacks": list(named), "seed": self.seed, **named}
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Of a comparison whose runs are attacked so; first come those of attacks that methods are drawn
+        against."""
+        drawn = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))
+        return tuple(column for attack in drawn for column in attack.columns)

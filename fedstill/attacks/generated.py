@@ -8,13 +8,12 @@ to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' models
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from fedstill.attacks.copying import Copying, copying
+from fedstill.attacks.copying import Copying
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
 from fedstill.attacks.quality import Distance, NodeDistances, distances, inception_scores
 from fedstill.core.dataset import TensorData
@@ -29,114 +28,7 @@ MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured fro
 MOST_DIMENSIONS = 1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
 
 
-@dataclass(frozen=True)
-class CopyingConfig:
-    """What is asked about the inputs that a server made."""
-
-    images: int = 1000
-    """Of the inputs that the server made last, how many are looked at."""
-    drawings: int = 999
-    """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
-    pairs: int = 10
-    """Closest pairs of a generated and a private image that are kept."""
-    extractor: str = ""
-    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them: one more space that
-    distances are measured in. Without one: pixels, and the student's features."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("images", 2), ("drawings", 1), ("pairs", 1)):
-            if getattr(self, name) < least:
-                raise ArgumentError(f"copying.{name}", getattr(self, name), f"{least} or more")
-        if self.extractor and not Path(self.extractor).is_file():
-            raise ArgumentError("copying.extractor", self.extractor, "a file of VGG weights, or none")
-
-
-@dataclass(frozen=True, eq=False)
-class Generated:
-    """What the server's inputs give away, ready for JSON: figures that are not finite are None.
-
-    Args:
-        copying: by space, whether private images are copied; None where no space could be used.
-        distances: by space, FID and KID from each node's own images; likewise None.
-        scores: inception scores by the nodes' models and the student; None but for one label an image.
-        skipped: what is missing, as ``{"attack": ..., "reason": ...}``.
-        pictures: of the closest pairs in the first space, uint8 ``(P, C, H, W)`` each, by name.
-    """
-
-    copying: dict[str, Any] | None = None
-    distances: dict[str, Any] | None = None
-    scores: dict[str, Any] | None = None
-    skipped: tuple[dict[str, str], ...] = ()
-    pictures: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-def section(inputs: torch.Tensor, experiment: Simulation, config: CopyingConfig, seed: int) -> Generated:
-    """Attack the inputs that a server made with all that :mod:`copying` and :mod:`quality` have.
-
-    Private are all nodes' images, held-out those of the test part; of more than :data:`MOST` some are drawn.
-
-    Args:
-        inputs: that the server made and sent, the last ones last: ``(Q, C, H, W)``, normalised as the
-            networks take them.
-        experiment: the run that they are of, at its end.
-        config: what is asked.
-        seed: of which images are taken, and of the drawings.
-
-    Raises:
-        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
-    """
-    shape = tuple(experiment.task.pictured(experiment.test).shape[1:])
-    if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
-        raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
-    images = inputs[-config.images :].detach().cpu().float()
-    skipped: list[dict[str, str]] = []
-    spaces = _spaces(images, experiment, config, skipped)
-    sample = _Sample(experiment, seed)
-
-    def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
-        found = []
-        for space in spaces:
-            try:
-                told = measure(space)
-            except DataError as error:  # a network that diverged has features that are no numbers
-                skipped.append({"attack": attack, "reason": str(error)})
-                continue
-            if told is not None:
-                found.append(told)
-        return found
-
-    pictures: dict[str, torch.Tensor] = {}
-
-    def copied(space: Extractor) -> dict[str, Any]:
-        found = copying(
-            images,
-            sample.private,
-            sample.held_out,
-            space,
-            seed=seed,
-            drawings=config.drawings,
-            closest=config.pairs,
-            groups=sample.groups,
-        )
-        if not pictures:
-            pictures.update(_pictures(found, images, sample, experiment))
-        return sample.told(found)
-
-    def far(space: Extractor) -> dict[str, Any] | None:
-        return _distances(images, experiment, space, seed, skipped)
-
-    copies, apart = of_each("copying", copied), of_each("distances", far)
-    of = "inputs that the server sent to nodes"
-    return Generated(
-        copying={"images": len(images), "of": of, "spaces": copies} if copies else None,
-        distances={"spaces": apart} if apart else None,
-        scores=_scores(images, experiment, skipped),
-        skipped=tuple(skipped),
-        pictures=pictures,
-    )
-
-
-class _Sample:
+class Sample:
     """Private and held-out images that neighbours are sought among, and which ones they are.
 
     Args:
@@ -208,8 +100,8 @@ class _Sample:
         return plain
 
 
-def _spaces(
-    images: torch.Tensor, experiment: Simulation, config: CopyingConfig, skipped: list[dict[str, str]]
+def spaces(
+    images: torch.Tensor, experiment: Simulation, extractor: str, skipped: list[tuple[str, str]]
 ) -> list[Extractor]:
     """What distances are measured in: pixels first."""
     scale = [part.flatten().tolist() for part in normalisation(experiment.setting)]
@@ -217,35 +109,35 @@ def _spaces(
     makers: list[Callable[[], Extractor]] = []
     if experiment.has_student and experiment.task.kind in ("class", "labels"):
         makers.append(lambda: penultimate(experiment.student, images[:2], "the student"))
-    if config.extractor:
-        makers.append(lambda: vgg(config.extractor, *scale))
+    if extractor:
+        makers.append(lambda: vgg(extractor, *scale))
     for make in makers:
         try:
             found.append(make())
         except (ArgumentError, DataError, ModelError) as error:
-            skipped += [{"attack": attack, "reason": str(error)} for attack in ("copying", "distances")]
+            skipped += [(attack, str(error)) for attack in ("copying", "distances")]
     return found
 
 
-def _distances(
+def apart(
     images: torch.Tensor,
     experiment: Simulation,
     space: Extractor,
     seed: int,
-    skipped: list[dict[str, str]],
+    skipped: list[tuple[str, str]],
 ) -> dict[str, Any] | None:
     """FID and KID from each node's own images in one space; None where there is none, which is told."""
     task, test = experiment.task, experiment.test
     dimensions = space(images[:1]).shape[1]
     if dimensions > MOST_DIMENSIONS:
         why = f"{space.name}: {dimensions} dimensions, more than {MOST_DIMENSIONS}, are too many for FID"
-        skipped.append({"attack": "distances", "reason": why})
+        skipped.append(("distances", why))
         return None
     own: dict[str, torch.Tensor] = {}
     for node in experiment.nodes:
         if len(node.data) < 2:
             why = f"{space.name}: {node.name} holds one image, which has no covariance"
-            skipped.append({"attack": "distances", "reason": why})
+            skipped.append(("distances", why))
             continue
         some = _some(len(node.data), MOST_OF_A_NODE, seed, "distances", node.name)
         own[node.name] = task.pictured(_subset(node.data, some)).float()
@@ -274,20 +166,20 @@ def _told(found: NodeDistances, space: Extractor, dimensions: int) -> dict[str, 
     return plain
 
 
-def _scores(
-    images: torch.Tensor, experiment: Simulation, skipped: list[dict[str, str]]
+def scores(
+    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
     """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
     if experiment.task.kind != "class":
         reason = f"an inception score is of one label an image, and this task is {experiment.task.name}"
-        skipped.append({"attack": "scores", "reason": reason})
+        skipped.append(("scores", reason))
         return None
     try:
         nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
         central = {"student": experiment.student} if experiment.has_student else {}
         student = inception_scores(images, central).adapted if central else None
     except DataError as error:
-        skipped.append({"attack": "scores", "reason": str(error)})
+        skipped.append(("scores", str(error)))
         return None
     plain: dict[str, Any] = _plain(
         {"images": len(images), "adapted": nodes.adapted, "nodes": dict(nodes.scores), "student": student}
@@ -295,8 +187,8 @@ def _scores(
     return plain
 
 
-def _pictures(
-    found: Copying, images: torch.Tensor, sample: _Sample, experiment: Simulation
+def closest(
+    found: Copying, images: torch.Tensor, sample: Sample, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
     mean, std = (part.cpu() for part in normalisation(experiment.setting))
@@ -306,7 +198,7 @@ def _pictures(
         "held_out": sample.held_out[[pair.held_out for pair in found.pairs]],
     }
     return {
-        f"copying.{name}": (each * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
+        name: (each * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
         for name, each in rows.items()
     }
 

@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill.attacks.tap import Overheard, Release, disagreement, weighed
+from fedstill.attacks.tap import Hear, Overheard, Release, disagreement, nothing, weighed
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.records import read_result
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
 from fedstill.node.ledger import Ledger
-from fedstill.protocol.kinds import DATA_SIZES, INDICES, INPUTS, LABEL_COUNTS
+from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
 from fedstill.runs.assemble import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.run import REHEARSED
@@ -95,13 +95,14 @@ def replay(folder: Path) -> Replay:
     return Replay.of(config)
 
 
-def hear(folder: Path, again: Replay, most: int) -> tuple[Overheard, Heard, str | None]:
+def hear(folder: Path, again: Replay, most: int, also: Hear = nothing) -> tuple[Overheard, Heard, str | None]:
     """Repeat a run to its end, with the student that it really came to.
 
     Args:
         folder: of the run.
         again: what it was made of.
         most: rows of questions and answers to keep.
+        also: called with each release, too.
 
     Returns:
         The experiment at its end, what its server saw, and why that is not the run of the folder, if it
@@ -115,7 +116,12 @@ def hear(folder: Path, again: Replay, most: int) -> tuple[Overheard, Heard, str 
     if not (folder / "ledger.jsonl").exists():
         raise RunFolderError(f"{folder} holds no ledger.jsonl, against which what left can be checked")
     experiment.groups = dict(result["engine"].get("groups") or {})  # who was computed with whom, as then
-    experiment.listen(lambda release: heard.take(release, experiment.public))
+
+    def both(release: Release) -> None:
+        heard.take(release, experiment.public)
+        also(release)
+
+    experiment.listen(both)
     wrong = disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))
     if experiment.has_student:
         file = folder / "student.safetensors"
@@ -163,11 +169,14 @@ class Heard:
     def take(self, release: Release, public: Public | None) -> None:
         """Hear one release."""
         self.bytes.update(weighed([release]))
-        if set(release.kinds.values()) - {LABEL_COUNTS, DATA_SIZES}:
+        kinds = {name: kind_named(kind) for name, kind in release.kinds.items()}
+        if any(kind.of != "counts" for kind in kinds.values()):
             self.taught.add(release.node)
-        if "counts" in release.tensors:
-            self.counts.setdefault(release.node, release.tensors["counts"].flatten())
-        logits = release.tensors.get("logits")
+        counted = [release.tensors[name] for name, kind in kinds.items() if kind.by_class]
+        if counted:  # by class, and perhaps their sum
+            self.counts.setdefault(release.node, max(counted, key=torch.Tensor.numel).flatten())
+        scores = [release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"]
+        logits = scores[0] if scores else None
         about = None if logits is None else _about(release, public, len(logits))
         if logits is None or about is None or len(logits) != len(about):
             return
@@ -205,8 +214,7 @@ def _about(release: Release, public: Public | None, answers: int) -> torch.Tenso
         if kind == INPUTS and name in release.sent:
             return release.sent[name]
     rows = [name for name, kind in release.asked.items() if kind == INDICES and name in release.sent]
-    view = release.sent.get("view")
-    if not rows or public is None or (view is not None and bool(view.any())):
+    if not rows or public is None or release.moved:
         return None
     told = release.sent[rows[-1]].long().cpu()
     if len(told) == 2 and int(told[1] - told[0]) == answers:  # from one row up to another

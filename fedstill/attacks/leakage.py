@@ -9,28 +9,26 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
-from fedstill.attacks import generated, members, told, victims
+from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.heard import Heard, Replay, hear, replay
+from fedstill.attacks.heard import hear, replay
 from fedstill.attacks.sentence import sentence
-from fedstill.attacks.tap import Overheard
+from fedstill.attacks.tap import Release
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.records import holding, read_result, write_text
-from fedstill.core.tables import as_table
 from fedstill.core.version import __version__
 from fedstill.protocol.method import method_name
 from fedstill.runs.run import machine
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
-PARTS = ("inversion", "membership", "copying", "distances", "scores", "counts")
 
 
 def attack(
@@ -48,19 +46,38 @@ def attack(
         What ``leakage.json`` holds.
 
     Raises:
-        FedstillError: there is no finished run in the folder, its data are not here, or no attack applies.
+        FedstillError: there is no finished run in the folder, or its data are not here.
     """
     from rich.console import Console
 
     config = config or LeakageConfig()
     console, start = Console(stderr=True, quiet=not progress), time.monotonic()
+    got: dict[str, Found] = {}
+    skipped: list[tuple[str, str]] = []
     with console.status("the run once more, to hear what leaves") as status:
-        again = replay(folder)
-        experiment, heard, wrong = hear(folder, again, max(config.membership.answers, config.copying.images))
-        found = _Found(again, experiment, heard, config)
-        for name in config.attacks:
+        again, kept = replay(folder), {each.called: list[Release]() for each in config.attacks}
+
+        def keep(release: Release) -> None:
+            for each in config.attacks:
+                if each.keeps(release):
+                    kept[each.called].append(release)
+
+        most = max(each.rows_heard for each in config.attacks)
+        experiment, heard, wrong = hear(folder, again, most, keep)
+        for each in config.attacks:
+            name = each.called
             status.update(name)
-            getattr(found, name)()
+            reason = each.refusal(experiment.side)
+            try:
+                if reason is None:
+                    got[name] = each.run(Target(again, experiment, heard, kept[name], config.seed))
+                    skipped += got[name].skipped
+            except FedstillError as error:
+                if isinstance(error, ArgumentError) and error.name in each.mistakes:
+                    raise
+                reason = error.reason if isinstance(error, MethodRefused) else str(error)
+            if reason is not None:
+                skipped.append((name, reason))
     result = read_result(folder / "result.json")
     leakage: dict[str, Any] = {
         "fedstill": __version__,
@@ -68,100 +85,61 @@ def attack(
         "machine": machine(),
         "command": command,
         "seconds": time.monotonic() - start,
-        "config": as_table(config),
+        "config": config.to_table(),
         "method": method_name(experiment.method),
         "title": experiment.method.title,
         "task": experiment.task.name,
         "epsilon": _epsilon(result),
         "leaves": list(experiment.side.leaves()),
         "ledger": wrong,
-        "skipped": found.skipped,
-        **{part: found.told.get(part) for part in PARTS},
+        "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
+        "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],
     }
     leakage["sentence"] = sentence(leakage)
+    leakage = _finite(leakage)
+    pictures = {
+        f"{name}.{stack}": images for name, each in got.items() for stack, images in each.pictures.items()
+    }
+    text = json.dumps(leakage, indent=2, allow_nan=False) + "\n"
     with holding(folder, "run"):
         (folder / FILE).unlink(missing_ok=True)  # figures and pictures of two attacks never stand together
         (folder / PICTURES).unlink(missing_ok=True)
-        if found.pictures:
-            save_file(found.pictures, str(folder / PICTURES))
-        write_text(folder / FILE, json.dumps(_finite(leakage), indent=2, allow_nan=False) + "\n")
+        if pictures:
+            save_file(pictures, str(folder / PICTURES))
+        write_text(folder / FILE, text)
     return leakage
 
 
-class _Found:
-    """What the attacks on one run have got so far."""
+def described(attack: Attack, part: Any) -> dict[str, Any]:
+    """What one attack got, as ``leakage.json`` has it: in figures and words that its readers only show.
 
-    def __init__(self, again: Replay, experiment: Overheard, heard: Heard, config: LeakageConfig) -> None:
-        self.again, self.experiment, self.heard, self.config = again, experiment, heard, config
-        self.told: dict[str, Any] = {}
-        self.pictures: dict[str, torch.Tensor] = {}
-        self.skipped: list[dict[str, str]] = []
+    Args:
+        attack: with its options.
+        part: what it found.
 
-    def inversion(self) -> None:
-        """Images from parameters."""
-
-        def tried() -> None:
-            got = victims.section(self.again, self.config.inversion, self.config.seed)
-            self.told["inversion"] = got.told
-            self.pictures.update(got.pictures)
-            self.skipped += [_skip(attack, reason) for attack, reason in got.refused]
-
-        self._try("inversion", tried)
-
-    def membership(self) -> None:
-        """Who was in the training data."""
-
-        def tried() -> None:
-            config = self.config.membership
-            found = members.section(self.again, self.experiment, self.heard, config, self.config.seed)
-            self.told["membership"] = found
-            if len(found) == 1:
-                reason = "no answers to questions left the nodes"
-                if not config.answers or not config.shadows:
-                    reason = "membership.answers or membership.shadows is 0"
-                self.skipped.append(_skip("membership through answers", reason))
-
-        self._try("membership", tried)
-
-    def copying(self) -> None:
-        """Generated images beside private ones."""
-        inputs = self.heard.inputs
-        if inputs is None or not self.heard.made or self.experiment.task.tokens:
-            reason = "the server made no images that left it: it asked about none, or about public ones"
-            self.skipped += [_skip(part, reason) for part in ("copying", "distances", "scores")]
-            return
-
-        def tried() -> None:
-            got = generated.section(inputs, self.experiment, self.config.copying, self.config.seed)
-            self.told |= {"copying": got.copying, "distances": got.distances, "scores": got.scores}
-            self.pictures.update(got.pictures)
-            self.skipped += got.skipped
-
-        self._try("copying", tried)
-
-    def counts(self) -> None:
-        """Label counts that were told."""
-        if not self.heard.counts:
-            self.skipped.append(_skip("counts", "no node was asked for its label counts"))
-            return
-        self._try("counts", lambda: self.told.update(counts=told.counts(self.heard.counts, self.experiment)))
-
-    def _try(self, attack: str, tried: Callable[[], None]) -> None:
-        """An attack that does not apply is told of, with the reason."""
-        try:
-            tried()
-        except MethodRefused as error:
-            self.skipped.append(_skip(attack, error.reason))
-        except ArgumentError as error:
-            if error.name in ("inversion.round", "inversion.victims"):
-                raise  # a mistake, and no property of the run
-            self.skipped.append(_skip(attack, str(error)))
-        except FedstillError as error:
-            self.skipped.append(_skip(attack, str(error)))
-
-
-def _skip(attack: str, reason: str) -> dict[str, str]:
-    return {"attack": attack, "reason": reason}
+    Raises:
+        ArgumentError: it found what JSON cannot hold.
+    """
+    name = attack.called
+    try:
+        json.dumps(part)
+    except TypeError as error:
+        raise ArgumentError(f"what {name} found", str(error), "what JSON can hold") from error
+    pictures = [asdict(each) for each in attack.pictures(part)]
+    for strip in (strip for each in pictures for strip in each["strips"]):
+        strip["stack"] = f"{name}.{strip['stack']}"
+    return {
+        "name": name,
+        "title": attack.title,
+        "sentence": attack.sentence(part),
+        "strength": attack.strength(part),
+        "about": [list(line) for line in attack.about(part)],
+        "rows": [{**asdict(row), "text": row.written} for row in attack.rows(part)],
+        "columns": [asdict(column) for column in attack.columns],
+        "notes": list(attack.notes),
+        "pictures": pictures,
+        "found": part,
+    }
 
 
 def _epsilon(result: Mapping[str, Any]) -> float | None:

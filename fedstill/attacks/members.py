@@ -13,53 +13,84 @@ test data is kept aside as RMIA's population.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from fedstill import models
 from fedstill.attacks import membership, proxy
+from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.candidates import Candidates, candidates, merged
 from fedstill.attacks.heard import Heard, Replay
 from fedstill.attacks.membership import Seen
+from fedstill.attacks.outsider import OF, federation, outsider, taught
 from fedstill.attacks.rates import Rates, rates, split
+from fedstill.attacks.rows import Column, Row, with_interval
 from fedstill.attacks.shadows import halves, together
 from fedstill.attacks.tap import Overheard
-from fedstill.core.choices import check_choices
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
-from fedstill.core.seeds import derive, numpy_generator, torch_generator
-from fedstill.data import dividing
+from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.seeds import derive
 from fedstill.node import training
 from fedstill.node.node import Node
 from fedstill.privacy.audit import CONFIDENCE
 from fedstill.runs.simulation import Simulation
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
-OF = {
-    "student": ("student", "the central model's outputs about any input"),
-    "virtual": (
-        "average of the nodes' models",
-        "the outputs of the nodes' average about any input, which nobody in this run is given",
-    ),
-    "ensemble": ("ensemble", "what the ensemble answers about any input, through the nodes' gates"),
-    "nodes": (
-        "nodes' models",
-        "the outputs of every node's own model about any input, which nobody in this run is given",
-    ),
-}
-POPULATION = 4  # one of so many test records is RMIA's
-MOST_POPULATION = 500
 COPIES = replace(proxy.DISTIL, epochs=40)  # there is one copy for each shadow, too
-TESTED = 100  # test records that a shadow federation is measured on; nobody looks at it
+
+
+GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
+SHADOWS = {
+    "federations": "each the whole run again, over other draws of the records",
+    "alone": "each trained alone as a node trains its model",
+}
+RATE = 0.01  # of false positives, at which comparisons tell true positives
+AUC, ANSWERED, FOUND = "membership_auc", "answers_auc", "tpr_at_1_percent"
 
 
 @dataclass(frozen=True)
-class MembersConfig:
+class MembershipInference(Attack):
     """How membership is told."""
+
+    title: ClassVar[str] = "Who was among the training records: membership inference"
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(
+            name=AUC,
+            head="membership AUC",
+            title="Membership AUC %",
+            says="Membership AUC: how often an attack on the central model, or on what stands for it, "
+            "ranks a record that was trained on above one that was not, in percent; 50 is guessing.",
+            guess=50.0,
+            axis="AUC of the strongest membership attack",
+        ),
+        Column(
+            name=FOUND,
+            head="TPR at 1%",
+            title="TPR % at 1%",
+            says="TPR at 1%: the percentage of members that it finds where it accuses 1% of the others; 1 is "
+            "guessing.",
+        ),
+        Column(
+            name=ANSWERED,
+            head="answers' AUC",
+            title="Answers\u2019 AUC %",
+            says="Answers' AUC: the same through what one node answered, as the server sees it.",
+            guess=50.0,
+        ),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "AUC: how often, of a member and another record, the attack picks the member; 50% is guessing. "
+        "What harms single people is what is found where false alarms are rare; who guesses finds as large "
+        "a share of members as of others. In brackets: intervals over records, for the one model that was "
+        "attacked; all attacks on it together lie in theirs at 95%. The best of several attacks is a "
+        "little above guessing by chance.",
+    )
 
     shadows: int = 16
     """Models that the attacker trains itself, an even number from 4 up; 0: only attacks that need none."""
@@ -72,38 +103,106 @@ class MembersConfig:
     """Answers of a node that a copy of its model is distilled from, at most; 0: none."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "membership")
+        super().__post_init__()
         if self.shadows % 2 or self.shadows < 0 or self.shadows == 2:
             raise ArgumentError("membership.shadows", self.shadows, "an even number from 4 up, or 0")
         for name, least in (("records", 10), ("answers", 0)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"membership.{name}", getattr(self, name), f"{least} or more")
 
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Records whose membership is asked for.
-
-    Args:
-        records: members and others.
-        inside: which of them are members, ``(N,)`` bool.
-        population: further records that no model learned from.
-        learned: how many members there are in all.
-    """
-
-    records: TensorData
-    inside: torch.Tensor
-    population: TensorData
-    learned: int
-
     @property
-    def all(self) -> TensorData:
-        """Records, and behind them the population."""
-        return _together([self.records, self.population])
+    def rows_heard(self) -> int:
+        return self.answers
+
+    def run(self, target: Target) -> Found:
+        found = section(target.replay, target.experiment, target.heard, self, target.seed)
+        if len(found) > 1:
+            return Found({"targets": found})
+        reason = "no answers to questions left the nodes"
+        if not self.answers or not self.shadows:
+            reason = "membership.answers or membership.shadows is 0"
+        return Found({"targets": found}, skipped=[("membership through answers", reason)])
+
+    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+        central, *_ = part["targets"]
+        for target in part["targets"]:
+            for each in target["attacks"]:
+                yield from _figures(each, target["of"], AUC if target is central else ANSWERED)
+
+    def sentence(self, part: Mapping[str, Any]) -> str:
+        parts = []
+        for target in part["targets"]:
+            best = next(each for each in target["attacks"] if each["name"] == target["best"])
+            hint = " (not told from chance)" if best["auc"]["low"] <= 0.5 else ""
+            nobody = ", which nobody was given," if target["of"] in GIVEN_TO_NOBODY else ""
+            parts.append(f"{100 * best['auc']['value']:.0f} times in 100 by the {target['of']}{nobody}{hint}")
+        return (
+            f"Shown a record that was learned from and one that was not, the best attack picked the former "
+            f"{' and '.join(parts)}; chance is 50."
+        )
+
+    def strength(self, part: Mapping[str, Any]) -> str:
+        central = part["targets"][0]
+        titles = ", ".join(each["title"].replace(", ", " ") for each in central["attacks"])
+        trained = {"alone": "trained alone", "federations": "each of a federation"}[central["trained"]]
+        return f"membership by {titles} ({central['shadows']} shadow models, {trained})"
+
+    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+        return [(target["of"], _tried(target)) for target in part["targets"]]
+
+
+def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Row]:
+    """What one attack got of one target."""
+    auc = attack["auc"]
+    value, low, high = (auc[key] for key in ("value", "low", "high"))
+    yield Row(
+        attack=attack["title"],
+        who=of,
+        figure="AUC",
+        value=100 * value,
+        interval=(100 * low, 100 * high),
+        text=with_interval(value, low, high),
+        without="50%",
+        says="not told from guessing" if low <= 0.5 <= high else "",
+        column=column,
+    )
+    for at in attack["at"]:
+        rate, found = f"{100 * at['rate']:g}%", at["true_positives"]
+        value, low, high = (found[key] for key in ("value", "low", "high"))
+        yield Row(
+            attack=attack["title"],
+            who=of,
+            figure=f"members found at {rate} false alarms",
+            value=100 * value,
+            interval=(100 * low, 100 * high),
+            text=with_interval(value, low, high),
+            without=rate,
+            says=f"{at['found']:,} of {at['members']:,}; false alarms: {at['accused']:,} of {at['others']:,}",
+            column=FOUND if column == AUC and math.isclose(at["rate"], RATE) else "",
+            detail=not at["allowed"],  # of few others no low rate can be told
+        )
+
+
+def _tried(target: Mapping[str, Any]) -> str:
+    """What the adversary of one target sees, and on what it was tried."""
+    members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
+    models = f", with {shadows} shadow models, {SHADOWS[target['trained']]}" if shadows else ""
+    rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
+    # What no number of these records can tell, whatever the attack.
+    few = [
+        f" {100 * rate:g}% false alarms cannot be told from fewer than {math.ceil(1 / rate):,} others: that "
+        "column counts members found without any false alarm."
+        for rate in rates
+        if 1e-9 < rate < 1 and others * rate < 1 - 1e-9
+    ]
+    return (
+        f"The adversary sees {target['sees']}. It was tried on {members:,} members (trained on) and "
+        f"{others:,} others (not){models}.{''.join(few)}"
+    )
 
 
 def section(
-    again: Replay, experiment: Overheard, heard: Heard, config: MembersConfig, seed: int
+    again: Replay, experiment: Overheard, heard: Heard, config: MembershipInference, seed: int
 ) -> list[dict[str, Any]]:
     """Attack a run's central model, and the answers of the node that has most records.
 
@@ -128,44 +227,19 @@ def section(
     return found
 
 
-def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
-    """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
-    inputs = records.inputs.to(experiment.compute.device)
-    if experiment.method.central == "ensemble":
-        experiment.reopen()
-        server, parts = experiment.server, torch.split(inputs, training.at_once(inputs))
-        asked = [server.ensemble(server.ask("predict", x=part)) for part in parts]
-        return torch.cat([each for each in asked if each is not None]).float().cpu()
-    told = experiment.answers(inputs)
-    if told is not None:
-        return told.float().cpu()
-    each = torch.stack(
-        [training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
-    )
-    each = each.cpu()  # (K, N, classes)
-    sure = torch.stack([membership.confidence(told, records.targets) for told in each])  # (K, N)
-    return each[sure.argmax(0), torch.arange(len(records))]
-
-
-def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:
-    """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
-    by_themselves = experiment.method.central in ("nodes", "ensemble")
-    return [node for node in experiment.nodes if by_themselves or node.name in nodes]
-
-
 def _central(
-    again: Replay, experiment: Overheard, heard: Heard, config: MembersConfig, seed: int
+    again: Replay, experiment: Overheard, heard: Heard, config: MembershipInference, seed: int
 ) -> dict[str, Any]:
     teaching = taught(experiment, heard.taught)
     if not teaching:
         reason = "no node's records came to the central model"
         raise MethodRefused(experiment.method.title, "every node", reason)
-    asked = _candidates(_together([node.data for node in teaching]), again.data.test, config, seed)
+    asked = candidates(merged([node.data for node in teaching]), again.data.test, config.records, seed)
     inside = halves(len(asked.records), config.shadows, seed)
     told = [outsider(experiment, asked.all)]
     if config.trained == "federations":
         for at, row in enumerate(inside):
-            outputs, inside[at] = _federation(again, asked, row, derive(seed, "federation", at))
+            outputs, inside[at] = federation(again, asked, row, derive(seed, "federation", at))
             told.append(outputs)
     elif config.shadows:
         networks = together(
@@ -182,56 +256,19 @@ def _central(
     return _told(of, sees, asked, torch.stack(told), inside, config)
 
 
-def _federation(
-    again: Replay, asked: Candidates, row: torch.Tensor, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A run with the same method, on other records and with other draws.
-
-    Returns:
-        What it says about the candidates ``(N + Z, classes)``, and which of them it learned from ``(N,)``: of
-        those that it was to learn from, ``row``, without those of nodes that were not drawn.
-    """
-    rows = row.nonzero().flatten()
-    part, run = asked.records.subset(rows), again.config
-    generator = numpy_generator(seed, "split")
-    try:
-        indices = dividing.split(part.targets, len(again.data.classes), run.split, generator)
-    except FedstillError as error:
-        if isinstance(error, ArgumentError) and error.name == "split.column":
-            told = "alone, where data are split by a column"
-            raise ArgumentError("membership.trained", "federations", told) from error
-        allowed = f"more, or membership.trained = alone ({error})"
-        raise ArgumentError("membership.records", len(asked.records), allowed) from error
-    test = again.data.test.subset(torch.arange(min(TESTED, len(again.data.test))))
-    shadow = replace(
-        again,
-        config=replace(run, seed=seed),
-        data=replace(again.data, test=test),
-        parts=[part.subset(own) for own in indices],
-    ).experiment()
-    heard = Heard(0)
-    shadow.listen(lambda release: heard.take(release, shadow.public))
-    names = {node.name for node in taught(shadow, heard.taught)}
-    learned = torch.zeros_like(row)
-    for node, own in zip(shadow.nodes, indices, strict=True):
-        if node.name in names:
-            learned[rows[own]] = True
-    return outsider(shadow, asked.all), learned
-
-
 def _answers(
     again: Replay,
     experiment: Simulation,
     node: Node,
     answered: tuple[torch.Tensor, torch.Tensor],
-    config: MembersConfig,
+    config: MembershipInference,
     seed: int,
 ) -> dict[str, Any]:
     """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise."""
     place = [each.name for each in experiment.nodes].index(node.name)
     names, task, compute = again.config.nodes.models, experiment.task, _fast(experiment)
     own, make = derive(seed, node.name), _made(again, names[place % len(names)])
-    asked = _candidates(_together([node.data]), again.data.test, config, seed, alike=True)
+    asked = candidates(merged([node.data]), again.data.test, config.records, seed, alike=True)
     inside = halves(len(asked.records), config.shadows, own)
     shadows = together(make, asked.records, inside, task, again.config.nodes.local, own, compute=compute)
     inputs, answers = (part[-config.answers :] for part in answered)
@@ -255,7 +292,12 @@ def _answers(
 
 
 def _told(
-    of: str, sees: str, asked: Candidates, told: torch.Tensor, inside: torch.Tensor, config: MembersConfig
+    of: str,
+    sees: str,
+    asked: Candidates,
+    told: torch.Tensor,
+    inside: torch.Tensor,
+    config: MembershipInference,
 ) -> dict[str, Any]:
     """All attacks on what target and shadows say ``(1 + M, N + Z, classes)``, as the file has them."""
     n, labels = len(asked.records), asked.all.targets
@@ -294,57 +336,6 @@ def _attack(name: str, found: Rates) -> dict[str, Any]:
         "at": list(told["at"]),
         "line": str(found),
     }
-
-
-def _candidates(
-    members: TensorData, test: TensorData, config: MembersConfig, seed: int, *, alike: bool = False
-) -> Candidates:
-    """Members, as many others at most, and a population.
-
-    Args:
-        members: all records that the target learned from.
-        test: records that it did not.
-        config: how many of each, at most.
-        seed: of what is drawn.
-        alike: others have the members' classes, in their shares.
-    """
-    order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
-    apart = min(len(test) // POPULATION, MOST_POPULATION)
-    population, rest = test.subset(order[:apart]), test.subset(order[apart:])
-    learned = len(members)
-    drawn = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
-    members = members.subset(drawn[: config.records].sort().values)
-    first = torch.arange(min(len(rest), config.records))
-    others = rest.subset(_alike(rest.targets, members.targets, config.records) if alike else first)
-    if min(len(members), len(others), len(population)) < 2:
-        sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
-        raise ArgumentError("records", sizes, "two of each, to tell who was a member")
-    inside = torch.arange(len(members) + len(others)) < len(members)
-    return Candidates(_together([members, others]), inside, population, learned)
-
-
-def _alike(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
-    """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
-
-    At most ``most``, but for rounding up in each class.
-
-    >>> _alike(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
-    [0, 3, 4]
-    """
-    classes = int(max(targets.max(), like.max())) + 1
-    have, want = (torch.bincount(labels, minlength=classes).double() for labels in (targets, like))
-    share = want / want.sum()
-    known = (share > 0) & (have > 0)
-    total = min(float((have[known] / share[known]).min()), most)  # limited by the scarcest class
-    counts = torch.clamp((share * total).ceil(), max=have).long()
-    rows = [torch.nonzero(targets == label).flatten()[: int(counts[label])] for label in range(classes)]
-    return torch.cat(rows).sort().values
-
-
-def _together(parts: Sequence[TensorData]) -> TensorData:
-    return TensorData(
-        torch.cat([part.inputs.cpu() for part in parts]), torch.cat([part.targets.cpu() for part in parts])
-    )
 
 
 def _made(again: Replay, spec: str) -> Callable[[int], nn.Module]:

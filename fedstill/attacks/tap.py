@@ -34,6 +34,7 @@ class Release:
         sent: what had come down, by name.
         asked: the kind of each tensor of the question; empty for what was pulled back.
         bytes: that left, by kind, as the ledger counts them.
+        moved: whether it is about inputs that the node moved before it answered.
     """
 
     node: str
@@ -45,6 +46,7 @@ class Release:
     sent: Tensors
     asked: Mapping[str, str]
     bytes: Mapping[str, int]
+    moved: bool = False
 
 
 Hear = Callable[[Release], Any]
@@ -75,7 +77,7 @@ class _Tapped(InProcess):
     def _told(
         self, releases: Mapping[str, Tensors], question: str, number: int, part: str, sent: Tensors
     ) -> None:
-        kinds = self.questions[question].kinds()
+        kinds, moves = self.questions[question].kinds(), self.questions[question].moves
         asked = self.questions[question].sends if part == ANSWER else {}
         for node, told in releases.items():
             bytes: Counter[str] = Counter()
@@ -84,10 +86,11 @@ class _Tapped(InProcess):
             plain = {name: tensor.detach().clone() for name, tensor in refine(told).items()}
             down = {name: tensor.detach().clone() for name, tensor in refine(sent).items()}
             of = {name: kinds[name] for name in plain}
-            self.hear(Release(node, number, question, part, of, plain, down, asked, dict(bytes)))
+            moved = bool(down[moves].any()) if moves in down else False
+            self.hear(Release(node, number, question, part, of, plain, down, asked, dict(bytes), moved))
 
 
-def _nothing(release: Release) -> None:
+def nothing(release: Release) -> None:
     """What is no longer listened to."""
 
 
@@ -113,7 +116,7 @@ class Overheard(Simulation):
         except Enough:
             return False
         finally:
-            self.hear = _nothing  # what an attacker asks later on is no part of the run
+            self.hear = nothing  # what an attacker asks later on is no part of the run
         return True
 
     def reopen(self) -> None:

@@ -1,9 +1,4 @@
-"""Gradient inversion against a run's own protocol: what a node with a few images would have released.
-
-Nobody inverts the update of thousands of images. So the case that is easiest for the attack is tried: nodes
-that hold one image, or a few, take part in the run as it is configured, and what their gates let out in one
-round is attacked by the server, who knows what it sent and how nodes train. A node that holds more loses
-less to this attack; how much less, larger ``images`` tell.
+"""Nodes with a few images in a run's own protocol, what they release in one round, and attacks on that.
 
 For a later round the victims take part from the first one on, beside the run's own nodes, some of which hold
 the same images; all nodes take part in every round. Parameters that a method keeps at its nodes are unknown
@@ -14,7 +9,6 @@ it takes these first weights in their place.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -26,67 +20,22 @@ from fedstill import models
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.inversion import ATTACKS, invert
 from fedstill.attacks.layers import invert_layers
-from fedstill.attacks.recovered import Pixels, Recovered, psnr
+from fedstill.attacks.recovered import Pixels, Recovered
 from fedstill.attacks.tap import Enough, Overheard, Release
 from fedstill.attacks.updates import Gradient, Part, Schedule, Update, as_gradient, shared
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, MethodRefused
-from fedstill.core.seeds import derive, torch_generator
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
 from fedstill.protocol.schedule import Span
 
-TITLES = {
-    "dlg": "DLG",
-    "idlg": "iDLG",
-    "inverting": "inverting gradients",
-    "layers": "layer by layer",
-}
 PARTS: Mapping[str, Part] = {
     PARAMETERS: "all",
     EXTRACTOR_PARAMETERS: "extractor",
     HEAD_PARAMETERS: "head",
 }
-SHARED = {"all": "all parameters", EXTRACTOR: "the extractor", HEAD: "the head"}
-REAL = 500  # images that the guess is the mean of
-
-
-@dataclass(frozen=True)
-class InversionsConfig:
-    """Which nodes are attacked by gradient inversion, and how."""
-
-    victims: int = 4
-    """Nodes that are attacked, each with images of its own."""
-    images: int = 1
-    """Images that each of them holds."""
-    round: int = 0
-    """The round whose release is attacked; 0 is the first. Before a later one, the run's own nodes take part,
-    so that parameters are what they would be then."""
-    attacks: tuple[str, ...] = ("dlg", "idlg", "inverting", "layers")
-    """dlg, idlg, inverting (gradients) and layers (layer by layer, for LeNet-5 with ReLU and max pooling)."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("victims", 1), ("images", 1), ("round", 0)):
-            if getattr(self, name) < least:
-                raise ArgumentError(f"inversion.{name}", getattr(self, name), f"{least} or more")
-        if not self.attacks or not set(self.attacks) <= set(TITLES):
-            raise ArgumentError("inversion.attacks", list(self.attacks), f"some of {', '.join(TITLES)}")
-
-
-@dataclass(frozen=True, eq=False)
-class Inverted:
-    """What gradient inversion got of a run's protocol.
-
-    Args:
-        told: the part of ``leakage.json``.
-        pictures: originals and recovered images ``(V B, C, H, W)`` uint8, by name.
-        refused: attacks that could not be tried, with the reason.
-    """
-
-    told: dict[str, Any]
-    pictures: dict[str, torch.Tensor]
-    refused: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,87 +57,25 @@ class Victim:
     beside: str
 
 
-def section(again: Replay, config: InversionsConfig, seed: int) -> Inverted:
-    """Attack victims of a run.
+def victims(again: Replay, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
+    """Nodes with a few images each, and what left them in the round that is attacked.
 
     Args:
         again: what the run was made of.
-        config: whom to attack, and how.
-        seed: of victims and searches.
+        seed: of whose images they hold.
+        count: how many victims.
+        images: that each of them holds.
+        round: whose release is attacked; 0 is the first.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
             label an image; one line says why.
     """
-    found = victims(again, config, seed)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (again.data.mean, again.data.std))
-    pixels = Pixels((0 - mean) / std, (1 - mean) / std)
-    originals = torch.cat([victim.data.inputs for victim in found])
-    pictures = {"inversion.original": _bytes(originals, pixels)}
-    told: list[dict[str, Any]] = []
-    means: dict[str, float] = {}
-    refused: list[tuple[str, str]] = []
-    for name in config.attacks:
-        start = time.monotonic()
-        try:
-            got = [
-                attacked(victim, name, pixels, derive(seed, "victim", at)) for at, victim in enumerate(found)
-            ]
-        except ArgumentError as error:
-            refused.append((f"inversion: {TITLES[name]}", str(error)))
-            continue
-        values = torch.tensor([value for each in got for value in each.psnr], dtype=torch.float64)
-        means[name] = float(values.mean())
-        labels = torch.cat([victim.data.targets for victim in found])
-        right = int((torch.cat([each.labels for each in got]) == labels).sum())
-        told.append(
-            {
-                "name": name,
-                "title": TITLES[name],
-                "psnr": {
-                    "mean": means[name],
-                    "std": float(values.std(correction=0)),
-                    "per_image": values.tolist(),
-                },
-                "labels": {"right": right, "of": len(labels)},
-                "seconds": time.monotonic() - start,
-            }
-        )
-        pictures[f"inversion.{name}"] = _bytes(torch.cat([each.images for each in got]), pixels)
-    if not told:
-        raise MethodRefused(again.config.method.title, "every victim", refused[0][1])
-    schedule = found[0].schedule
-    return Inverted(
-        {
-            "shared": SHARED[found[0].part],
-            "known": _known(found[0], config.round),
-            "images": config.images,
-            "round": config.round,
-            "steps": len(schedule.rates),
-            "optimiser": schedule.optimiser,
-            "victims": config.victims,
-            "smallest": min(map(len, again.parts)),
-            "guess": float(psnr(_mean_image(again.parts).expand_as(originals), originals, pixels).mean()),
-            "attacks": told,
-            "best": max(means, key=means.__getitem__),
-        },
-        pictures,
-        refused,
-    )
-
-
-def victims(again: Replay, config: InversionsConfig, seed: int) -> list[Victim]:
-    """Nodes with a few images each, and what left them in the round that is attacked.
-
-    Raises:
-        FedstillError: see :func:`section`.
-    """
-    run, method = again.config, again.config.method
-    setting = again.setting
+    run, setting = again.config, again.setting
     if setting.task.kind != "class" or setting.task.tokens:
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
-    parts = _drawn(again.parts, config, seed)
-    before = list(again.parts) if config.round else []
+    parts = _drawn(again.parts, count, images, seed)
+    before = list(again.parts) if round else []
     names = [f"victim-{at}" for at in range(len(parts))]
     shape, classes = tuple(again.data.test.inputs.shape[1:]), len(again.data.classes)
     own = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
@@ -203,13 +90,11 @@ def victims(again: Replay, config: InversionsConfig, seed: int) -> list[Victim]:
         privacies=[run.nodes.privacy] * nodes,
         method=replace(asked, **everybody),
     )
-    if not set(PARTS) & set(experiment.side.leaves()):
-        raise MethodRefused(method.title, "every node", "gradient inversion needs parameters, and none leave")
-    if config.round >= run.method.turns:
-        raise ArgumentError("inversion.round", config.round, f"0 .. {run.method.turns - 1}, as in the run")
-    heard, schedule = _heard(experiment, names, config.round), _schedule(again, config)
+    if round >= run.method.turns:
+        raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
+    heard, schedule = _heard(experiment, names, round), _schedule(again, images, round)
     first = models.build(run.student.model, shape, classes, run.seed, "student")
-    one = config.round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
+    one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
     return [
         _victim(
             copy.deepcopy(first),
@@ -246,24 +131,24 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
     return got.against(victim.data.inputs, pixels)
 
 
-def _drawn(parts: Sequence[TensorData], config: InversionsConfig, seed: int) -> list[TensorData]:
+def _drawn(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
     """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
     orders = [
-        torch.split(torch.randperm(len(part), generator=torch_generator(seed, "victims", at)), config.images)
+        torch.split(torch.randperm(len(part), generator=torch_generator(seed, "victims", at)), images)
         for at, part in enumerate(parts)
     ]
-    pieces = [[rows for rows in order if len(rows) == config.images] for order in orders]
+    pieces = [[rows for rows in order if len(rows) == images] for order in orders]
     turns = max(map(len, pieces))
     drawn = [
         parts[at].subset(rows[turn])
-        for turn in range(min(turns, config.victims))
+        for turn in range(min(turns, count))
         for at, rows in enumerate(pieces)
         if turn < len(rows)
     ]
-    if len(drawn) < config.victims:
+    if len(drawn) < count:
         most = sum(map(len, pieces))
-        raise ArgumentError("inversion.victims", config.victims, f"at most {most} of {config.images} images")
-    return [replace(part, cases=None, groups=None) for part in drawn[: config.victims]]
+        raise ArgumentError("inversion.victims", count, f"at most {most} of {images} images")
+    return [replace(part, cases=None, groups=None) for part in drawn[:count]]
 
 
 def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str, Release]:
@@ -281,10 +166,10 @@ def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str,
     return {name: releases[round] for name, releases in heard.items()}
 
 
-def _schedule(again: Replay, config: InversionsConfig) -> Schedule:
+def _schedule(again: Replay, images: int, round: int) -> Schedule:
     """How a node with so many images trains in the round that is attacked."""
-    span = Span(config.round, config.round + 1, again.config.method.turns)
-    return Schedule.of(again.config.nodes.local, config.images, span)
+    span = Span(round, round + 1, again.config.method.turns)
+    return Schedule.of(again.config.nodes.local, images, span)
 
 
 def _victim(model: nn.Module, release: Release, schedule: Schedule, data: TensorData, beside: str) -> Victim:
@@ -311,7 +196,7 @@ def _victim(model: nn.Module, release: Release, schedule: Schedule, data: Tensor
     return Victim(exact, data, part, schedule, beside)
 
 
-def _known(victim: Victim, round: int) -> str:
+def known(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
     steps = f"{len(schedule.rates)} step{'' if len(schedule.rates) == 1 else 's'}"
@@ -326,13 +211,3 @@ def _known(victim: Victim, round: int) -> str:
     if victim.beside:
         knows += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
     return knows
-
-
-def _mean_image(parts: Sequence[TensorData]) -> torch.Tensor:
-    """What real images are on the mean, ``(C, H, W)``: who knows that needs no attack to guess so much."""
-    some = torch.cat([part.inputs[: max(1, REAL // len(parts))] for part in parts])
-    return some.mean(0)
-
-
-def _bytes(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    return pixels.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()

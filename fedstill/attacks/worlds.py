@@ -18,7 +18,7 @@ from fedstill.core.seeds import numpy_generator
 from fedstill.data.loaders import load
 from fedstill.data.vision import Digits
 from fedstill.federation import partition
-from fedstill.methods.fediod import FedIOD
+from fedstill.methods.audited import audited
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.account import Account
@@ -46,7 +46,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class World:
-    """One node with some records, trained and ready to be asked, as a run of FedIOD makes it.
+    """One node with some records, trained and ready to be asked.
 
     Args:
         data: its records.
@@ -78,7 +78,7 @@ class World:
             linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
         )
         self.node = Node(NAME, self.data, network, gate, 0)
-        method = FedIOD(gan=float(self.critics), critic_width=4, batch=self.rows, steps=1)
+        method = audited(self.rows, self.critics)
         setting = NodeSetting(self.task, self.local, self.compute)
         side = side_of(method, setting)
         self.account = Account(None, self.secret, durable=False)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import ArgumentError, RunFolderError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fedstill.attacks.config import LeakageConfig
 
 ABOUT = """\
 Attack a finished run with what left its nodes.
@@ -43,10 +47,7 @@ def main(words: list[str]) -> None:
             raise ArgumentError("fedstill attack", " ".join(words), allowed)
         _check(Path(words[0]))
 
-    from fedstill.attacks.config import LeakageConfig
-    from fedstill.cli.options import override
-
-    config = override(LeakageConfig(), rest, USAGE, ABOUT)
+    config = configured(rest)
     folder = Path(words[0])
 
     from rich.console import Console
@@ -75,13 +76,49 @@ def _check(folder: Path) -> None:
         raise RunFolderError(f"the run in {folder} is not finished: there is no result.json; {again}")
 
 
-class Line(NamedTuple):
-    """What one attack got: its name, of what, its figures, and what one has without attacking."""
+def configured(words: list[str]) -> LeakageConfig:
+    """The attacks that words choose, with their options.
 
-    attack: str
-    of: str
-    got: str
-    without: str
+    Raises:
+        FedstillError: an attack that does not exist, an option that none of the chosen ones has, or a value
+            that it cannot have.
+    """
+    from fedstill.attacks.attack import ATTACKS
+    from fedstill.attacks.config import LeakageConfig
+    from fedstill.cli.options import group, override
+
+    config, given = LeakageConfig(), group([word for word in words if word not in ("-h", "--help")])
+    for option in given:
+        if option.name == "attacks":
+            config = LeakageConfig.from_table({"attacks": option.values})
+    fields = {_field(attack.called): attack for attack in config.attacks}
+    for option in given:
+        whose = option.name.rpartition(".")[0]
+        if whose in ATTACKS and _field(whose) not in fields:
+            reason = f"none, as attack {whose!r} is not among --attacks"
+            raise ArgumentError(option.option, " ".join(option.values), reason)
+    own = [("attacks", tuple[str, ...]), ("seed", int)]
+    form: Any = make_dataclass(
+        "Leakage", [*own, *((name, type(each)) for name, each in fields.items())], frozen=True
+    )
+    now = form(tuple(each.called for each in config.attacks), config.seed, **fields)
+    spelled = [_option(word) for word in words]
+    got = override(now, spelled, USAGE, f"{ABOUT}\n--attacks NAME ...: {', '.join(ATTACKS)}")
+    return LeakageConfig(tuple(getattr(got, name) for name in fields), got.seed)
+
+
+def _field(name: str) -> str:
+    """The name of an attack as help has it: options of ``my_lab:Guess`` are ``--my_lab_Guess.NAME`` there."""
+    return re.sub(r"\W", "_", name)
+
+
+def _option(word: str) -> str:
+    """An option with its attack's name so spelled."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    whose, dot, option = name.rpartition(".")
+    return f"--{_field(whose)}{dot}{option}{equals}{value}"
 
 
 def print_leakage(found: Mapping[str, Any], console: Console) -> None:
@@ -97,7 +134,7 @@ def print_leakage(found: Mapping[str, Any], console: Console) -> None:
     if told is not None:
         console.print(Text(told))
         console.print()
-    rows = list(lines(found))
+    rows = printed(found)
     if rows:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for head in ("attack", "of", "got", "without it"):
@@ -111,109 +148,16 @@ def print_leakage(found: Mapping[str, Any], console: Console) -> None:
         console.print(Text(f"Not tried: {reason}"))
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[Line]:
-    """The lines of the table, in the order of the report."""
-    from fedstill.core.words import pick
+def printed(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The lines of the table: each attack, of what, its figures, and what one has without attacking."""
+    from fedstill.core.words import words
+    from fedstill.report.leakage import lines, records
 
-    yield from _inversion(pick(found, "inversion") or {})
-    for part in pick(found, "membership") or ():
-        yield from _membership(part)
-    yield from _copying(pick(found, "copying") or {})
-    yield from _distances(pick(found, "distances") or {})
-    yield from _scores(pick(found, "scores") or {})
-    yield from _counts(pick(found, "counts") or [])
-
-
-def _inversion(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.core.words import number, whole, words
-
-    guess = number(part, "guess")
-    for attack in part.get("attacks") or ():
-        got = [_with(number(attack, "psnr", "mean"), number(attack, "psnr", "std"), " dB")]
-        right, of = whole(attack, "labels", "right"), whole(attack, "labels", "of")
-        if right is not None and of is not None:
-            got.append(f"labels {right} of {of}")
-        without = "" if guess is None else f"{guess:.1f} dB, guessed"
-        yield Line(
-            f"inversion, {words(attack, 'title')}", words(part, "shared") or "", ", ".join(got), without
-        )
-
-
-def _membership(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.core.words import number, whole, words
-
-    for attack in part.get("attacks") or ():
-        auc = [number(attack, "auc", key) for key in ("value", "low", "high")]
-        got = [f"AUC {_share(auc[0])}"]
-        if auc[1] is not None and auc[2] is not None:
-            got[0] += f" ({_share(auc[1])} to {_share(auc[2])})"
-        rates = []
-        for at in attack.get("at") or ():
-            rate, found = number(at, "rate"), number(at, "true_positives", "value")
-            if rate is not None and whole(at, "allowed"):  # of few others no low rate can be told
-                got.append(f"TPR {_share(found)} at {100 * rate:g}%")
-                rates.append(f"{100 * rate:g}%")
-        of = words(part, "of") or ""
-        yield Line(f"membership, {words(attack, 'title')}", of, ", ".join(got), ", ".join(["50%", *rates]))
-
-
-def _copying(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.core.words import number, whole, words
-
-    for space in part.get("spaces") or ():
-        p, share = number(space, "p_value"), number(space, "share")
-        got = [f"p {_small(p)}"]
-        if share is not None:
-            got.append(f"{_share(share)} closer to private images")
-        count = whole(part, "images")
-        of = "" if count is None else f"{count:,} images"
-        yield Line(f"copying, {words(space, 'extractor')}", of, ", ".join(got), "any p alike")
-
-
-def _distances(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.core.words import number, whole, words
-
-    for space in part.get("spaces") or ():
-        average, held = number(space, "average"), number(space, "average_held_out")
-        count = whole(space, "generated")
-        of = "" if count is None else f"{count:,} images"
-        without = "" if held is None else f"{held:.1f} to held-out images"
-        yield Line(f"FID, {words(space, 'extractor')}", of, _with(average, None, " mean of nodes"), without)
-
-
-def _scores(part: Mapping[str, Any]) -> Iterator[Line]:
-    from fedstill.core.words import number, whole
-
-    if not part:
-        return
-    count, student = whole(part, "images"), number(part, "student")
-    got = [f"{_with(number(part, 'adapted'), None, '')} by the nodes' models"]
-    got += [] if student is None else [f"{student:.2f} by the student"]
-    yield Line("inception score", "" if count is None else f"{count:,} images", ", ".join(got), "1 at least")
-
-
-def _counts(nodes: list[Mapping[str, Any]]) -> Iterator[Line]:
-    from fedstill.core.words import number
-
-    if not nodes:
-        return
-    exact = sum(bool(node.get("exact")) for node in nodes)
-    off = [value for node in nodes if (value := number(node, "total_variation")) is not None]
-    got = f"exact of {exact} of {len(nodes)}"
-    if off and max(off) > 0:
-        got += f", off by {_share(min(off))} to {_share(max(off))}"
-    yield Line("label counts", f"{len(nodes)} nodes", got, "")
-
-
-def _with(value: float | None, spread: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f}" + ("" if spread is None else f" \u00b1 {spread:.1f}") + unit
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
-def _small(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}" if value >= 0.001 else "below 0.001"
+    told = []
+    for attack in records(found, "attacks"):
+        for line in lines(row for row in records(attack, "rows") if not row.get("detail")):
+            name = ", ".join(part for part in (words(attack, "name"), line.attack) if part)
+            got = [f"{figure} {words(row, 'text') or '-'}" for figure, row in line.figures.items()]
+            without = [part for row in line.figures.values() if (part := words(row, "without"))]
+            told.append((name, line.who, ", ".join(got), ", ".join(without)))
+    return told

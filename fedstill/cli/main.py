@@ -340,6 +340,7 @@ def _print_names(console: Console) -> None:
     """What else can be named, a line each."""
     from rich.table import Table
 
+    from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
     from fedstill.data.dividing import SPLITS
     from fedstill.models import MODELS
@@ -352,6 +353,7 @@ def _print_names(console: Console) -> None:
         ("splits", SPLITS),
         ("models", MODELS),
         ("ensembles", ENSEMBLES),
+        ("attacks", ATTACKS),
     ):
         table.add_row(what, ", ".join(names))
     table.add_row("presets", f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets")

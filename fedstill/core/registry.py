@@ -172,7 +172,8 @@ class Registered:
 
     Attributes:
         registry: where names are looked up; declared by the base class, and by no other.
-        key: the key of a table that names one.
+        key: the key of a table that names one; empty: what the table itself is called does, as several may be
+            chosen.
         default: the one that is meant where a table names none; None: a table must name one.
         alike: whether options of one name mean the same in all of them, so that another choice keeps those
             that it has, too; else it keeps only what the base class declares.

@@ -230,7 +230,7 @@ def as_table(value: Any) -> Any:
     """A configuration, or a value of one, as TOML can hold it."""
     if dataclasses.is_dataclass(value):
         each: Any = value
-        named = {each.key: each.called} if isinstance(each, Registered) else {}
+        named = {each.key: each.called} if isinstance(each, Registered) and each.key else {}
         return named | {part.name: as_table(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [as_table(item) for item in value]

@@ -142,6 +142,7 @@ class FedKD(Views):
         rows=lambda self, at: min(len(at.public or ()), chunk(at.public)),
         reads=(),
         finish=quantised,
+        moves="view",
     )
     def predict(self, nodes: Group, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""

@@ -48,6 +48,7 @@ class Question:
             quantiser, say). It never sees what is private.
         gradients: the kind of the gradients that leave.
         returned: the tensors that go down with it to that node alone whose releases they come from.
+        moves: the number by which a node moves its public inputs before it answers about them; 0 moves none.
         ragged: the tensors of its answer whose shape differs from node to node: the handler gives a list of
             them, one a node, and the server finds them by :meth:`Answers.by_node`.
         values: what goes down with it, or is answered, as a JSON value and no tensor: the handler gets the
@@ -72,6 +73,7 @@ class Question:
     ) = None
     gradients: Kind = GRADIENTS
     returned: tuple[str, ...] = ()
+    moves: str = ""
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     closed: bool = False

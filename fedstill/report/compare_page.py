@@ -6,17 +6,17 @@ import dataclasses
 from typing import Any
 from urllib.parse import quote
 
+from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, human_seconds
 from fedstill.privacy.statement import epsilon_text
 from fedstill.report import budgets, leak_plot, marks
-from fedstill.report.compare_leakage import AUC, NOTES, sentence, skipped, strength
+from fedstill.report.compare_leakage import notes, sentence, skipped, strength
 from fedstill.report.compare_tables import (
     best_of,
     called,
     count,
     gap_of,
     head_of,
-    leaks_of,
     paper_text,
     shown,
 )
@@ -55,7 +55,7 @@ def html(summary: Summary) -> str:
             metric=summary.metric.title,
             notes=summary.notes,
             command=summary.command,
-            leaks=[leak.head for leak in leaks_of(summary)],
+            leaks=[leak.heading for leak in summary.leaks],
             leaking=_leaking(summary) if summary.leakage else None,
             columns=_columns(summary),
             single=len(summary.seeds) == 1,
@@ -81,6 +81,7 @@ def _leaking(summary: Summary) -> dict[str, Any]:
     Settings that differ in the budget alone are joined by method; others have a letter.
     """
     by_budget = bool(summary.budgets())
+    column = next((leak for leak in summary.leaks if leak.axis), None)
     letters = (
         {} if by_budget or len(summary.settings) == 1 else dict(zip(LETTERS, summary.settings, strict=False))
     )
@@ -89,7 +90,7 @@ def _leaking(summary: Summary) -> dict[str, Any]:
     absent = []
     for setting in summary.settings:
         for place, row in enumerate(setting.rows, start=1):
-            spot = _spot(place, row, setting, named.get(setting.name, ""))
+            spot = None if column is None else _spot(column, place, row, setting, named.get(setting.name, ""))
             if spot is None:
                 absent.append(", ".join(part for part in (row.name, setting.name) if part))
             else:
@@ -103,8 +104,8 @@ def _leaking(summary: Summary) -> dict[str, Any]:
     sizes += [0] if any(spot.bytes <= 0 for spot in drawn) else []
     title = summary.metric.title
     return {
-        "wide": leak_plot.leak_plot(drawn, title) if drawn else None,
-        "narrow": leak_plot.leak_plot(drawn, title, leak_plot.NARROW) if drawn else None,
+        "wide": leak_plot.leak_plot(drawn, column, title) if drawn and column else None,
+        "narrow": leak_plot.leak_plot(drawn, column, title, leak_plot.NARROW) if drawn and column else None,
         "names": {spot.place: spot.name for spot in drawn},
         "sizes": [
             (leak_plot.area(size, most), human_bytes(size) if size else "nothing sent") for size in sizes
@@ -113,13 +114,14 @@ def _leaking(summary: Summary) -> dict[str, Any]:
         "joined": any(spot.joined for spot in drawn),
         "priced": summary.priced,
         "absent": absent,
-        "notes": NOTES,
+        "column": column,
+        "notes": notes(summary.leaks),
     }
 
 
-def _spot(place: int, row: Row, setting: Setting, letter: str) -> leak_plot.Spot | None:
+def _spot(column: Column, place: int, row: Row, setting: Setting, letter: str) -> leak_plot.Spot | None:
     """One row in that picture; None where a figure is missing."""
-    leak, reached, sent, kept = row.leak(AUC), row.spread(row.metric), row.traffic(), row.epsilon()
+    leak, reached, sent, kept = row.leak(column), row.spread(row.metric), row.traffic(), row.epsilon()
     if leak is None or reached is None or sent is None:
         return None
     epsilon = "" if kept is None else epsilon_text(kept[0])
@@ -200,8 +202,8 @@ def _got(row: Row) -> dict[str, Any]:
 
 def _leaks_view(summary: Summary, row: Row) -> list[tuple[str, str | None, str]]:
     """Heads, figures and the attacks that they are of."""
-    found = [(leak, row.leak(leak)) for leak in leaks_of(summary)]
-    return [(leak.head, row.leaked(leak), "" if got is None else got[0]) for leak, got in found]
+    found = [(leak, row.leak(leak)) for leak in summary.leaks]
+    return [(leak.heading, row.leaked(leak), "" if got is None else got[0]) for leak, got in found]
 
 
 def _row_view(summary: Summary, place: int, row: Row, best: dict[str, set[str]]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, pick, words
 from fedstill.report import budgets
-from fedstill.report.compare_leakage import LEAKS, Leak
+from fedstill.report.compare_leakage import best
 from fedstill.report.metrics import gap_text, head, in_a_sentence
 from fedstill.report.privacy import guaranteed
 from fedstill.report.summary import ALL_TESTS, LOCAL, Row, Run, Setting, Spread, Summary
@@ -30,7 +31,7 @@ def runs_csv(summary: Summary) -> str:
         *MARKS,
         *(f"{whose}{other.key}" for other in others for whose in ("", "local_", *(f"{m}_" for m in MARKS))),
         "bytes_up", "bytes_down", "questions", "turn", "turns", "seconds", "epsilon", "delta",
-        *(leak.column for leak in leaks_of(summary)), "leaves", "needs", "reason", "folder",
+        *(leak.name for leak in summary.leaks), "leaves", "needs", "reason", "folder",
     )  # fmt: skip
     return _csv(columns, _run_records(summary))
 
@@ -44,7 +45,7 @@ def summary_csv(summary: Summary) -> str:
         *HEAD, "seeds", "judged_by",
         *(f"{_column(name)}_{what}" for name in measured for what in ("mean", "std")),
         "bytes_up_mean", "bytes_down_mean", "questions_mean", "seconds_mean", "epsilon_most", "delta",
-        *(f"{leak.column}_{what}" for leak in leaks_of(summary) for what in ("mean", "std", "attack")),
+        *(f"{leak.name}_{what}" for leak in summary.leaks for what in ("mean", "std", "attack")),
         "leaves", "needs",
         *(
             column
@@ -94,7 +95,7 @@ def _run_records(summary: Summary) -> list[dict[str, Any]]:
                         "status": "finished",
                         "turn": words(run.result, "turn"),
                         **dict(zip(("epsilon", "delta"), guaranteed(run.result) or (), strict=False)),
-                        **{leak.column: _of_run(leak, run) for leak in leaks_of(summary)},
+                        **{leak.name: _of_run(leak, run) for leak in summary.leaks},
                         "leaves": _joined(run.result, row),
                         "folder": run.folder,
                     }
@@ -119,11 +120,11 @@ def _summary_records(summary: Summary) -> list[dict[str, Any]]:
                 ours = row.spread(name)
                 record[f"{_column(name)}_mean"] = None if ours is None else ours.mean
             record.update(zip(("epsilon_most", "delta"), row.epsilon() or (), strict=False))
-            for leak in leaks_of(summary):
+            for leak in summary.leaks:
                 attack, got = row.leak(leak) or ("", None)
-                record[f"{leak.column}_mean"] = None if got is None else got.mean
-                record[f"{leak.column}_std"] = None if got is None else got.std
-                record[f"{leak.column}_attack"] = attack
+                record[f"{leak.name}_mean"] = None if got is None else got.mean
+                record[f"{leak.name}_std"] = None if got is None else got.std
+                record[f"{leak.name}_attack"] = attack
             for name, paper in row.published.items():
                 record[f"paper_{_column(name)}"], record[f"paper_{_column(name)}_std"] = (
                     paper.value,
@@ -145,10 +146,10 @@ def _joined(result: Mapping[str, Any], row: Row) -> str:
     return "; ".join(map(str, stored)) if isinstance(stored, list) else "; ".join(row.leaves)
 
 
-def _of_run(leak: Leak, run: Run) -> float | None:
+def _of_run(leak: Column, run: Run) -> float | None:
     """What the attack that is strongest on one run got."""
-    best = leak.best([run.leakage])
-    return None if best is None else best[1][0]
+    got = best(leak, [run.leakage])
+    return None if got is None else got[1][0]
 
 
 def _column(name: str) -> str:
@@ -168,7 +169,7 @@ def latex(summary: Summary) -> str:
     heads = ["Method", *(_tex(head_of(summary, name)) for name in names)]
     heads += ["Bytes up", "Bytes down", "Questions", "Seconds"]
     heads += ["Epsilon"] if summary.priced else []
-    heads += [_tex(f"{leak.key[0].upper()}{leak.key[1:]}") for leak in leaks_of(summary)]
+    heads += [_tex(f"{leak.head[0].upper()}{leak.head[1:]}") for leak in summary.leaks]
     for name in compared:
         heads += [f"{word}{_tex(of_what(summary, name))}" for word in ("Paper", "Gap")]
     lines = [
@@ -200,7 +201,7 @@ def latex(summary: Summary) -> str:
                 _tex(count(row.spread("questions"))),
                 _tex(_seconds(row)),
                 *([_tex(row.price())] if summary.priced else []),
-                *(_tex_cell(row.leaked(leak)) for leak in leaks_of(summary)),
+                *(_tex_cell(row.leaked(leak)) for leak in summary.leaks),
             ]
             for name in compared:
                 gap = row.gap(name)
@@ -216,7 +217,7 @@ def markdown(summary: Summary) -> str:
     heads = ["method", "judged by", *(in_a_sentence(head_of(summary, name)) for name in names)]
     heads += ["bytes up", "down", "questions", "seconds"]
     heads += ["epsilon"] if summary.priced else []
-    heads += [leak.key for leak in leaks_of(summary)]
+    heads += [leak.head for leak in summary.leaks]
     for name in summary.compared():
         heads += [f"{word}{of_what(summary, name)}" for word in ("paper", "gap")]
     priced = summary.budgets()
@@ -319,22 +320,17 @@ def _seconds(row: Row) -> str:
     return NONE if spread is None else f"{spread.mean:,.1f}" if spread.mean < 100 else f"{spread.mean:,.0f}"
 
 
-def leaks_of(summary: Summary) -> tuple[Leak, ...]:
-    """The figures of attacks that the tables have: none where no run was to be attacked."""
-    return LEAKS if summary.leakage else ()
-
-
 def cells_of(
     summary: Summary,
     row: Row,
     names: Sequence[str],
     compared: Sequence[str],
-    leaks: Sequence[Leak] | None = None,
+    leaks: Sequence[Column] | None = None,
 ) -> list[str]:
     """A row's figures: those with these names, bytes, questions, seconds, epsilon, what attacks got (all that
     the comparison has, unless others are named), and papers' figures.
     """
-    leaks = leaks_of(summary) if leaks is None else leaks
+    leaks = summary.leaks if leaks is None else leaks
     if not row.runs:
         short = row.reason().partition(":")[0]
         lacking = len(names) + 3 + summary.priced + len(leaks) + 2 * len(compared)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.report.compare_leakage import NOTES
+from fedstill.report.compare_leakage import notes
 from fedstill.report.compare_tables import (
     NONE,
     best_of,
@@ -18,7 +18,6 @@ from fedstill.report.compare_tables import (
     cells_of,
     gap_of,
     head_of,
-    leaks_of,
     of_what,
     paper_text,
     shown,
@@ -28,16 +27,16 @@ from fedstill.report.summary import Setting, Summary
 
 WIDE = 130  # columns of a terminal that takes everything in one table
 EACH = 14  # more for each figure beyond the first
-LEAKING = 56  # more for what attacks got
+LEAKING = 11  # more for each figure of attacks
 
 
 def print_comparison(summary: Summary, console: Console) -> None:
     """Print one table a setting, one row a method. Names are printed as they are, never read as markup."""
     first, local, *others = shown(summary)
     published = summary.compared()
-    more = EACH * (len(others) + max(0, len(published) - 2)) + (LEAKING if summary.leakage else 0)
+    more = EACH * (len(others) + max(0, len(published) - 2)) + LEAKING * len(summary.leaks)
     wide = console.width >= WIDE + more
-    leaks = leaks_of(summary) if wide else ()
+    leaks = summary.leaks if wide else ()
     names = [first, local, *others] if wide else [first, local]
     compared = published if wide else []
     for setting in summary.settings:
@@ -48,7 +47,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
         heads = [in_a_sentence(head_of(summary, name)) for name in names]
         heads[1] = "local"
         heads += ["bytes up", "down", "questions", "seconds", *(["epsilon"] if summary.priced else [])]
-        heads += [leak.key for leak in leaks]
+        heads += [leak.head for leak in leaks]
         for name in compared:
             about = of_what(summary, name).removeprefix(", ")
             heads += [f"{word} ({about})" if about else word for word in ("paper", "gap")]
@@ -68,7 +67,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
         console.print(table)
         if others and not wide:
             _print_others(summary, setting, others, console)
-        if summary.leakage and not wide:
+        if summary.leaks and not wide:
             _print_leaks(summary, setting, console)
         for row in setting.rows:
             if row.reason():
@@ -88,7 +87,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
                 f"Paper: {paper.method}, {called(summary, paper.figure)}{where}: {paper.source}", style="dim"
             )
         )
-    for note in (*summary.notes, *(NOTES if summary.leakage else ())):
+    for note in (*summary.notes, *(notes(summary.leaks) if summary.leakage else ())):
         console.print(Text(note, style="dim"))
 
 
@@ -108,10 +107,10 @@ def _print_leaks(summary: Summary, setting: Setting, console: Console) -> None:
     """What attacks got, for terminals too narrow to have it beside the figures."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("attacked")
-    for leak in leaks_of(summary):
-        table.add_column(leak.key, justify="right")
+    for leak in summary.leaks:
+        table.add_column(leak.head, justify="right")
     for row in setting.rows:
-        cells = [row.leaked(leak) or NONE for leak in leaks_of(summary)]
+        cells = [row.leaked(leak) or NONE for leak in summary.leaks]
         table.add_row(*(Text(text) for text in (row.name, *cells)))
     console.print(table)
 

@@ -9,14 +9,14 @@ from itertools import product
 
 from markupsafe import Markup
 
+from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, percent
 from fedstill.report.axes import Frame, levels, nice_ticks, percentages, text
 from fedstill.report.marks import at, chip_at, colour
 
 HEIGHT = 420
 LARGEST, DOT = 22.0, 3.0  # radii in pixels: of the most bytes, and of the point in each area's middle
-GUESSING = 50.0  # percent: the AUC of an attack that knows nothing
-LEAST_WIDE = 10.0  # points of AUC that the axis spans at least
+LEAST_WIDE = 10.0  # points that the axis spans at least
 WIDE, NARROW = 960, 250  # pixels that a drawing is laid out for, on a screen and on a phone
 LETTER = 6.6  # pixels of a label's letter
 
@@ -43,10 +43,10 @@ class Spot:
     leak_spread: float | None = None
     spread: float | None = None
 
-    def told(self) -> str:
-        """It in words."""
+    def told(self, figure: str) -> str:
+        """It in words, with what attacks' figure is called."""
         where = f", {self.where}" if self.where else ""
-        reached = f"{percent(self.value)}, AUC {percent(self.leak)}"
+        reached = f"{percent(self.value)}, {figure} {percent(self.leak)}"
         return f"{self.name}{where}: {reached}, {human_bytes(round(self.bytes))}"
 
 
@@ -59,11 +59,12 @@ def radius(count: float, most: float) -> float:
     return LARGEST * math.sqrt(count / most) if most > 0 else 0.0
 
 
-def leak_plot(spots: Sequence[Spot], title: str = "Accuracy", width: int = WIDE) -> Markup:
-    """What methods reach over the AUC of membership attacks, with a line at guessing.
+def leak_plot(spots: Sequence[Spot], column: Column, title: str = "Accuracy", width: int = WIDE) -> Markup:
+    """What methods reach over what attacks got, with a line at guessing.
 
     Args:
         spots: at least one; those of one method in the order in which they are joined.
+        column: the figure of attacks, in percent.
         title: of what methods reach.
         width: pixels for which numbers and tags are laid out; the drawing stretches.
 
@@ -71,8 +72,9 @@ def leak_plot(spots: Sequence[Spot], title: str = "Accuracy", width: int = WIDE)
         An ``<svg>`` 420 pixels high.
     """
     leaks = [(spot.leak, spot.leak_spread or 0.0) for spot in spots]
-    low = min(GUESSING, *(value - room for value, room in leaks))
-    high = max(GUESSING, low + LEAST_WIDE, *(value + room for value, room in leaks))
+    guess = 0.0 if column.guess is None else column.guess
+    low = min(guess, *(value - room for value, room in leaks))
+    high = max(guess, low + LEAST_WIDE, *(value + room for value, room in leaks))
     ticks = nice_ticks(low, high)
     room = 0.03 * (ticks[-1] - ticks[0])
     reached = percentages([(spot.value, spot.spread or 0.0) for spot in spots])
@@ -83,21 +85,21 @@ def leak_plot(spots: Sequence[Spot], title: str = "Accuracy", width: int = WIDE)
         x = frame.percent(tick)
         parts.append(_upright("grid", x))
         parts.append(text(x, HEIGHT + 22, f"{tick:g}%", "tick middle"))
-    parts.append(_upright("guess", frame.percent(GUESSING)))
-    parts.append(text(frame.percent(GUESSING), -14, "guessing", "tick middle"))
+    parts.append(_upright("guess", frame.percent(guess)))
+    parts.append(text(frame.percent(guess), -14, "guessing", "tick middle"))
     placed = _placed(frame, spots, most, width)
     # The largest first, so that none hides another.
     for index in sorted(range(len(spots)), key=lambda index: -spots[index].bytes):
         spot = spots[index]
         drawn = [_line(frame, spots, index)] if spot.joined else []
-        drawn += [_area(frame, spot, radius(spot.bytes, most))]
+        drawn += [_area(frame, spot, radius(spot.bytes, most), column.head)]
         parts.append(Markup('<g class="{}">{}</g>').format(colour(spot.place), Markup("").join(drawn)))
     for index, spot in enumerate(spots):
         x, y = frame.percent(spot.leak), frame.down(spot.value)
         drawn = [_tagged(part, spot, *place) for part, place in placed[index].items()]
         parts.append(at(x, y, drawn, colour(spot.place)))
-    told = "; ".join(spot.told() for spot in spots)
-    return frame.draw(f"{title} against the AUC of the strongest membership attack. {told}.", parts)
+    told = "; ".join(spot.told(column.head) for spot in spots)
+    return frame.draw(f"{title} against the {column.axis}. {told}.", parts)
 
 
 def area(count: float, most: float) -> Markup:
@@ -127,10 +129,10 @@ def _line(frame: Frame, spots: Sequence[Spot], index: int) -> Markup:
     )
 
 
-def _area(frame: Frame, spot: Spot, size: float) -> Markup:
+def _area(frame: Frame, spot: Spot, size: float, figure: str) -> Markup:
     """A mark with its deviations."""
     y = frame.down(spot.value)
-    parts = [Markup("<title>{}</title>").format(spot.told())]
+    parts = [Markup("<title>{}</title>").format(spot.told(figure))]
     if spot.spread:
         above, below = (frame.down(spot.value + sign * spot.spread) - y for sign in (1, -1))
         whisker = Markup('<line class="whisker" x1="0" x2="0" y1="{}" y2="{}"/>')

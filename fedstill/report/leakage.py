@@ -1,15 +1,15 @@
-"""What attacks got from a run, from ``leakage.json`` and ``leakage.safetensors``: figures, and what they are
-beside of guessing or of images that nobody had.
+"""What attacks got from a run, from ``leakage.json`` and ``leakage.safetensors``: figures, words, pictures.
 
-Nothing here is called safe: an attack at its strength got what it got. A part that is missing, or that is not
-what it should be, counts as not measured.
+The files hold all of it ready to be shown, whichever attacks there were. Nothing here is called safe: an
+attack at its strength got what it got.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,21 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.words import listed, number, pick, whole, words
+from fedstill.core.words import listed, number, pick, words
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import read_leakage, read_stacks
 from fedstill.report.names import labels
 from fedstill.report.png import picture
 
 FILE, PICTURES = "leakage.json", "leakage.safetensors"
-MOST = 10  # recovered images, or closest pairs, that are drawn
+MOST = 10  # pictures of a strip that are drawn
 SIDE = 96  # pixels of a drawn picture's longer side
 
-PARTS = {
-    "inversion": "Gradient inversion",
-    "membership": "Membership inference",
-    "copying": "Copying",
-    "distances": "FID and KID",
-    "scores": "Inception scores",
-    "counts": "Label counts",
-}
-SHADOWS = {
-    "federations": "each the whole run again, over other draws of the records",
-    "alone": "each trained alone as a node trains its model",
-}
-
 Stack = npt.NDArray[np.uint8]
+Told = Mapping[str, Any]
 
 
-def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
+def section(folder: Path, result: Told) -> dict[str, Any] | None:
     """The section's content; None for a run that nobody attacked.
 
     Raises:
@@ -53,336 +41,201 @@ def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     told = read_leakage(folder / FILE)
     if told is None:
         return None
-    stacks = read_stacks(folder / PICTURES, MOST)
-    names, config = labels(result), pick(told, "config")
-    view = {
-        "inversion": _inversion(folder, pick(told, "inversion"), stacks or {}),
-        "membership": [_membership(target, names) for target in _records(told, "membership")],
-        "copying": _copying(folder, pick(told, "copying"), stacks or {}, names),
-        "distances": [_distances(space, names) for space in _records(told, "distances", "spaces")],
-        "scores": _scores(pick(told, "scores"), names),
-        "counts": [_counts(node, names) for node in _records(told, "counts")],
-    }
+    stacks, config, named = read_stacks(folder / PICTURES, MOST), pick(told, "config"), _named(labels(result))
     return {
-        **view,
-        "left": listed(leaves) if (leaves := _texts(told, "leaves")) else None,
+        "attacks": [_attack(folder, each, stacks or {}, named) for each in records(told, "attacks")],
+        "left": listed(leaves) if (leaves := texts(told, "leaves")) else None,
         "heard": told.get("ledger", "unknown") is None,
         "disagreement": words(told, "ledger"),
         "guarantee": _guarantee(told),
         "pictures_missing": PICTURES if stacks is None else None,
-        "skipped": _skipped(told, [name for name in PARTS if not view[name]]),
+        "skipped": [
+            (words(line, "attack") or "attack", words(line, "reason")) for line in records(told, "skipped")
+        ],
         "seconds": number(told, "seconds"),
         **{key: words(told, key) for key in ("sentence", "command", "machine")},
         "config": json.dumps(config, indent=2, ensure_ascii=False) if isinstance(config, Mapping) else None,
     }
 
 
-def _guarantee(told: Mapping[str, Any]) -> str:
+def _guarantee(told: Told) -> str:
     epsilon = number(told, "epsilon")
     return NO_GUARANTEE if epsilon is None else f"epsilon {epsilon_text(epsilon)} at most, at each node"
 
 
-def _skipped(told: Mapping[str, Any], missing: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Attacks that were not made, each with its reason; None where the file does not say why."""
-    known = [(words(line, "attack") or "attack", words(line, "reason")) for line in _records(told, "skipped")]
-    named = {name for name, _ in known}
-    unknown = [(name, None) for name in missing if name not in named]
-    return [(PARTS.get(name, name), reason) for name, reason in [*known, *unknown]]
+def _named(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Puts nodes' names into words as a report writes them."""
+    other = [name for name, label in names.items() if label != name]
+    if not other:
+        return lambda text: text
+    known = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, other))})(?![\w-])")
+    return lambda text: known.sub(lambda found: names[found[1]], text)
 
 
-# --- gradient inversion ---
-
-
-def _inversion(folder: Path, part: object, stacks: Mapping[str, Stack]) -> dict[str, Any] | None:
-    if not isinstance(part, Mapping):
-        return None
-    best = words(part, "best")
-    attacks = _records(part, "attacks")
-    rows = [
-        {
-            "name": _title(attack),
-            "best": best is not None and words(attack, "name") == best,
-            "psnr": _deviating(attack, "psnr"),
-            "labels": _of(whole(attack, "labels", "right"), whole(attack, "labels", "of")),
-            "seconds": number(attack, "seconds"),
-        }
-        for attack in attacks
-    ]
+def _attack(
+    folder: Path, told: Told, stacks: Mapping[str, Stack], named: Callable[[str], str]
+) -> dict[str, Any]:
+    """One attack's part of the section."""
+    columns = {words(column, "name") or "": column for column in records(told, "columns")}
+    about = [tuple(named(str(part)) for part in line) for line in _list(told, "about") if _pair(line)]
     return {
-        "rows": rows,
-        "guess": _text(number(part, "guess"), ".1f"),
-        **{key: words(part, key) for key in ("shared", "known", "optimiser")},
-        **{key: whole(part, key) for key in ("victims", "images", "steps", "round")},
-        **_recovered(folder, attacks, stacks, max(whole(part, "images") or 1, 1)),
+        "title": words(told, "title") or words(told, "name") or "attack",
+        "about": about,
+        "tables": [_table(table, columns, named) for table in tables(lines(records(told, "rows")))],
+        "notes": texts(told, "notes"),
+        "pictures": [_pictures(folder, each, stacks, named) for each in records(told, "pictures")],
     }
 
 
-def _recovered(
-    folder: Path, attacks: Sequence[Mapping[str, Any]], stacks: Mapping[str, Stack], images: int
-) -> dict[str, Any]:
-    """One row of original images, one for each attack: what it got, with each image's PSNR."""
-    original = stacks.get("inversion.original")
-    if original is None:
-        return {"heads": [], "drawn": [], "more": 0}
-    plain = [(_image(image, "original"), None) for image in original]
-    drawn: list[dict[str, Any]] = [{"name": "original", "scored": False, "cells": plain}]
-    most = len(original)
-    for attack in attacks:
-        key, title = f"inversion.{words(attack, 'name')}", _title(attack)
-        found = stacks.get(key)
-        if found is None:
-            continue
-        if found.shape != original.shape:
-            shapes = f"of shape {found.shape}: allowed is {original.shape}, as the original images"
-            raise RunFolderError(f"{folder / PICTURES}: {key} is {shapes}")
-        each = _list(attack, "psnr", "per_image")
-        most = max(most, len(each))
-        scores = [_text(number({"it": value}, "it"), ".1f") for value in each[: len(found)]]
-        scores += [None] * (len(found) - len(scores))
-        cells = [
-            (_image(image, f"what {title} got"), score) for image, score in zip(found, scores, strict=True)
-        ]
-        drawn.append({"name": title, "scored": True, "cells": cells})
-    heads = [
-        f"victim {place // images + 1}" + (f", image {place % images + 1}" if images > 1 else "")
-        for place in range(len(original))
+# --- figures ---
+
+
+@dataclass(frozen=True)
+class Line:
+    """The figures that one attack got of one target, by their names."""
+
+    attack: str
+    who: str
+    figures: Mapping[str, Told]
+
+
+def lines(rows: Iterable[Told]) -> list[Line]:
+    """Rows of one attack on one target as a line each, in the order of their first ones."""
+    found: dict[tuple[str, str], dict[str, Told]] = {}
+    for row in rows:
+        where = words(row, "attack") or "", words(row, "who") or ""
+        found.setdefault(where, {})[words(row, "figure") or ""] = row
+    return [Line(attack, who, figures) for (attack, who), figures in found.items()]
+
+
+def tables(lines: Sequence[Line]) -> list[list[Line]]:
+    """Lines as tables: those that follow each other and have a figure in common.
+
+    >>> figures = {"x": {}}, {"x": {}, "y": {}}, {"z": {}}
+    >>> [len(table) for table in tables([Line("LiRA", "student", each) for each in figures])]
+    [2, 1]
+    """
+    found: list[list[Line]] = []
+    for line in lines:
+        if found and any(line.figures.keys() & before.figures.keys() for before in found[-1]):
+            found[-1].append(line)
+        else:
+            found.append([line])
+    return found
+
+
+def _table(table: Sequence[Line], columns: Mapping[str, Told], named: Callable[[str], str]) -> dict[str, Any]:
+    """A table of the page."""
+    heads = list(dict.fromkeys(figure for line in table for figure in line.figures))
+    shared = {head: _shared([line.figures[head] for line in table if head in line.figures]) for head in heads}
+    best = _best([row for line in table for row in line.figures.values()], columns)
+    guesses = [
+        number(columns.get(words(line.figures[heads[0]], "column") or ""), "guess")
+        for line in table
+        if heads[0] in line.figures
     ]
-    return {"heads": heads, "drawn": drawn, "more": most - len(original)}
-
-
-# --- membership inference ---
-
-
-def _membership(target: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    attacks = _records(target, "attacks")
-    low = list(dict.fromkeys(rate for attack in attacks for at in _records(attack, "at")
-                             if (rate := number(at, "rate")) is not None))  # fmt: skip
-    best = words(target, "best")
-    of = words(target, "of") or "model"
-    node = of.removeprefix("answers of ")
-    title = of if node == of else f"answers of {names.get(node, node)}"
-    trained, others = words(target, "trained"), whole(target, "others")
+    guess = guesses[0] if guesses and None not in guesses else None
     return {
-        "title": title[0].upper() + title[1:],
-        "sees": words(target, "sees"),
-        "members": whole(target, "members"),
-        "others": others,
-        "shadows": whole(target, "shadows"),
-        "trained": SHADOWS.get(trained or "", trained),
-        "rates": [_rate(rate) for rate in low],
-        # What no number of these records can tell, whatever the attack.
-        "unresolved": [
-            (_rate(rate), math.ceil(1 / rate))
-            for rate in low
-            if 1e-9 < rate < 1 and others is not None and others * rate < 1 - 1e-9
-        ],
+        "heads": [f"{head[:1].upper()}{head[1:]}" for head in heads],
+        "attacks": any(line.attack for line in table),
         "rows": [
             {
-                "name": _title(attack),
-                "best": best is not None and words(attack, "name") == best,
-                "auc": _interval(pick(attack, "auc"), 1, ".3f"),
-                "chance": _holds_chance(pick(attack, "auc")),
-                "bar": _auc_bar(pick(attack, "auc")),
-                "at": [_found(attack, rate) for rate in low],
+                "attack": line.attack,
+                "who": named(line.who),
+                "cells": [
+                    None
+                    if (row := line.figures.get(head)) is None
+                    else {
+                        "text": words(row, "text"),
+                        "says": words(row, "says"),
+                        "without": None if shared[head] else words(row, "without"),
+                        "best": id(row) in best,
+                    }
+                    for head in heads
+                ],
+                "bar": None if guess is None else _bar(line.figures.get(heads[0]), guess),
             }
-            for attack in attacks
+            for line in table
         ],
+        "guess": None if guess is None else f"{guess:g}%",
+        "without": list(shared.values()) if any(shared.values()) else None,
     }
 
 
-def _found(attack: Mapping[str, Any], rate: float) -> dict[str, Any] | None:
-    """True positives at a rate of false ones; None where the attack has no such figure."""
-    at = next((at for at in _records(attack, "at") if number(at, "rate") == rate), None)
-    if at is None:
-        return None
-    return {
-        "share": _interval(pick(at, "true_positives"), 100, ".1f", "%"),
-        "found": _of(whole(at, "found"), whole(at, "members")),
-        "alarms": _of(whole(at, "accused"), whole(at, "others")),
-    }
+def _shared(rows: Sequence[Told]) -> str | None:
+    """What comes without attacking, if it is the same for all."""
+    told = {words(row, "without") for row in rows}
+    return told.pop() if len(told) == 1 else None
 
 
-def _holds_chance(auc: object) -> bool | None:
-    low, high = number(auc, "low"), number(auc, "high")
-    return None if low is None or high is None else low <= 0.5 <= high
+def _best(rows: Sequence[Told], columns: Mapping[str, Told]) -> set[int]:
+    """The strongest of several figures of one column."""
+    found = set()
+    for name, column in columns.items():
+        told = [
+            (value, id(row))
+            for row in rows
+            if words(row, "column") == name and (value := number(row, "value")) is not None
+        ]
+        if len(told) > 1:
+            strongest = min if column.get("lowest") else max
+            found.add(strongest(told, key=lambda each: each[0])[1])
+    return found
 
 
-def _auc_bar(auc: object) -> Markup:
-    """From 0 to 1: a ring with its interval; dotted, what guessing gets."""
-    value = number(auc, "value")
+def _bar(row: object, guess: float) -> Markup:
+    """From 0 to 100%: a ring with its interval; dotted, what guessing gets."""
+    value = number(row, "value")
     if value is None:
         return Markup("")
-    ends = [value if end is None else end for end in (number(auc, "low"), number(auc, "high"))]
-    x, low, high = (f"{100 * min(max(share, 0.0), 1.0):.2f}%" for share in (value, *ends))
+    ends = [number({"end": end}, "end") for end in _list(row, "interval")]
+    low, high = (value if end is None else end for end in (*ends, None, None)[:2])
+    places = (f"{min(max(share, 0.0), 100.0):.2f}%" for share in (value, low, high, guess))
+    x, first, last, middle = places
     return Markup(
         '<svg class="bars" width="100%" height="24" aria-hidden="true">'
         '<rect class="track" width="100%" y="5" height="14" rx="3"/>'
-        '<line class="chance" x1="50%" x2="50%" y1="2" y2="22"/>'
+        '<line class="chance" x1="{guess}" x2="{guess}" y1="2" y2="22"/>'
         '<line class="whisker" x1="{low}" x2="{high}" y1="12" y2="12"/>'
         '<circle class="node" cx="{x}" cy="12" r="3"/></svg>'
-    ).format(x=x, low=low, high=high)
+    ).format(x=x, low=first, high=last, guess=middle)
 
 
-# --- generated images ---
+# --- pictures ---
 
 
-def _copying(
-    folder: Path, part: object, stacks: Mapping[str, Stack], names: Mapping[str, str]
-) -> dict[str, Any] | None:
-    if not isinstance(part, Mapping):
-        return None
-    spaces = _records(part, "spaces")
+def _pictures(
+    folder: Path, told: Told, stacks: Mapping[str, Stack], named: Callable[[str], str]
+) -> dict[str, Any]:
+    """Strips of pictures below their heads."""
+    heads, shapes, drawn = texts(told, "heads"), set(), []
+    for strip in records(told, "strips"):
+        name, head = words(strip, "stack") or "", words(strip, "head") or ""
+        if name not in stacks:
+            continue
+        images, below = stacks[name][: len(heads)], texts(strip, "below")
+        shapes.add(stacks[name].shape)
+        if len(shapes) > 1:
+            shape = f"of shape {stacks[name].shape}: allowed is that of the strips above it"
+            raise RunFolderError(f"{folder / PICTURES}: {name} is {shape}")
+        below += [""] * (len(images) - len(below))
+        cells = [(_image(image, head), under) for image, under in zip(images, below, strict=False)]
+        drawn.append({"head": head, "cells": cells})
+    shown = len(drawn[0]["cells"]) if drawn else 0
     return {
-        "images": whole(part, "images"),
-        "of": words(part, "of"),
-        "rows": [
-            {
-                "name": words(space, "extractor") or "space",
-                "counts": [whole(space, key) for key in ("generated", "private", "held_out")],
-                "share": _interval(space, 100, ".1f", "%", key="share"),
-                "p": _text(number(space, "p_value"), ".3g"),
-                "drawings": whole(space, "drawings"),
-                "z": _text(number(space, "z"), ".1f"),
-                "z_p": _text(number(space, "z_p_value"), ".3g"),
-                "closest": _text(min(_ratios(space), default=None), ".2f"),
-                "fresh": _text(number(space, "fresh"), ".2f"),
-            }
-            for space in spaces
-        ],
-        "pairs": _pairs(folder, spaces[0], stacks, names) if spaces else [],
+        "title": words(told, "title"),
+        "says": words(told, "says"),
+        "heads": [named(head) for head in heads[:shown]],
+        "strips": drawn,
+        "more": len(heads) - shown,
     }
-
-
-def _ratios(space: Mapping[str, Any]) -> list[float]:
-    ratios = [number(pair, "ratio") for pair in _records(space, "pairs")]
-    return [ratio for ratio in ratios if ratio is not None]
-
-
-def _pairs(
-    folder: Path, space: Mapping[str, Any], stacks: Mapping[str, Stack], names: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """The closest pairs as pictures in threes: generated, nearest private, nearest held-out."""
-    kinds = {"generated": "generated", "private": "private", "held_out": "held-out"}
-    threes = [stacks.get(f"copying.{kind}") for kind in kinds]
-    there = [three for three in threes if three is not None]
-    if len(there) < len(kinds):
-        return []
-    if len({three.shape for three in there}) > 1:
-        shapes = ", ".join(str(three.shape) for three in there)
-        raise RunFolderError(f"{folder / PICTURES}: copying is of shapes {shapes}: allowed are three alike")
-    fresh = number(space, "fresh")
-    shown = []
-    for pair, images in zip(_records(space, "pairs"), zip(*there, strict=True), strict=False):
-        ratio, node = number(pair, "ratio"), words(pair, "node")
-        shown.append(
-            {
-                "images": [
-                    (_image(image, kind), kind) for image, kind in zip(images, kinds.values(), strict=True)
-                ],
-                "ratio": _text(ratio, ".2f"),
-                "node": None if node is None else names.get(node, node),
-                "closer": ratio is not None and fresh is not None and ratio < fresh,
-            }
-        )
-    return shown
-
-
-def _distances(space: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    nodes, held_out = pick(space, "nodes"), pick(space, "held_out")
-    return {
-        "extractor": words(space, "extractor") or "a space without a name",
-        "dimensions": whole(space, "dimensions"),
-        "generated": whole(space, "generated"),
-        "few": pick(space, "full_rank") is False,
-        "average": _text(number(space, "average"), "#.4g"),
-        "average_held_out": _text(number(space, "average_held_out"), "#.4g"),
-        "rows": [
-            {
-                "name": names.get(str(name), str(name)),
-                "real": whole(of, "real"),
-                "figures": [
-                    _text(number(of_whom, key), "#.4g" if key == "fid" else "#.3g")
-                    for key in ("fid", "kid")
-                    for of_whom in (of, pick(held_out, name))
-                ],
-            }
-            for name, of in (nodes.items() if isinstance(nodes, Mapping) else ())
-        ],
-    }
-
-
-def _scores(part: object, names: Mapping[str, str]) -> dict[str, Any] | None:
-    if not isinstance(part, Mapping):
-        return None
-    nodes = pick(part, "nodes")
-    judges = list(nodes) if isinstance(nodes, Mapping) else []
-    return {
-        "images": whole(part, "images"),
-        "adapted": _text(number(part, "adapted"), ".2f"),
-        "student": _text(number(part, "student"), ".2f"),
-        "nodes": [(names.get(str(name), str(name)), _text(number(nodes, name), ".2f")) for name in judges],
-    }
-
-
-# --- label counts ---
-
-
-def _counts(node: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    name = words(node, "node") or "node"
-    exact = pick(node, "exact")
-    lacks, told = _texts(node, "absent"), _texts(node, "told_absent")
-    size = number(node, "size_error")
-    return {
-        "name": names.get(name, name),
-        "exact": exact if isinstance(exact, bool) else None,
-        "share": _text(number(node, "largest_error"), ".1f", 100),
-        "class": words(node, "largest_class"),
-        "size": _text(size, "+,.1f") if size else "0" if size == 0 else None,
-        "lacks": len(lacks),
-        "known": [of for of in lacks if of in told],
-        "wrong": [of for of in told if of not in lacks],
-    }
-
-
-# --- figures in words ---
-
-
-def _title(attack: Mapping[str, Any]) -> str:
-    return words(attack, "title") or words(attack, "name") or "attack"
-
-
-def _text(value: float | None, form: str, scale: float = 1.0) -> str | None:
-    return None if value is None else format(scale * value, form)
-
-
-def _deviating(record: Mapping[str, Any], key: str) -> str | None:
-    mean, std = number(record, key, "mean"), number(record, key, "std")
-    return None if mean is None else f"{mean:.1f}" + ("" if std is None else f" \u00b1 {std:.1f}")
-
-
-def _interval(record: object, scale: float, form: str, unit: str = "", key: str = "value") -> Any:
-    """A figure and its interval, ``{"value": str, "range": str | None}``, or None."""
-    value, low, high = (_text(number(record, at), form, scale) for at in (key, "low", "high"))
-    if value is None:
-        return None
-    return {"value": f"{value}{unit}", "range": None if low is None or high is None else f"{low} to {high}"}
-
-
-def _rate(share: float) -> str:
-    """A rate without needless digits.
-
-    >>> _rate(0.001), _rate(0.01)
-    ('0.1%', '1%')
-    """
-    return f"{100 * share:g}%"
-
-
-def _of(part: int | None, all: int | None) -> str | None:
-    return None if part is None or all is None else f"{part:,} of {all:,}"
 
 
 def _image(image: Stack, label: str) -> Markup:
     return Markup('<img src="{}" alt="{}">').format(picture(image, SIDE), label)
+
+
+# --- out of JSON ---
 
 
 def _list(record: object, *keys: str) -> list[Any]:
@@ -390,9 +243,15 @@ def _list(record: object, *keys: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _records(record: object, *keys: str) -> list[Mapping[str, Any]]:
+def _pair(line: object) -> bool:
+    return isinstance(line, list) and len(line) == 2
+
+
+def records(record: object, *keys: str) -> list[Told]:
+    """The records in a list."""
     return [line for line in _list(record, *keys) if isinstance(line, Mapping)]
 
 
-def _texts(record: object, *keys: str) -> list[str]:
+def texts(record: object, *keys: str) -> list[str]:
+    """The texts in a list."""
     return [str(name) for name in _list(record, *keys)]

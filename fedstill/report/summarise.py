@@ -24,6 +24,7 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
     Raises:
         RunFolderError: a file in them is broken.
     """
+    from fedstill.attacks.config import LeakageConfig
     from fedstill.compare import running as comparing
 
     reasons = comparing.not_run(out)
@@ -46,6 +47,7 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
         published=tuple(found),
         command=comparing.command_of(out),
         leakage=comparison.leakage is not None,
+        leaks=() if comparison.leakage is None else LeakageConfig.from_table(comparison.leakage).columns,
     )
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedstill.attacks.rows import Column
 from fedstill.core.words import number
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.report import budgets
-from fedstill.report.compare_leakage import Leak
+from fedstill.report.compare_leakage import best
 from fedstill.report.files import Metrics
 from fedstill.report.metrics import ACCURACY, metric_of
 from fedstill.report.privacy import guaranteed
@@ -159,16 +160,16 @@ class Row:
             return "nothing left"
         return NO_GUARANTEE if kept is None else epsilon_text(kept[0])
 
-    def leak(self, leak: Leak) -> tuple[str, Spread] | None:
+    def leak(self, column: Column) -> tuple[str, Spread] | None:
         """A figure of the strongest attack over seeds, with its name; None where a run has none."""
-        best = leak.best([run.leakage for run in self.runs])
-        spread = None if best is None else Spread.of(best[1])
-        return None if best is None or spread is None else (best[0], spread)
+        got = best(column, [run.leakage for run in self.runs])
+        spread = None if got is None else Spread.of(got[1])
+        return None if got is None or spread is None else (got[0], spread)
 
-    def leaked(self, leak: Leak) -> str | None:
+    def leaked(self, column: Column) -> str | None:
         """That figure as tables have it."""
-        found = self.leak(leak)
-        return None if found is None else found[1].text(leak.digits)
+        found = self.leak(column)
+        return None if found is None else found[1].text(column.digits)
 
     def traffic(self) -> float | None:
         """Bytes up and down of a whole run, all nodes, the mean over seeds."""
@@ -244,6 +245,7 @@ class Summary:
     published: tuple[PaperFigure, ...]  # those that stand in the table
     command: str
     leakage: bool = False  # whether runs were to be attacked
+    leaks: tuple[Column, ...] = ()  # the figures of those attacks
 
     @property
     def rows(self) -> list[Row]:

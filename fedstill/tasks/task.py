@@ -172,7 +172,7 @@ class Task(ABC):
         found = tuple(getattr(together, "shape", ()))
         if found != answers.shape[1:]:
             allowed = f"one that makes {tuple(answers.shape[1:])} of answers {tuple(answers.shape)}"
-            raise ArgumentError("method.ensemble", how, f"{allowed}, not {found}")
+            raise ArgumentError("ensemble", how, f"{allowed}, not {found}")
         return together
 
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:

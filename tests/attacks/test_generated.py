@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from fedstill.attacks import generated as module
+from fedstill.attacks.attack import Found
 from fedstill.attacks.copying import copying
+from fedstill.attacks.data_copying import DataCopying, looked_at
 from fedstill.attacks.features import penultimate, pixels
-from fedstill.attacks.generated import CopyingConfig, Generated, section
 from fedstill.attacks.quality import distances, inception_scores
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
@@ -30,7 +31,7 @@ from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
 SHAPE, SIZES = (1, 8, 8), (200, 300, 100)
-FEW = CopyingConfig(images=150, drawings=199, pairs=5)
+FEW = DataCopying(images=150, drawings=199, pairs=5)
 PIXELS = pixels((0.5,), (0.5,))
 
 
@@ -70,9 +71,8 @@ def run() -> Simulation:
     return experiment
 
 
-def spaces(found: Generated) -> list[dict[str, Any]]:
-    assert found.copying is not None
-    told: list[dict[str, Any]] = found.copying["spaces"]
+def spaces(found: Found) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = found.part["spaces"]
     return told
 
 
@@ -84,7 +84,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 
 
 def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Simulation) -> None:
-    found = section(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
+    found = looked_at(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in spaces(found):
         assert space["p_value"] < 0.01
         assert space["pairs"][-1]["ratio"] < min(0.1, space["fresh"] / 2)
@@ -93,16 +93,15 @@ def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Simulati
             ("node-1", pair["generated"]) for pair in space["pairs"]
         ]
     for name in ("generated", "private"):
-        assert found.pictures[f"copying.{name}"].shape == (5, *SHAPE)
-    apart = found.pictures["copying.generated"].int() - found.pictures["copying.private"].int()
+        assert found.pictures[name].shape == (5, *SHAPE)
+    apart = found.pictures["generated"].int() - found.pictures["private"].int()
     assert apart.abs().max() < 20
-    assert found.distances is not None
-    near = {name: of["fid"] for name, of in found.distances["spaces"][0]["nodes"].items()}
+    near = {name: of["fid"] for name, of in found.part["distances"][0]["nodes"].items()}
     assert min(near, key=near.__getitem__) == "node-1"
 
 
 def test_fresh_images_are_no_copies(run: Simulation) -> None:
-    for space in spaces(section(FRESH, run, FEW, 0)):
+    for space in spaces(looked_at(FRESH, run, FEW, 0)):
         assert space["p_value"] > 0.1
         assert space["low"] < 0.5 < space["high"]
         assert space["pairs"][0]["ratio"] > space["fresh"] / 2
@@ -112,15 +111,13 @@ def test_fresh_images_are_no_copies(run: Simulation) -> None:
 
 
 def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
-    found = section(FRESH, run, replace(FEW, images=60), 3)
+    found = looked_at(FRESH, run, replace(FEW, images=60), 3)
     last = FRESH[-60:]
     features = penultimate(run.student, last, "the student")
     everyone = torch.cat([part.inputs for part in PARTS])
-    assert found.copying is not None
-    assert (found.copying["images"], found.copying["of"]) == (60, "inputs that the server sent to nodes")
-    assert found.distances is not None
+    assert (found.part["images"], found.part["of"]) == (60, "inputs that the server sent to nodes")
     for extractor, copies, apart in zip(
-        (PIXELS, features), spaces(found), found.distances["spaces"], strict=True
+        (PIXELS, features), spaces(found), found.part["distances"], strict=True
     ):
         same = copying(last, everyone, TEST.inputs, extractor, seed=3, drawings=199, closest=5)
         assert copies["extractor"] == apart["extractor"] == extractor.name
@@ -147,46 +144,44 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
             "real": 100,
         }
         assert apart["held_out"]["node-0"]["fid"] == far.held_out["node-0"].fid
-    assert [space["dimensions"] for space in found.distances["spaces"]] == [64, 16]
+    assert [space["dimensions"] for space in found.part["distances"]] == [64, 16]
     scores = inception_scores(last, {node.name: node.model for node in run.nodes})
     student = inception_scores(last, {"student": run.student}).adapted
-    assert found.scores == {
+    assert found.part["scores"] == {
         "images": 60,
         "adapted": scores.adapted,
         "nodes": dict(scores.scores),
         "student": student,
     }
-    assert found.skipped == ()
+    assert found.skipped == []
 
 
 def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 90)
     monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)
-    found = section(noisy(FRESH), run, FEW, 0)
+    found = looked_at(noisy(FRESH), run, FEW, 0)
     for space in spaces(found):
         assert (space["private"], space["held_out"]) == (90, 90)
         assert "90 of 600 private and 90 of 300 held-out images were drawn" in space["line"]
     shown = found.pictures
     for row, pair in enumerate(spaces(found)[0]["pairs"]):
         true = run.nodes[int(pair["node"][-1])].data.inputs[pair["private"]]
-        assert torch.equal(shown["copying.private"][row], ((true + 1) * 127.5).round().to(torch.uint8))
+        assert torch.equal(shown["private"][row], ((true + 1) * 127.5).round().to(torch.uint8))
         other = TEST.inputs[pair["held_out"]]
-        assert torch.equal(shown["copying.held_out"][row], ((other + 1) * 127.5).round().to(torch.uint8))
+        assert torch.equal(shown["held_out"][row], ((other + 1) * 127.5).round().to(torch.uint8))
     assert len({pair["node"] for pair in spaces(found)[0]["pairs"]}) > 1
-    assert found.distances is not None
-    assert {of["real"] for of in found.distances["spaces"][0]["nodes"].values()} == {40}
-    assert json.dumps(spaces(found)) == json.dumps(spaces(section(noisy(FRESH), run, FEW, 0)))
+    assert {of["real"] for of in found.part["distances"][0]["nodes"].values()} == {40}
+    assert json.dumps(spaces(found)) == json.dumps(spaces(looked_at(noisy(FRESH), run, FEW, 0)))
 
 
 def test_spaces_too_large_for_fid_are_told(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_DIMENSIONS", 63)
-    found = section(FRESH, run, FEW, 0)
-    assert found.distances is not None
-    assert [space["dimensions"] for space in found.distances["spaces"]] == [16]
+    found = looked_at(FRESH, run, FEW, 0)
+    assert [space["dimensions"] for space in found.part["distances"]] == [16]
     assert len(spaces(found)) == 2
     (skipped,) = found.skipped
-    assert skipped["attack"] == "distances"
-    assert "pixels: 64 dimensions, more than 63" in skipped["reason"]
+    assert skipped[0] == "distances"
+    assert "pixels: 64 dimensions, more than 63" in skipped[1]
 
 
 # --- patients ---------------------------------------------------------------------------------------
@@ -197,7 +192,7 @@ def test_patients_are_drawn_whole() -> None:
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
     experiment = Simulation(setting(Standalone(), parts=parts, test=test))
-    (space,) = spaces(section(FRESH, experiment, FEW, 0))
+    (space,) = spaces(looked_at(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
     same = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5, groups=whose)
@@ -207,11 +202,11 @@ def test_patients_are_drawn_whole() -> None:
 
     by_cases = replace(TEST, cases=Cases(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
-    assert spaces(section(FRESH, experiment, FEW, 0)) == [space]
+    assert spaces(looked_at(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
     experiment = Simulation(setting(Standalone(), parts=parts))
-    (space,) = spaces(section(FRESH, experiment, FEW, 0))
+    (space,) = spaces(looked_at(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone.expected
     assert "the p-value is too small" in space["line"]
 
@@ -220,19 +215,18 @@ def test_patients_are_drawn_whole() -> None:
 
 
 def test_without_a_student_there_are_pixels() -> None:
-    found = section(FRESH, Simulation(setting(Standalone())), FEW, 0)
+    found = looked_at(FRESH, Simulation(setting(Standalone())), FEW, 0)
     assert [space["extractor"] for space in spaces(found)] == ["pixels"]
-    assert found.scores is not None
-    assert found.scores["student"] is None
+    assert found.part["scores"]["student"] is None
 
 
 def test_scores_are_of_one_label_an_image() -> None:
     parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
     test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
-    found = section(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
-    assert found.scores is None
-    assert [each["attack"] for each in found.skipped] == ["scores"]
-    assert "multi-label" in found.skipped[0]["reason"]
+    found = looked_at(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
+    assert found.part["scores"] is None
+    assert [name for name, _ in found.skipped] == ["scores"]
+    assert "multi-label" in found.skipped[0][1]
     assert len(spaces(found)) == 2
 
 
@@ -240,33 +234,33 @@ def test_a_student_that_diverged_leaves_pixels() -> None:
     experiment = Simulation(setting())
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
-    found = section(FRESH, experiment, FEW, 0)
+    found = looked_at(FRESH, experiment, FEW, 0)
     assert [space["extractor"] for space in spaces(found)] == ["pixels"]
-    assert found.scores is None
-    assert [each["attack"] for each in found.skipped] == ["copying", "distances", "scores"]
-    assert all("NaN" in each["reason"] for each in found.skipped)
+    assert found.part["scores"] is None
+    assert [name for name, _ in found.skipped] == ["copying", "distances", "scores"]
+    assert all("NaN" in reason for _, reason in found.skipped)
 
 
 def test_inputs_that_are_no_numbers_give_nothing(run: Simulation) -> None:
-    found = section(FRESH * torch.nan, run, FEW, 0)
-    assert (found.copying, found.distances, found.scores, found.pictures) == (None, None, None, {})
-    assert {each["attack"] for each in found.skipped} == {"copying", "distances", "scores"}
+    found = looked_at(FRESH * torch.nan, run, FEW, 0)
+    assert (found.part["spaces"], found.part["distances"], found.part["scores"]) == ([], [], None)
+    assert found.pictures == {}
+    assert DataCopying().sentence(found.part) == ""
+    assert {name for name, _ in found.skipped} == {"copying", "distances", "scores"}
 
 
 def test_a_node_of_one_image_has_no_distance() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
-    found = section(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
-    assert found.distances is not None
-    assert list(found.distances["spaces"][0]["nodes"]) == ["node-1", "node-2"]
-    assert found.skipped == ({"attack": "distances", "reason": found.skipped[0]["reason"]},)
-    assert "node-0 holds one image" in found.skipped[0]["reason"]
+    found = looked_at(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
+    assert list(found.part["distances"][0]["nodes"]) == ["node-1", "node-2"]
+    assert [name for name, _ in found.skipped] == ["distances"]
+    assert "node-0 holds one image" in found.skipped[0][1]
 
 
 def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
-    found = section(TEST.inputs[:150], run, FEW, 0)
-    told = {"copying": found.copying, "distances": found.distances, "scores": found.scores}
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    found = looked_at(TEST.inputs[:150], run, FEW, 0)
+    assert json.loads(json.dumps(found.part, allow_nan=False)) == found.part
     assert [pair["ratio"] for pair in spaces(found)[0]["pairs"]] == [None] * 5
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
 
@@ -279,12 +273,12 @@ def test_a_weights_file_is_one_more_space(run: Simulation, tmp_path: Path) -> No
         channels = 4
     path = tmp_path / "vgg.safetensors"
     save_file(tensors, path)
-    found = section(FRESH, run, replace(FEW, extractor=str(path)), 0)
+    found = looked_at(FRESH, run, replace(FEW, extractor=str(path)), 0)
     assert spaces(found)[2]["extractor"].startswith("relu4_3 of vgg.safetensors")
     save_file({"features.0.weight": torch.zeros(1)}, path)
-    found = section(FRESH, run, replace(FEW, extractor=str(path)), 0)
+    found = looked_at(FRESH, run, replace(FEW, extractor=str(path)), 0)
     assert len(spaces(found)) == 2
-    assert [each["attack"] for each in found.skipped] == ["copying", "distances"]
+    assert [name for name, _ in found.skipped] == ["copying", "distances"]
 
 
 @pytest.mark.parametrize(
@@ -292,10 +286,10 @@ def test_a_weights_file_is_one_more_space(run: Simulation, tmp_path: Path) -> No
 )
 def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"copying.{next(iter(wrong))}"):
-        CopyingConfig(**wrong)
+        DataCopying(**wrong)
 
 
 def test_bad_inputs_are_refused(run: Simulation) -> None:
     for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
         with pytest.raises(ArgumentError, match="generated inputs"):
-            section(wrong, run, FEW, 0)
+            looked_at(wrong, run, FEW, 0)

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks import members
+from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.heard import Heard, Replay
-from fedstill.attacks.members import MembersConfig, outsider, section
+from fedstill.attacks.members import MembershipInference, section
+from fedstill.attacks.outsider import federation, outsider
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TaskConfig, make_task
 from tests.attacks.runs import FEDAVG, SGD, replay
 
-FEW = MembersConfig(shadows=8)
+FEW = MembershipInference(shadows=8)
 HARD = {**SGD, "optimiser": "adam", "lr": 3e-3, "lr_end": 1e-3, "epochs": 120.0}  # learns 200 digits by heart
 LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
@@ -74,7 +75,7 @@ def test_shadows_may_be_whole_runs_of_the_method() -> None:
 
 def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.MonkeyPatch) -> None:
     again = replay(FEDAVG)
-    asked = members._candidates(members._together(again.parts), again.data.test, FEW, 0)
+    asked = candidates(merged(again.parts), again.data.test, FEW.records, 0)
     row = torch.zeros(len(asked.records), dtype=torch.bool)
     row[::2] = True
     parts: list[torch.Tensor] = []
@@ -82,7 +83,7 @@ def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         Simulation, "run", lambda self: parts.extend(node.data.inputs for node in self.nodes) or run(self)
     )
-    told, learned_from = members._federation(again, asked, row, 7)
+    told, learned_from = federation(again, asked, row, 7)
     assert torch.equal(learned_from, row)
     assert told.shape == (len(asked.all), 10)
     learned = torch.cat(parts).flatten(1)
@@ -120,9 +121,9 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     (found,) = section(again, experiment, heard, FEW, 0)
     size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
     assert found["learned"] == found["members"] == size < 200
-    asked = members._candidates(members._together(again.parts), again.data.test, FEW, 0)
+    asked = candidates(merged(again.parts), again.data.test, FEW.records, 0)
     row = torch.ones(len(asked.records), dtype=torch.bool)
-    learned = members._federation(again, asked, row, 7)[1]
+    learned = federation(again, asked, row, 7)[1]
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
@@ -159,7 +160,7 @@ def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
 def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None:
     again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
     own = again.parts[0]
-    asked = members._candidates(own, again.data.test, replace(FEW, records=records), 0, alike=True)
+    asked = candidates(own, again.data.test, records, 0, alike=True)
     assert int((~asked.inside).sum()) < records + 10
     parts = (asked.records.targets[asked.inside], asked.records.targets[~asked.inside])
     shares = [torch.bincount(labels, minlength=10).double() for labels in parts]
@@ -170,7 +171,7 @@ def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None
 
 def test_records_may_be_fewer() -> None:
     again = replay(FEDAVG)
-    asked = members._candidates(members._together(again.parts), again.data.test, replace(FEW, records=50), 0)
+    asked = candidates(merged(again.parts), again.data.test, 50, 0)
     assert (int(asked.inside.sum()), int((~asked.inside).sum())) == (50, 50)
     assert len(asked.population) == 89
 
@@ -185,7 +186,7 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
         {"trained": "both"},
     ):
         with pytest.raises(ArgumentError, match="membership"):
-            MembersConfig(**bad)  # type: ignore[arg-type]
+            MembershipInference(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
     experiment, heard = done(again)
     experiment.task = make_task(TaskConfig("reconstruction"), 1)

@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill.attacks.gradient_inversion import GradientInversion, inverted
+from fedstill.attacks.heard import Replay
 from fedstill.attacks.recovered import Pixels
 from fedstill.attacks.updates import Gradient, Update
-from fedstill.attacks.victims import InversionsConfig, attacked, section, victims
-from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.attacks.victims import Victim, attacked, victims
+from fedstill.core.errors import ArgumentError
 from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
 
-ONE = InversionsConfig(victims=2, attacks=("idlg",))
+ONE = GradientInversion(victims=2, attacks=("idlg",))
 LG, PER = {"name": "lg-fedavg", "rounds": 2}, {"name": "fedper", "rounds": 2}
+
+
+def held(again: Replay, count: int) -> list[Victim]:
+    return victims(again, 0, count=count, images=1, round=0)
 
 
 def adam(**changes: Any) -> dict[str, Any]:
@@ -23,8 +29,8 @@ def adam(**changes: Any) -> dict[str, Any]:
 
 
 def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
-    got = section(replay(FEDAVG), ONE, seed=0)
-    told = got.told
+    got = inverted(replay(FEDAVG), ONE, seed=0)
+    told = got.part
     assert (told["shared"], told["steps"], told["optimiser"], told["best"]) == (
         "all parameters",
         1,
@@ -34,14 +40,14 @@ def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
     assert told["attacks"][0]["psnr"]["mean"] > 30
     assert told["attacks"][0]["labels"] == {"right": 2, "of": 2}
     assert told["guess"] < 20
-    assert got.pictures["inversion.original"].shape == got.pictures["inversion.idlg"].shape == (2, 1, 8, 8)
-    apart = got.pictures["inversion.original"].int() - got.pictures["inversion.idlg"].int()
+    assert got.pictures["original"].shape == got.pictures["idlg"].shape == (2, 1, 8, 8)
+    apart = got.pictures["original"].int() - got.pictures["idlg"].int()
     assert apart.abs().float().mean() < 8
 
 
 def test_what_is_attacked_is_what_left_the_node() -> None:
     again = replay(FEDAVG)
-    first, second = victims(again, ONE, 0)
+    first, second = held(again, 2)
     assert isinstance(first.release, Gradient)
     own = first.release.of(first.data.inputs, first.data.targets)
     for name, slope in own.items():
@@ -58,7 +64,7 @@ def test_what_is_attacked_is_what_left_the_node() -> None:
 def test_several_steps_are_an_update() -> None:
     local = {**SGD, "batch": 1, "epochs": 4.0, "momentum": 0.0}
     nodes = {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}
-    (victim,) = victims(replay(FEDAVG, nodes=nodes), InversionsConfig(victims=1), 0)
+    (victim,) = held(replay(FEDAVG, nodes=nodes), 1)
     assert isinstance(victim.release, Update)
     assert len(victim.release.schedule.rates) == 2  # 4 epochs of one image in batches of one, over 2 rounds
     own = victim.release.of(victim.data.inputs, victim.data.targets)
@@ -69,8 +75,8 @@ def test_several_steps_are_an_update() -> None:
 def test_a_head_gives_away_less_once_the_extractor_is_not_known() -> None:
     wide = {"nodes": {"models": ["mlp:512"], "local": SGD, "policy": {"outputs_only": False}}}
     again = replay(LG, split={"nodes": 2, "alpha": 5.0}, student={"model": "mlp:512"}, **wide)
-    first = section(again, ONE, seed=0).told
-    later = section(again, InversionsConfig(victims=2, round=1, attacks=("idlg",)), seed=0).told
+    first = inverted(again, ONE, seed=0).part
+    later = inverted(again, GradientInversion(victims=2, round=1, attacks=("idlg",)), seed=0).part
     assert first["shared"] == later["shared"] == "the head"
     assert "in the first round also the extractor" in first["known"]
     assert "only the first weights" in later["known"]
@@ -79,16 +85,16 @@ def test_a_head_gives_away_less_once_the_extractor_is_not_known() -> None:
 
 def test_an_extractor_has_no_labels_to_read() -> None:
     again = replay(PER)
-    (victim,) = victims(again, InversionsConfig(victims=1), 0)
+    (victim,) = held(again, 1)
     assert victim.part == "extractor"
-    got = section(again, InversionsConfig(victims=1, attacks=("idlg", "dlg")), seed=0)
-    assert [each["name"] for each in got.told["attacks"]] == ["dlg"]
-    assert [name for name, _ in got.refused] == ["inversion: iDLG"]
+    got = inverted(again, GradientInversion(victims=1, attacks=("idlg", "dlg")), seed=0)
+    assert [each["name"] for each in got.part["attacks"]] == ["dlg"]
+    assert [name for name, _ in got.skipped] == ["inversion: iDLG"]
 
 
 def test_adams_first_step_is_attacked_by_direction_alone() -> None:
     again = replay(FEDAVG, **adam())
-    (victim,) = victims(again, InversionsConfig(victims=1), 0)
+    (victim,) = held(again, 1)
     signs = torch.cat([value.flatten() for value in victim.release.target.values()])
     assert torch.isclose(signs.abs(), torch.ones(()), atol=0.02).float().mean() > 0.5
     for attack in ("dlg", "layers"):
@@ -98,31 +104,32 @@ def test_adams_first_step_is_attacked_by_direction_alone() -> None:
 
 
 def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
-    with pytest.raises(MethodRefused, match="needs parameters, and none leave"):
-        section(replay(FEDKD, outputs_only=True, public={"name": "held-out"}), ONE, 0)
+    side = replay(FEDKD, outputs_only=True, public={"name": "held-out"}).experiment().side
+    assert ONE.refusal(side) == "gradient inversion needs parameters, and none leave"
+    assert ONE.refusal(replay(PER).experiment().side) is None
     with pytest.raises(ArgumentError, match=r"inversion\.round is 2: allowed is 0 \.\. 1"):
-        section(replay(FEDAVG), InversionsConfig(round=2), 0)
+        inverted(replay(FEDAVG), GradientInversion(round=2), 0)
     with pytest.raises(ArgumentError, match=r"inversion.victims is 300: allowed is at most \d+ of 1 images"):
-        section(replay(FEDAVG), InversionsConfig(victims=300), 0)
+        inverted(replay(FEDAVG), GradientInversion(victims=300), 0)
     for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):
         with pytest.raises(ArgumentError, match="inversion"):
-            InversionsConfig(**bad)  # type: ignore[arg-type]
+            GradientInversion(**bad)  # type: ignore[arg-type]
 
 
 def test_what_a_method_descends_beside_is_said_where_it_counts() -> None:
     again = replay({"name": "fedmd-cg", "rounds": 2})
     first, later = (
-        section(again, InversionsConfig(victims=1, round=round, attacks=("idlg",)), 0).told["known"]
+        inverted(again, GradientInversion(victims=1, round=round, attacks=("idlg",)), 0).part["known"]
         for round in (0, 1)
     )
     assert "also descend" not in first
     assert "leaves out that nodes also descend distances from what the global generator gives" in later
-    plain = section(replay(LG), InversionsConfig(victims=1, round=1, attacks=("idlg",)), 0)
-    assert "also descend" not in plain.told["known"]
+    plain = inverted(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",)), 0)
+    assert "also descend" not in plain.part["known"]
 
 
 def test_a_release_without_finite_numbers_is_refused() -> None:
-    (victim,) = victims(replay(FEDAVG), InversionsConfig(victims=1), 0)
+    (victim,) = held(replay(FEDAVG), 1)
     broken = {name: value * float("nan") for name, value in victim.release.target.items()}
     with pytest.raises(ArgumentError, match="NaN or infinity"):
         Gradient(victim.release.model, broken)

@@ -13,51 +13,71 @@ import pytest
 from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.cli.attack import Line, lines, print_leakage
+from fedstill.attacks.data_copying import DataCopying
+from fedstill.attacks.gradient_inversion import GradientInversion
+from fedstill.attacks.label_counts import LabelCounts
+from fedstill.attacks.leakage import described
+from fedstill.attacks.members import MembershipInference
+from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.errors import FedstillError
 from fedstill.core.tables import changed
-from fedstill.runs import config
 
 Main = Callable[..., tuple[int, str, str]]
 
 
-def a_share(value: float, low: float | None = None, high: float | None = None) -> dict[str, float | None]:
+def a_share(value: float, low: float, high: float) -> dict[str, float]:
     return {"value": value, "low": low, "high": high}
 
 
+def at(rate: float, allowed: int, share: float) -> dict[str, Any]:
+    counts = {"found": 3, "members": 100, "accused": allowed, "others": 300}
+    return {"rate": rate, "allowed": allowed, "true_positives": a_share(share, 0.0, 0.5), **counts}
+
+
+INVERTED: dict[str, Any] = {
+    "shared": "all parameters", "known": "all", "guess": 9.84, "victims": 4, "images": 1, "smallest": 3,
+    "steps": 1, "optimiser": "sgd", "round": 0, "best": "dlg",
+    "attacks": [
+        {"name": "dlg", "title": "DLG", "psnr": {"mean": 31.25, "std": 4.0, "per_image": []},
+         "labels": {"right": 3, "of": 4}, "seconds": 3.0},
+    ],
+}  # fmt: skip
+TOLD: dict[str, Any] = {
+    "of": "student", "sees": "outputs", "members": 100, "others": 300, "shadows": 4, "trained": "alone",
+    "best": "lira",
+    "attacks": [
+        {"name": "lira", "title": "LiRA", "auc": a_share(0.614, 0.58, 0.64),
+         "at": [at(0.01, 3, 0.031), at(0.001, 0, 0.004)]},
+    ],
+}  # fmt: skip
+COPIED: dict[str, Any] = {
+    "images": 1000,
+    "of": "inputs",
+    "spaces": [
+        {"extractor": "pixels", "p_value": 0.0004, "share": 0.75, "low": 0.7, "high": 0.8, "generated": 9,
+         "private": 9, "held_out": 9, "drawings": 9, "z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": []},
+    ],
+    "distances": [
+        {"extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
+         "full_rank": True, "nodes": {"node-0": {"fid": 27.2, "kid": 0.1, "real": 9}}, "held_out": {}},
+    ],
+    "scores": {"images": 200, "adapted": 5.1, "student": 7.7, "nodes": {"node-0": 5.1}},
+}  # fmt: skip
+COUNTED: list[dict[str, Any]] = [
+    {"node": f"node-{place}", "exact": not off, "total_variation": off, "largest_error": off,
+     "largest_class": "one", "size_error": 0.0, "absent": [], "told_absent": []}
+    for place, off in enumerate((0.0, 0.25))
+]  # fmt: skip
 FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
     "ledger": "node-0: 10 bytes of logits by the ledger, 12 heard",
     "skipped": [{"attack": "copying", "reason": "the server made no images"}],
-    "inversion": {
-        "shared": "all parameters",
-        "guess": 9.84,
-        "attacks": [
-            {"title": "DLG", "psnr": {"mean": 31.25, "std": 4.0}, "labels": {"right": 3, "of": 4}},
-            {"title": "iDLG", "psnr": {"mean": None, "std": None}, "labels": None},
-        ],
-    },
-    "membership": [
-        {
-            "of": "student",
-            "attacks": [
-                {
-                    "title": "LiRA",
-                    "auc": a_share(0.614, 0.58, 0.64),
-                    "at": [
-                        {"rate": 0.01, "allowed": 3, "true_positives": a_share(0.031)},
-                        {"rate": 0.001, "allowed": 0, "true_positives": a_share(0.004)},
-                    ],
-                }
-            ],
-        }
+    "attacks": [
+        described(GradientInversion(), INVERTED),
+        described(MembershipInference(), {"targets": [TOLD]}),
+        described(DataCopying(), COPIED),
+        described(LabelCounts(), {"nodes": COUNTED}),
     ],
-    "copying": {"images": 1000, "spaces": [{"extractor": "pixels", "p_value": 0.0004, "share": 0.75}]},
-    "distances": {
-        "spaces": [{"extractor": "VGG", "generated": 500, "average": 27.2, "average_held_out": 25.7}]
-    },
-    "scores": {"images": 200, "adapted": 5.1, "student": 7.7},
-    "counts": [{"exact": True, "total_variation": 0.0}, {"exact": False, "total_variation": 0.25}],
 }
 
 
@@ -105,8 +125,10 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     assert (code, err) == (0, "")
     [(folder, ours, told, progress)] = attacks.asked
     assert (folder, progress) == (Path("a run"), False)
-    assert (ours.seed, ours.membership.shadows, ours.inversion.victims) == (3, 4, 2)
-    assert ours.copying == LeakageConfig().copying
+    inversion, membership, *others = ours.attacks
+    assert ours.seed == 3
+    assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
+    assert others == [DataCopying(), LabelCounts()]
     assert told == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
     assert "[b]One[/b] in three was found" in out  # as it is, not as markup
     assert out.endswith("Report: a run/report.html\n")
@@ -123,9 +145,18 @@ def test_without_options_attacks_are_the_default_ones(command: Main, attacks: At
 def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
     code, out, err = command("attack", *words.split())
     assert (code, err, attacks.asked) == (0, "", [])
-    for name in config.options(LeakageConfig):
+    for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "copying.extractor"):
         assert f"--{name} " in out
     assert out.startswith("usage: fedstill attack RUN ")
+
+
+@pytest.mark.usefixtures("here")
+def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks: Attacks) -> None:
+    out = command("attack", "--attacks", "membership", "--help")[1]
+    assert "--membership.shadows " in out
+    assert "--copying" not in out
+    assert command("attack", "a run", "--attacks", "membership", "--membership.shadows", "8")[0] == 0
+    assert attacks.asked[0][1] == LeakageConfig((MembershipInference(shadows=8),))
 
 
 @pytest.mark.usefixtures("here")
@@ -145,7 +176,12 @@ def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) ->
         ("ready --seed -1", "seed is -1: allowed is 0 or more"),
         ("ready --membership.shadows 3", "membership.shadows is 3: allowed is "),
         ("ready --membership.trained so", "membership.trained is 'so': allowed is one of "),
-        ("ready --attacks inversions", "attacks is ['inversions']: allowed is some of inversion, "),
+        ("ready --attacks inversions", "unknown attack 'inversions': did you mean 'inversion'?"),
+        (
+            "ready --attacks counts --copying.pairs 3",
+            "--copying.pairs is '3': allowed is none, as attack 'copying' is not among --attacks",
+        ),
+        ("ready --attacks counts counts", "attacks is ['counts', 'counts']: allowed is some of inversion, "),
         ("ready another", "option is 'another': allowed is --NAME VALUE"),
     ],
 )
@@ -167,20 +203,21 @@ def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attac
 
 
 def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
-    assert list(lines(FOUND)) == [
-        Line("inversion, DLG", "all parameters", "31.2 \u00b1 4.0 dB, labels 3 of 4", "9.8 dB, guessed"),
-        Line("inversion, iDLG", "all parameters", "-", "9.8 dB, guessed"),
-        Line("membership, LiRA", "student",
-             "AUC 61.4% (58.0% to 64.0%), TPR 3.1% at 1%", "50%, 1%"),
-        Line("copying, pixels", "1,000 images",
-             "p below 0.001, 75.0% closer to private images", "any p alike"),
-        Line("FID, VGG", "500 images", "27.2 mean of nodes", "25.7 to held-out images"),
-        Line("inception score", "200 images", "5.1 by the nodes' models, 7.70 by the student", "1 at least"),
-        Line("label counts", "2 nodes", "exact of 1 of 2, off by 0.0% to 25.0%", ""),
+    assert printed(FOUND) == [
+        ("inversion, DLG", "all parameters",
+         "PSNR 31.2 \u00b1 4.0 dB, labels right 3 of 4", "9.8 dB, guessed"),
+        ("membership, LiRA", "student",
+         "AUC 61.4% (58.0 to 64.0), members found at 1% false alarms 3.1% (0.0 to 50.0)", "50%, 1%"),
+        ("copying, pixels", "1,000 images",
+         "nearer to private than to held-out 75.0% (70.0 to 80.0), p 0.0004", "50%, any p alike"),
+        ("copying, in VGG", "mean of nodes", "FID, generated 27.20", "25.7 of held-out images"),
+        ("copying", "the nodes' own models, on average", "inception score 5.10", "1 at least"),
+        ("copying", "the student", "inception score 7.70", "1 at least"),
+        ("counts", "2 nodes", "exact of 1 of 2, off by 0.0% to 25.0%", ""),
     ]  # fmt: skip
 
 
-def printed(found: dict[str, Any], width: int) -> str:
+def shown(found: dict[str, Any], width: int) -> str:
     out = StringIO()
     print_leakage(found, Console(file=out, width=width, color_system=None))
     return out.getvalue()
@@ -188,29 +225,29 @@ def printed(found: dict[str, Any], width: int) -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> None:
-    text = printed(FOUND, width)
+    text = shown(FOUND, width)
     assert text.startswith("Parameters left the nodes.")
     assert max(map(len, text.splitlines())) <= width
     whole = " ".join(text.split())
     assert "Not tried: copying: the server made no images" in whole
     assert "The repetition is not the run of this folder: node-0: 10 bytes of logits by" in whole
     if width == 160:
-        assert re.search(r"LiRA +student +AUC 61\.4% \(58\.0% to 64\.0%\)", text)
+        assert re.search(r"LiRA +student +AUC 61\.4% \(58\.0 to 64\.0\)", text)
 
 
 def test_where_nothing_applied_only_the_reasons_are_printed() -> None:
     parts = ("inversion", "membership", "copying", "distances", "scores", "counts")
-    nothing = {**dict.fromkeys(parts), "ledger": None, "sentence": "Nothing left.", "skipped": []}
-    assert printed(nothing, 80) == "Nothing left.\n\n"
+    nothing = {"attacks": [], "ledger": None, "sentence": "Nothing left.", "skipped": []}
+    assert shown(nothing, 80) == "Nothing left.\n\n"
     nothing["skipped"] = [{"attack": part, "reason": "nothing left the nodes"} for part in parts]
-    told = " ".join(printed(nothing, 80).split())
+    told = " ".join(shown(nothing, 80).split())
     assert told == f"Nothing left. Not tried: {', '.join(parts)}: nothing left the nodes"  # a reason once
 
 
 def test_options_that_differ_are_the_words_that_give_them_again(
     command: Main, attacks: Attacks, here: Path
 ) -> None:
-    table = {"seed": 5, "attacks": ["counts", "membership"], "copying": {"pairs": 4}}
+    table = {"seed": 5, "attacks": ["counts", "copying"], "copying": {"pairs": 4}}
     ours = LeakageConfig.from_table(json.loads(json.dumps(table)))
     words = changed(ours.to_table(), LeakageConfig().to_table())
     assert changed(LeakageConfig().to_table(), LeakageConfig().to_table()) == []

@@ -499,10 +499,10 @@ class Attacks:
         self.asked.append((folder.name, command))
         if self.failing is not None and folder.name.startswith(self.failing):
             raise FedstillError("the run\nis not repeated here")
-        told = {"title": "Loss", "auc": {"value": 0.6}, "at": []}
+        row = {"who": "student", "attack": "Loss", "figure": "AUC", "value": 60.0, "column": "membership_auc"}
         found = {
             "config": config.to_table(),
-            "membership": [{"of": "student", "attacks": [told]}],
+            "attacks": [{"name": "membership", "rows": [row]}],
             "sentence": "One in <three> was found.",
         }
         (folder / "leakage.json").write_text(json.dumps(found))
@@ -543,6 +543,7 @@ def test_the_options_of_the_attack_are_part_of_the_plan(tmp_path: Path) -> None:
         ("leakage = true", "leakage is True: allowed is a table"),
         ("[leakage]\nseeds = 3", "unknown key 'leakage.seeds': did you mean 'leakage.seed'?"),
         ("[leakage.membership]\nshadows = -2", "leakage.membership.shadows is -2: allowed is "),
+        ("[leakage]\nmembership = 3", "leakage.membership is 3: allowed is a table"),
     ],
 )
 def test_a_bad_attack_is_one_line_when_planned(tmp_path: Path, text: str, line: str) -> None:

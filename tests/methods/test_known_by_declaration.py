@@ -98,8 +98,12 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
                     continue
                 tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
+    # Audits of gates ask questions of one method, which `methods/audited.py` chooses, and read its answers.
+    audits = ("canary.py", "releases.py")
+    tensors -= {"critic", "inputs", "targets", "parameters", "round"}  # roles, and keys of files and batches
     rooms = ("node", "federation", "privacy", "protocol", "runs", "attacks")
     places = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in rooms]
+    places = [path for path in places if path.name not in audits]
     looked_up = [
         f"{path.relative_to(PACKAGE)}:{line}: {key}"
         for path in places

@@ -12,28 +12,46 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.data_copying import DataCopying
+from fedstill.attacks.gradient_inversion import GradientInversion
+from fedstill.attacks.leakage import described
+from fedstill.attacks.members import MembershipInference
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
 from fedstill.core.records import write_text
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.compare_leakage import LEAKS, skipped, strength
+from fedstill.report.compare_leakage import skipped, strength
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, records
 from tests.report.test_report_page import Page
 
+CONFIG = LeakageConfig().to_table()
+LEAKS = LeakageConfig().columns
 AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
-CONFIG = {"seed": 0}
 
 
 def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, Any]:
-    at = [{"rate": 0.001, "true_positives": {"value": 0.5}}]
-    at += [] if found is None else [{"rate": 0.01, "true_positives": {"value": found}}]
-    return {"title": title, "auc": {"value": auc}, "at": at}
+    def at(rate: float, share: float) -> dict[str, Any]:
+        counts = {"allowed": 1, "found": 1, "members": 2, "accused": 1, "others": 2000}
+        return {"rate": rate, **counts, "true_positives": {"value": share, "low": 0.0, "high": 1.0}}
+
+    rates = [at(0.001, 0.5), *([] if found is None else [at(0.01, found)])]
+    return {"name": title, "title": title, "auc": {"value": auc, "low": 0.4, "high": 0.9}, "at": rates}
+
+
+def a_target(of: str, *attacks: dict[str, Any]) -> dict[str, Any]:
+    told = {"sees": "outputs", "members": 2, "others": 2000, "shadows": 16, "trained": "federations"}
+    return {"of": of, **told, "attacks": list(attacks), "best": attacks[0]["name"]}
 
 
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    central = {"of": "student", "shadows": 16, "trained": "federations", "attacks": list(attacks)}
-    answers = {"of": "answers of node-0", "attacks": [an_attack("LiRA", 0.99, 0.99)]}
-    return {"config": CONFIG, "membership": [central, answers], "sentence": "<one> left.", **parts}
+    targets = [a_target("student", *attacks), a_target("answers of node-0", an_attack("LiRA", 0.99, 0.99))]
+    found = {"membership": described(MembershipInference(), {"targets": targets})}
+    for name, attack in (("inversion", GradientInversion()), ("copying", DataCopying())):
+        if parts.get(name):
+            found[name] = described(attack, parts[name])
+    rest = {key: part for key, part in parts.items() if key not in ("inversion", "copying")}
+    return {"config": CONFIG, "attacks": list(found.values()), "sentence": "<one> left.", **rest}
 
 
 # LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
@@ -45,12 +63,26 @@ MEMBERS = [
 
 
 def psnrs(**values: float) -> dict[str, Any]:
-    attacks = [{"title": title, "psnr": {"mean": value}} for title, value in values.items()]
-    return {"victims": 4, "images": 1, "attacks": attacks}
+    attacks = [
+        {
+            "name": title,
+            "title": title,
+            "psnr": {"mean": value, "std": 0.0, "per_image": [value]},
+            "labels": {"right": 1, "of": 1},
+            "seconds": 1.0,
+        }
+        for title, value in values.items()
+    ]
+    told = {"shared": "all parameters", "known": "all", "steps": 1, "optimiser": "sgd", "round": 0}
+    counts = {"victims": 4, "images": 1, "smallest": 5, "guess": 9.0}
+    return {**told, **counts, "attacks": attacks, "best": attacks[0]["name"]}
 
 
-def copying(**values: float | None) -> dict[str, Any]:
-    return {"spaces": [{"extractor": space, "p_value": value} for space, value in values.items()]}
+def copying(**values: float) -> dict[str, Any]:
+    of = {"generated": 9, "private": 9, "held_out": 9, "drawings": 9, "share": 0.5, "low": 0.4, "high": 0.6}
+    rest = {"z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": []}
+    spaces = [{"extractor": space, "p_value": value, **of, **rest} for space, value in values.items()]
+    return {"images": 9, "of": "inputs", "spaces": spaces, "distances": [], "scores": None}
 
 
 def a_plan(**changes: Any) -> Comparison:
@@ -96,7 +128,7 @@ def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder
 
 def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
     (folder / "fedavg-seed1" / "leakage.json").unlink()
-    leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {"seed": 1}})
+    leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {**CONFIG, "seed": 1}})
     summary = summarise(folder, a_plan())
     _, fedavg, fediod = summary.rows
     assert fedavg.leak(AUC) is None
@@ -115,12 +147,11 @@ def test_an_attack_that_was_not_tried_on_all_runs_is_none_of_them(folder: Path) 
     assert fedavg.leaked(AUC) == "62.0 \u00b1 2.0"
 
 
-@pytest.mark.parametrize(
-    "part", [None, [], [{"attacks": []}], [{"attacks": [an_attack("Loss", float("nan"))]}]]
-)
-def test_figures_that_are_missing_are_none(folder: Path, part: Any) -> None:
+@pytest.mark.parametrize("value", [None, float("nan"), "much"])
+def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
+    rows = [{"column": leak.name, "attack": "Loss", "value": value} for leak in LEAKS]
     for seed in range(3):
-        leak(folder, f"fedavg-seed{seed}", {"config": CONFIG, "membership": part, "copying": None})
+        leak(folder, f"fedavg-seed{seed}", {"config": CONFIG, "attacks": [{"name": "x", "rows": rows}, None]})
     _, fedavg, _ = summarise(folder, a_plan()).rows
     assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
@@ -203,7 +234,7 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
         assert told in page.text, told
     label = (
         "Accuracy against the AUC of the strongest membership attack. "
-        "FedAvg: 84.0%, AUC 64.0%, 2.5 kB; FedIOD: 91.0%, AUC 55.0%, 40.0 kB."
+        "FedAvg: 84.0%, membership AUC 64.0%, 2.5 kB; FedIOD: 91.0%, membership AUC 55.0%, 40.0 kB."
     )
     assert page.attributes("aria-label").count(label) == 2  # one for screens, one for phones
     assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
@@ -262,7 +293,10 @@ def test_budgets_of_one_method_are_joined_and_have_their_epsilon(tmp_path: Path)
     assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["\u03b5 2.9", "\u03b5 7.9"]
     assert picture.count('class="way"') == 2
     assert picture.count('class="disc"') == 1  # one number, at the end of the line: without a budget
-    assert "FedAvg, three, epsilon 2.9: 82.0%, AUC 65.0%, 1.5 kB; FedAvg, eight, epsilon 7.9" in picture
+    assert (
+        "FedAvg, three, epsilon 2.9: 82.0%, membership AUC 65.0%, 1.5 kB; FedAvg, eight, epsilon 7.9"
+        in picture
+    )
 
 
 def test_other_settings_have_letters(tmp_path: Path) -> None:
@@ -277,7 +311,7 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
 
 
 def test_the_strength_names_what_was_tried() -> None:
-    assert strength({"membership": None}) == "Nothing was tried."
+    assert strength({"attacks": None}) == "Nothing was tried."
     assert strength(
         a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5))
     ) == (

@@ -8,7 +8,14 @@ import re
 
 import pytest
 
-from fedstill.report.leak_plot import DOT, HEIGHT, LARGEST, Spot, area, leak_plot
+from fedstill.attacks.rows import Column
+from fedstill.report.leak_plot import DOT, HEIGHT, LARGEST, WIDE, Spot, area, leak_plot
+
+AUC = Column(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
+
+
+def plot(spots: list[Spot], width: int = WIDE) -> str:
+    return leak_plot(spots, AUC, width=width)
 
 
 def spots_at(drawing: str) -> list[tuple[float, float]]:
@@ -18,7 +25,7 @@ def spots_at(drawing: str) -> list[tuple[float, float]]:
 
 
 def test_marks_stand_at_their_figures_and_areas_are_bytes() -> None:
-    drawing = leak_plot(
+    drawing = plot(
         [Spot(1, "a", 50.0, 60.0, 1e6), Spot(2, "b", 60.0, 80.0, 0.25e6), Spot(3, "c", 70.0, 100.0, 0)]
     )
     (left, low), (middle, half), (right, top) = spots_at(drawing)
@@ -35,17 +42,17 @@ def test_marks_stand_at_their_figures_and_areas_are_bytes() -> None:
 
 def test_deviations_go_both_ways() -> None:
     spot = Spot(1, "a", 60.0, 80.0, 10.0, leak_spread=2.5, spread=5.0)
-    whiskers = re.findall(r'class="whisker" x1="([0-9.%]+)" x2="([0-9.%]+)"', leak_plot([spot]))
+    whiskers = re.findall(r'class="whisker" x1="([0-9.%]+)" x2="([0-9.%]+)"', plot([spot]))
     assert len(whiskers) == 2
     (left, right) = next(pair for pair in whiskers if "%" in pair[0])
-    [(x, _)] = spots_at(leak_plot([spot]))
+    [(x, _)] = spots_at(plot([spot]))
     assert float(right[:-1]) - x == pytest.approx(x - float(left[:-1]), abs=0.02)
-    assert "whisker" not in leak_plot([Spot(1, "a", 60.0, 80.0, 10.0)])
+    assert "whisker" not in plot([Spot(1, "a", 60.0, 80.0, 10.0)])
 
 
 @pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
 def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> None:
-    drawing = leak_plot([Spot(1, "a", leak, 50.0, 0)])
+    drawing = plot([Spot(1, "a", leak, 50.0, 0)])
     assert "nan" not in drawing
     ticks = [float(tick) for tick in re.findall(r'class="tick middle"[^>]*>([0-9.]+)%<', drawing)]
     assert ticks[0] <= min(leak, 50.0)
@@ -74,7 +81,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
         for place in range(1, 7)
         for step in (1, 5)
     ]
-    found = boxes(leak_plot(close, width=width), width)
+    found = boxes(plot(close, width=width), width)
     assert len(found) == 2 * len(close)
     for (x, y, wide, high), (other_x, other_y, other_wide, other_high) in itertools.combinations(found, 2):
         assert abs(x - other_x) >= wide + other_wide or abs(y - other_y) >= high + other_high
@@ -87,7 +94,7 @@ def test_a_line_joins_a_method_with_itself_only() -> None:
         Spot(1, "a", 60.0, 80.0, 10, joined=True),
         Spot(2, "b", 55.0, 75.0, 10),
     ]
-    drawing = leak_plot(spots)
+    drawing = plot(spots)
     (ends,) = re.findall(r'class="way" x1="([0-9.]+)%" y1="[^"]*" x2="([0-9.]+)%"', drawing)
     places = [x for x, _ in spots_at(drawing)]
     assert [float(end) for end in ends] == places[:2]
@@ -95,7 +102,7 @@ def test_a_line_joins_a_method_with_itself_only() -> None:
 
 
 def test_names_and_tags_are_escaped() -> None:
-    drawing = leak_plot([Spot(1, "<b>", 55.0, 70.0, 10, tag="<i>", where="<u>")])
+    drawing = plot([Spot(1, "<b>", 55.0, 70.0, 10, tag="<i>", where="<u>")])
     assert not re.search("<[biu]>", drawing)
     assert "<title>&lt;b&gt;, &lt;u&gt;: 70.0%, AUC 55.0%, 10 B</title>" in drawing
 

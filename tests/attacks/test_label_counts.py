@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedstill.attacks.told import counts
+from fedstill.attacks.label_counts import counts
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.methods.standalone import Standalone

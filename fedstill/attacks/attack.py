@@ -1,0 +1,195 @@
+"""An attack: its options, what it gets of a finished run, and that in figures and words."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fedstill.attacks.heard import Heard, Replay
+from fedstill.attacks.rows import Column, Pictures, Row, Strip
+from fedstill.attacks.tap import Overheard, Release
+from fedstill.core.choices import check_choices
+from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.node.node import Node
+from fedstill.protocol.questions import NodeSide
+from fedstill.runs.config import RunConfig
+
+__all__ = ["ATTACKS", "Attack", "Column", "Found", "Pictures", "Row", "Strip", "Target"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What an attack has of a run.
+
+    What its adversary may know is :attr:`heard`, :attr:`releases`, :attr:`student` and how the run was
+    configured; the nodes' data are there to judge by, and to hold test data against.
+
+    Args:
+        replay: what the run was made of; ``replay.experiment()`` is it once more, before its start.
+        experiment: it, at its end.
+        heard: questions and answers, and label counts, as they crossed the wire.
+        releases: those that the attack keeps, in order.
+        seed: from which every random draw of the attack follows.
+    """
+
+    replay: Replay
+    experiment: Overheard
+    heard: Heard
+    releases: Sequence[Release] = ()
+    seed: int = 0
+
+    @property
+    def config(self) -> RunConfig:
+        """How the run was configured: what everybody knows."""
+        return self.replay.config
+
+    @property
+    def side(self) -> NodeSide:
+        """What nodes were asked, and which kinds left."""
+        return self.experiment.side
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes, with ``name`` and ``data``: the truth, to judge by."""
+        return self.experiment.nodes
+
+    @property
+    def student(self) -> nn.Module | None:
+        """The model that the run came to; None where its method has none."""
+        return self.experiment.student if self.experiment.has_student else None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What an attack got.
+
+    Args:
+        part: of ``leakage.json``: whatever JSON can hold.
+        pictures: stacks ``(N, C, H, W)`` uint8 for ``leakage.safetensors``, by name.
+        skipped: what of it could not be tried, each with the reason.
+    """
+
+    part: Any
+    pictures: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    skipped: Sequence[tuple[str, str]] = ()
+
+
+class Attack(Registered, ABC):
+    """An attack, all of it: a frozen dataclass whose fields are its options.
+
+    :meth:`run` attacks; everything below it puts what was got into figures and words, from its part of
+    ``leakage.json`` alone. Of these only :meth:`rows` must be written.
+
+    Attributes:
+        title: of its section on the page.
+        columns: of comparisons.
+        notes: how to read its figures, for the page.
+        mistakes: arguments whose refusal is a mistake of whoever attacks, and no property of the run; any
+            other refusal is written down as an attack that was not tried.
+    """
+
+    key: ClassVar[str] = ""
+    title: ClassVar[str]
+    columns: ClassVar[tuple[Column, ...]] = ()
+    notes: ClassVar[tuple[str, ...]] = ()
+    mistakes: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Checks options; an attack that checks more calls this, too.
+
+        Raises:
+            ArgumentError: a value that a field's ``Literal`` does not list.
+        """
+        check_choices(self, self.called)
+
+    # --- what it hears ------------------------------------------------------------------------------------
+
+    def refusal(self, side: NodeSide) -> str | None:
+        """Why it cannot use anything of what leaves nodes that are asked so, or None.
+
+        Args:
+            side: the questions; ``side.leaves()`` are the kinds of all that leaves, and each says of itself
+                what it is computed from (:class:`fedstill.protocol.kinds.Kind`).
+        """
+        return None
+
+    @property
+    def rows_heard(self) -> int:
+        """Of questions about inputs and their answers, how many rows it looks at, the last ones."""
+        return 0
+
+    def keeps(self, release: Release) -> bool:
+        """Whether it wants a release as a whole; it then stands in :attr:`Target.releases`."""
+        return False
+
+    # --- what it does -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def run(self, target: Target) -> Found:
+        """Attack.
+
+        Raises:
+            FedstillError: it does not apply to this run; the line is the reason that is told.
+        """
+
+    @abstractmethod
+    def rows(self, part: Any) -> Iterable[Row]:
+        """The figures, in the order of the report.
+
+        Args:
+            part: what :meth:`run` found.
+        """
+
+    def sentence(self, part: Any) -> str:
+        """What was got, for whoever is in charge of the data, in a sentence with its full stop."""
+        told = [
+            f"{' '.join(name for name in (row.attack, row.figure) if name)} of {row.who} {row.written}"
+            + (f" (without it {row.without})" if row.without else "")
+            for row in self.rows(part)
+            if not row.detail
+        ]
+        return f"{self.title}: {'; '.join(told)}."
+
+    def strength(self, part: Any) -> str:
+        """What was tried, and how strong it was, in a few words."""
+        ways = dict.fromkeys(row.attack for row in self.rows(part) if row.attack)
+        return self.called + (f" by {', '.join(way.replace(', ', ' ') for way in ways)}" if ways else "")
+
+    def about(self, part: Any) -> Sequence[tuple[str, str]]:
+        """What the page says before the figures: terms, and each in words."""
+        return ()
+
+    def pictures(self, part: Any) -> Sequence[Pictures]:
+        """What the page shows of the stacks of :attr:`Found.pictures`."""
+        return ()
+
+
+def _wrong(kind: type[Attack]) -> str | None:
+    """What an attack of somebody else's lacks."""
+    if inspect.isabstract(kind):
+        return f"one with {', '.join(f'{name}()' for name in sorted(kind.__abstractmethods__))}"
+    if not isinstance(getattr(kind, "title", None), str):
+        return "one with a title: ClassVar[str], for its section"
+    return not_options(kind)
+
+
+ATTACKS: Registry[type[Attack]] = Registry(
+    "attack",
+    {
+        "inversion": "fedstill.attacks.gradient_inversion:GradientInversion",
+        "membership": "fedstill.attacks.members:MembershipInference",
+        "copying": "fedstill.attacks.data_copying:DataCopying",
+        "counts": "fedstill.attacks.label_counts:LabelCounts",
+    },
+    base=Attack,
+    wrong=_wrong,
+)
+
+
+Attack.registry = ATTACKS

@@ -1,0 +1,297 @@
+"""Data copying: whether inputs that a server made are private images come back, and how near they come.
+
+The server learns to make inputs from what nodes tell it about others. The adversary is whoever sees those
+that it sends around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.copying import copying
+from fedstill.attacks.features import Extractor
+from fedstill.attacks.generated import Sample, apart, closest, scores, spaces
+from fedstill.attacks.rows import Column, Pictures, Row, Strip
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.runs.simulation import Simulation
+
+OF = "inputs that the server sent to nodes"
+
+
+@dataclass(frozen=True)
+class DataCopying(Attack):
+    """What is asked about the inputs that a server made: copies, distances, scores."""
+
+    title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(
+            name="copying_p",
+            head="copying p",
+            title="Copying p",
+            says="Copying p: how often generated images that copy nothing would lie as close to private "
+            "ones; where it is small they depend on these very images, and the closest pairs in the run's "
+            "report say whether one is copied.",
+            digits=3,
+            lowest=True,
+        ),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "Of images made without the private ones about 50% are nearer to private images, and p is as "
+        "likely small as large; z far below 0: nearer to private images than held-out ones are. A small p "
+        "says that generated images depend on these very images, not that one is copied. Closest pair: the "
+        "distance to the nearest private image over that to the nearest held-out one; 0 is a copy, and "
+        "held-out images themselves come to the figure behind it by chance.",
+        "FID and KID: the lower, the more alike; figures of one extractor cannot be set beside those of "
+        "another. Held-out: real images that nobody had, as many or all there are: what perfect images of "
+        "the same source would come to.",
+        "Inception scores: from 1, all alike or unclear, to the number of classes, each clear and all as "
+        "frequent.",
+    )
+
+    images: int = 1000
+    """Of the inputs that the server made last, how many are looked at."""
+    drawings: int = 999
+    """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
+    pairs: int = 10
+    """Closest pairs of a generated and a private image that are kept."""
+    extractor: str = ""
+    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them: one more space that
+    distances are measured in. Without one: pixels, and the student's features."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 2), ("drawings", 1), ("pairs", 1)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"copying.{name}", getattr(self, name), f"{least} or more")
+        if self.extractor and not Path(self.extractor).is_file():
+            raise ArgumentError("copying.extractor", self.extractor, "a file of VGG weights, or none")
+
+    @property
+    def rows_heard(self) -> int:
+        return self.images
+
+    def run(self, target: Target) -> Found:
+        inputs = target.heard.inputs
+        if inputs is None or not target.heard.made or target.experiment.task.tokens:
+            reason = "the server made no images that left it: it asked about none, or about public ones"
+            raise MethodRefused(target.experiment.method.title, "every node", reason)
+        return looked_at(inputs, target.experiment, self, target.seed)
+
+    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+        for space in part["spaces"]:
+            yield from _copies(space, part["images"])
+        for space in part["distances"]:
+            yield from _distances(space)
+        if part["scores"]:
+            yield from _scores(part["scores"])
+
+    def sentence(self, part: Mapping[str, Any]) -> str:
+        if not part["spaces"]:
+            return ""
+        space = part["spaces"][0]
+        pair = space["pairs"][0]["ratio"] if space["pairs"] else None
+        fresh = (
+            ""
+            if space["fresh"] is None
+            else f", where held-out images themselves come to {space['fresh']:.2f}"
+        )
+        nearest = (
+            ""
+            if pair is None
+            else f"; the closest lies at {pair:.2f} of its distance to a held-out one{fresh}"
+        )
+        depends = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
+        return (
+            f"The images that the server made {depends} the nodes' own ones, by {space['extractor']} "
+            f"(p = {space['p_value']:.2g}){nearest}."
+        )
+
+    def strength(self, part: Mapping[str, Any]) -> str:
+        return f"copying in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
+
+    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+        return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
+
+    def pictures(self, part: Mapping[str, Any]) -> Sequence[Pictures]:
+        if not part["spaces"]:
+            return ()
+        space = part["spaces"][0]
+        heads = []
+        for pair in space["pairs"]:
+            ratio, fresh = pair["ratio"], space["fresh"]
+            closer = ratio is not None and fresh is not None and ratio < fresh
+            head = f"ratio {_text(ratio, '.2f')}, {pair['node']}"
+            heads.append(head + (", closer than any held-out image" if closer else ""))
+        strips = [
+            Strip(head=head, stack=stack)
+            for head, stack in (
+                ("generated", "generated"),
+                ("nearest private", "private"),
+                ("nearest held-out", "held_out"),
+            )
+        ]
+        title = f"The {len(heads)} closest pairs, by {space['extractor']}"
+        says = "The private ones are records of nodes."
+        return (Pictures(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
+
+
+def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, seed: int) -> Found:
+    """Attack the inputs that a server made with all that :mod:`copying` and :mod:`quality` have.
+
+    Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
+    drawn.
+
+    Args:
+        inputs: that the server made and sent, the last ones last: ``(Q, C, H, W)``, normalised as the
+            networks take them.
+        experiment: the run that they are of, at its end.
+        how: what is asked.
+        seed: of which images are taken, and of the drawings.
+
+    Raises:
+        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
+    """
+    shape = tuple(experiment.task.pictured(experiment.test).shape[1:])
+    if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
+        raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
+    images = inputs[-how.images :].detach().cpu().float()
+    skipped: list[tuple[str, str]] = []
+    known = spaces(images, experiment, how.extractor, skipped)
+    sample = Sample(experiment, seed)
+
+    def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
+        found = []
+        for space in known:
+            try:
+                told = measure(space)
+            except DataError as error:  # a network that diverged has features that are no numbers
+                skipped.append((attack, str(error)))
+                continue
+            if told is not None:
+                found.append(told)
+        return found
+
+    pictures: dict[str, torch.Tensor] = {}
+
+    def copied(space: Extractor) -> dict[str, Any]:
+        found = copying(
+            images,
+            sample.private,
+            sample.held_out,
+            space,
+            seed=seed,
+            drawings=how.drawings,
+            closest=how.pairs,
+            groups=sample.groups,
+        )
+        if not pictures:
+            pictures.update(closest(found, images, sample, experiment))
+        return sample.told(found)
+
+    part = {
+        "images": len(images),
+        "of": OF,
+        "spaces": of_each("copying", copied),
+        "distances": of_each("distances", lambda space: apart(images, experiment, space, seed, skipped)),
+        "scores": scores(images, experiment, skipped),
+    }
+    return Found(part, pictures, skipped)
+
+
+def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
+    """How near generated images are to private ones in one space."""
+    name, who = space["extractor"], f"{images:,} images"
+    low, high = space["low"], space["high"]
+    counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
+    yield Row(
+        attack=name,
+        who=who,
+        figure="nearer to private than to held-out",
+        value=100 * space["share"],
+        interval=(100 * low, 100 * high),
+        text=f"{100 * space['share']:.1f}% ({100 * low:.1f} to {100 * high:.1f})",
+        without="50%",
+        says=f"{space['generated']:,} generated, {', '.join(counts)}",
+    )
+    p = space["p_value"]
+    drawings = f"{space['drawings']:,} drawings"
+    yield Row(
+        attack=name,
+        who=who,
+        figure="p",
+        value=p,
+        text=f"{p:.3g}",
+        without="any p alike",
+        says=drawings,
+        column="copying_p",
+    )
+    z = f"p {_text(space['z_p_value'], '.3g')}"
+    yield Row(
+        attack=name, who=who, figure="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True
+    )
+    ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
+    yield Row(
+        attack=name, who=who, figure="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True
+    )
+    yield Row(
+        attack=name,
+        who=who,
+        figure="held-out images come to",
+        text=_text(space["fresh"], ".2f"),
+        detail=True,
+    )
+
+
+def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
+    """How far generated images are from each node's own in one space."""
+    name = f"in {space['extractor']}"
+    few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
+    for node, of in space["nodes"].items():
+        held_out = space["held_out"].get(node, {})
+        for figure, form in (("fid", "#.4g"), ("kid", "#.3g")):
+            for whose, told in (("generated", of), ("held-out", held_out)):
+                label = f"{figure.upper()}, {whose}"
+                text = _text(told.get(figure), form)
+                yield Row(attack=name, who=node, figure=label, text=text, detail=True)
+        yield Row(attack=name, who=node, figure="its images", text=f"{of['real']:,}", detail=True)
+    average, held = space["average"], space["average_held_out"]
+    yield Row(
+        attack=name,
+        who="mean of nodes",
+        figure="FID, generated",
+        value=average,
+        text=_text(average, "#.4g"),
+        without="" if held is None else f"{held:.1f} of held-out images",
+        says=", ".join(
+            part for part in (f"{space['generated']:,} in {space['dimensions']:,} dimensions", few) if part
+        ),
+    )
+    yield Row(
+        attack=name,
+        who="mean of nodes",
+        figure="FID, held-out",
+        text=_text(held, "#.4g"),
+        detail=True,
+    )
+
+
+def _scores(part: Mapping[str, Any]) -> Iterator[Row]:
+    """How sure classifiers are of generated images."""
+    figure, images = "inception score", f"of {part['images']:,} images"
+    adapted, student = part["adapted"], part["student"]
+    whole = {"the nodes' own models, on average": adapted, "the student": student}
+    for who, value in whole.items():
+        if who != "the student" or value is not None:
+            text = _text(value, ".2f")
+            yield Row(who=who, figure=figure, value=value, text=text, without="1 at least", says=images)
+    for node, value in part["nodes"].items():
+        yield Row(who=node, figure=figure, text=_text(value, ".2f"), detail=True)
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

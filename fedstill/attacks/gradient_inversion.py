@@ -1,0 +1,231 @@
+"""Gradient inversion: images from the parameters that a node with a few of them would have released.
+
+Nobody inverts the update of thousands of images. So victims of one image, or a few, take part in the run as
+it is configured (:mod:`fedstill.attacks.victims`), and what they release in one round is attacked by the
+server, who knows what it sent and how nodes train. A node that holds more loses less to this attack; how much
+less, larger ``images`` tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.heard import Replay
+from fedstill.attacks.recovered import Pixels, psnr
+from fedstill.attacks.rows import Column, Pictures, Row, Strip
+from fedstill.attacks.victims import PARTS, attacked, known, victims
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.seeds import derive
+from fedstill.core.words import human_seconds
+from fedstill.models.split import EXTRACTOR, HEAD
+from fedstill.protocol.questions import NodeSide
+
+TITLES = {
+    "dlg": "DLG",
+    "idlg": "iDLG",
+    "inverting": "inverting gradients",
+    "layers": "layer by layer",
+}
+SHARED = {"all": "all parameters", EXTRACTOR: "the extractor", HEAD: "the head"}
+REAL = 500  # images that the guess is the mean of
+GREY = 48.2  # dB of an error of one of 256 greys
+NO_BETTER = 1.0  # dB above a guess, below which an attack is called no better than it
+
+
+@dataclass(frozen=True)
+class GradientInversion(Attack):
+    """Which nodes are attacked by gradient inversion, and how."""
+
+    title: ClassVar[str] = "Images worked out from what a node of few images would send: gradient inversion"
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(
+            name="psnr_db",
+            head="PSNR",
+            title="PSNR dB",
+            says="PSNR: how close inverted updates come to private images, in dB; the run's own report has "
+            "what guessing gives.",
+        ),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "Nodes of this run hold more than that: this is the easiest case for an attacker, in the run's own "
+        "protocol, and the updates of the run itself were not attacked. PSNR: the higher, the more alike, "
+        "100 at most; the mean over images \u00b1 one standard deviation. A guess is the mean of many real "
+        "images; what stays near it shows little more than what such images look like. An attack that "
+        "fails does not prove that the images cannot be worked out from what was sent.",
+    )
+    mistakes: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
+
+    victims: int = 4
+    """Nodes that are attacked, each with images of its own."""
+    images: int = 1
+    """Images that each of them holds."""
+    round: int = 0
+    """The round whose release is attacked; 0 is the first. Before a later one, the run's own nodes take part,
+    so that parameters are what they would be then."""
+    attacks: tuple[str, ...] = ("dlg", "idlg", "inverting", "layers")
+    """dlg, idlg, inverting (gradients) and layers (layer by layer, for LeNet-5 with ReLU and max pooling)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("victims", 1), ("images", 1), ("round", 0)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"inversion.{name}", getattr(self, name), f"{least} or more")
+        if not self.attacks or not set(self.attacks) <= set(TITLES):
+            raise ArgumentError("inversion.attacks", list(self.attacks), f"some of {', '.join(TITLES)}")
+
+    def refusal(self, side: NodeSide) -> str | None:
+        if set(PARTS) & set(side.leaves()):
+            return None
+        return "gradient inversion needs parameters, and none leave"
+
+    def run(self, target: Target) -> Found:
+        return inverted(target.replay, self, target.seed)
+
+    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+        for each in part["attacks"]:
+            of, mean = {"attack": each["title"], "who": part["shared"]}, each["psnr"]["mean"]
+            yield Row(
+                **of,
+                figure="PSNR",
+                value=mean,
+                text=f"{mean:.1f} \u00b1 {each['psnr']['std']:.1f} dB",
+                without=f"{part['guess']:.1f} dB, guessed",
+                column="psnr_db",
+            )
+            yield Row(
+                **of, figure="labels right", text=f"{each['labels']['right']} of {each['labels']['of']}"
+            )
+            yield Row(**of, figure="time", text=human_seconds(each["seconds"]), detail=True)
+
+    def sentence(self, part: Mapping[str, Any]) -> str:
+        best = next(each for each in part["attacks"] if each["name"] == part["best"])
+        db, guess = best["psnr"]["mean"], part["guess"]
+        image = "one image" if part["images"] == 1 else f"{part['images']} images"
+        above = "more than" if db > guess + NO_BETTER else "no better than"
+        fine = " (an error of less than one of 256 greys)" if db > GREY else ""
+        return (
+            f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest "
+            f"here holds {part['smallest']}, and its own updates were not attacked), {best['title']} would "
+            f"have recovered images from {part['shared']} at {db:.1f} dB on the mean{fine}, {above} a "
+            f"guess without any attack ({guess:.1f})."
+        )
+
+    def strength(self, part: Mapping[str, Any]) -> str:
+        victims, images = (_several(part[key], key[:-1]) for key in ("victims", "images"))
+        return f"{super().strength(part)} ({victims}, {images} each)"
+
+    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+        steps = f"{_several(part['steps'], 'local step')} of {part['optimiser']}"
+        whom = f"{_several(part['victims'], 'victim')} with {_several(part['images'], 'image')} each"
+        return (
+            ("Sent by a node", part["shared"]),
+            ("The adversary also knows", part["known"]),
+            ("Attacked", f"round {part['round']}, {steps}; {whom}"),
+        )
+
+    def pictures(self, part: Mapping[str, Any]) -> Sequence[Pictures]:
+        images, strips = part["images"], [Strip(head="original", stack="original")]
+        for each in part["attacks"]:
+            below = tuple(f"{value:.1f} dB" for value in each["psnr"]["per_image"])
+            strips.append(Strip(head=each["title"], stack=each["name"], below=below))
+        heads = tuple(
+            f"victim {victim + 1}" + (f", image {image + 1}" if images > 1 else "")
+            for victim in range(part["victims"])
+            for image in range(images)
+        )
+        title = "Original images, and what each attack made of them, with its PSNR"
+        return (
+            Pictures(title=title, heads=heads, strips=tuple(strips), says="These show records of the nodes."),
+        )
+
+
+def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
+    """Attack victims of a run.
+
+    Args:
+        again: what the run was made of.
+        how: whom to attack, and how.
+        seed: of victims and searches.
+
+    Returns:
+        With originals and recovered images ``(V B, C, H, W)``.
+
+    Raises:
+        FedstillError: the method shares no parameters, or not in this round; or its task has other than one
+            label an image; one line says why.
+    """
+    found = victims(again, seed, count=how.victims, images=how.images, round=how.round)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (again.data.mean, again.data.std))
+    pixels = Pixels((0 - mean) / std, (1 - mean) / std)
+    originals = torch.cat([victim.data.inputs for victim in found])
+    pictures = {"original": _bytes(originals, pixels)}
+    told: list[dict[str, Any]] = []
+    means: dict[str, float] = {}
+    refused: list[tuple[str, str]] = []
+    for name in how.attacks:
+        start = time.monotonic()
+        try:
+            got = [
+                attacked(victim, name, pixels, derive(seed, "victim", at)) for at, victim in enumerate(found)
+            ]
+        except ArgumentError as error:
+            refused.append((f"inversion: {TITLES[name]}", str(error)))
+            continue
+        values = torch.tensor([value for each in got for value in each.psnr], dtype=torch.float64)
+        means[name] = float(values.mean())
+        labels = torch.cat([victim.data.targets for victim in found])
+        right = int((torch.cat([each.labels for each in got]) == labels).sum())
+        told.append(
+            {
+                "name": name,
+                "title": TITLES[name],
+                "psnr": {
+                    "mean": means[name],
+                    "std": float(values.std(correction=0)),
+                    "per_image": values.tolist(),
+                },
+                "labels": {"right": right, "of": len(labels)},
+                "seconds": time.monotonic() - start,
+            }
+        )
+        pictures[name] = _bytes(torch.cat([each.images for each in got]), pixels)
+    if not told:
+        raise MethodRefused(again.config.method.title, "every victim", refused[0][1])
+    schedule = found[0].schedule
+    return Found(
+        {
+            "shared": SHARED[found[0].part],
+            "known": known(found[0], how.round),
+            "images": how.images,
+            "round": how.round,
+            "steps": len(schedule.rates),
+            "optimiser": schedule.optimiser,
+            "victims": how.victims,
+            "smallest": min(map(len, again.parts)),
+            "guess": float(psnr(_mean_image(again.parts).expand_as(originals), originals, pixels).mean()),
+            "attacks": told,
+            "best": max(means, key=means.__getitem__),
+        },
+        pictures,
+        refused,
+    )
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _mean_image(parts: Sequence[TensorData]) -> torch.Tensor:
+    """What real images are on the mean, ``(C, H, W)``: who knows that needs no attack to guess so much."""
+    some = torch.cat([part.inputs[: max(1, REAL // len(parts))] for part in parts])
+    return some.mean(0)
+
+
+def _bytes(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
+    return pixels.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()

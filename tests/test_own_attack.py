@@ -1,0 +1,131 @@
+"""A package of somebody else's with an attack of its own: in terminals, on pages and in a comparison."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.attacks.heard import hear, replay
+from tests.test_own_method import ROOT, Lab
+from tests.test_own_method import lab as installed
+
+ATTACK = "my_lab.majority:MajorityClass"
+lab = installed
+SKEWED = [
+    "--split.alpha",
+    "0.2",
+    "--split.nodes",
+    "3",
+    "--nodes.local.epochs",
+    "20",
+    "--public.name",
+    "held-out",
+]
+COMPARED = """
+seeds = 1
+methods = ["fedkd", "fedavg"]
+[base]
+data = { name = "digits", train_limit = 200 }
+split = { nodes = 3, alpha = 0.2 }
+student = { model = "mlp:8" }
+engine = { name = "one-by-one", threads = 1 }
+public = { name = "held-out" }
+nodes = { models = ["mlp:8"], local = { epochs = 5.0 } }
+[options.fedkd]
+epochs = 2
+[options.fedavg]
+rounds = 2
+[leakage]
+attacks = ["majority"]
+[leakage.majority]
+answers = 100
+"""
+
+
+@pytest.fixture(scope="module")
+def run(lab: Lab) -> Path:
+    """A run by FedKD whose nodes have few classes each."""
+    chosen = ["--method.name", "fedkd", "--method.epochs", "2", *SKEWED]
+    lab("run", "small.toml", *chosen, "--quiet", "--out", "skewed")
+    return lab.here / "skewed"
+
+
+def leakage(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
+    return found
+
+
+def test_it_is_one_short_file_and_the_page_has_it_whole() -> None:
+    source = (ROOT / "examples/my_lab/my_lab/majority.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert f"```python\n{source}```" in (ROOT / "docs/own-attack.md").read_text()
+
+
+def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> None:
+    printed = lab(
+        "attack", "skewed", "--attacks", "majority", "counts", "--majority.answers", "100", "--quiet"
+    )
+    (first, second) = leakage(run)["attacks"]
+    assert (first["name"], second["name"]) == ("majority", "counts")
+    experiment, heard, _ = hear(run, replay(run), 100)
+    for node, told in zip(experiment.nodes, first["found"]["nodes"], strict=True):
+        answers = heard.answers(node.name)
+        assert answers is not None
+        assert told["guess"] == str(int(torch.softmax(answers[1][-100:], 1).mean(0).argmax()))
+        assert told["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
+    right = sum(node["guess"] == node["true"] for node in first["found"]["nodes"])
+    assert right >= 2, "most records are of few classes"
+    share = f"{100 * right / 3:.0f}%"
+    assert f"majority 3 nodes right {share} 10%" in " ".join(printed.split())
+    page = (run / "report.html").read_text()
+    assert "Which class each node has most of" in page
+    assert f"Which class each node has most of: right of 3 nodes {share} (without it 10%)." in page
+
+
+def test_module_and_name_do_without_an_entry_point(lab: Lab, run: Path) -> None:
+    lab("attack", "skewed", "--attacks", "majority", "--majority.answers", "64", "--quiet")
+    by_name = leakage(run)
+    options = ["--attacks", ATTACK, f"--{ATTACK}.answers", "64"]
+    lab("attack", "skewed", *options, "--quiet")
+    by_path = leakage(run)
+    assert by_path["config"] == {"attacks": [ATTACK], "seed": 0, ATTACK: {"answers": 64}}
+    assert by_path["attacks"][0]["found"] == by_name["attacks"][0]["found"]
+    assert "--my_lab_majority_MajorityClass.answers INT" in lab("attack", "--attacks", ATTACK, "--help")
+
+
+def test_a_comparison_has_its_column(lab: Lab) -> None:
+    (lab.here / "beside.toml").write_text(COMPARED)
+    printed = " ".join(lab("compare", "beside.toml", "--out", "beside", "--quiet").split())
+    assert "Majority class: of how many nodes the class with most records is named, in percent." in printed
+    with (lab.here / "beside" / "compare.csv").open() as file:
+        fedkd, fedavg = csv.DictReader(file)
+    told = leakage(lab.here / "beside" / fedkd["folder"])["attacks"][0]["rows"][0]
+    assert float(fedkd["majority_right"]) == told["value"]
+    assert fedavg["majority_right"] == ""
+    page = (lab.here / "beside" / "compare.html").read_text()
+    assert "Majority class</th>" in page
+    assert "majority: no class scores leave the nodes" in page
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (
+            "from fedstill.attacks.attack import Attack\nclass Own(Attack):\n    title = 'x'\n",
+            "one with rows(), run()",
+        ),
+        ("import nowhere\n", "nowhere"),
+        ("class Own:\n    pass\n", "a subclass of Attack"),
+    ],
+)
+def test_a_broken_one_is_one_line(lab: Lab, run: Path, source: str, line: str) -> None:
+    (lab.here / "broken.py").write_text(source)
+    printed = lab("attack", "skewed", "--attacks", "broken:Own", code=2)
+    assert printed.startswith("fedstill: ")
+    assert printed.count("\n") == 1
+    assert line in printed
