@@ -1,4 +1,4 @@
-"""``fedstill privacy plan``: what a run will cost each node, as its guard will charge it."""
+"""``fedstill privacy plan``: what a run will cost each node, as its mechanism will charge it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedstill.cli.privacy import number, refuse_options
 from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
-from fedstill.node.guard import PARTS, Guard
+from fedstill.node.mechanism import PARTS, Mechanism
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
@@ -146,14 +146,14 @@ def _require_public(run: Run, note: str) -> None:
 # --- the third of three -------------------------------------------------------------------------------
 
 
-def _guard(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Guard:
-    """The guard that the node would have in the run."""
+def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Mechanism:
+    """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
     from fedstill.protocol.questions import NodeSetting
 
     setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)
     side = side_of(method, setting)
-    return Guard(place.name, privacy, side, local, place.examples, setting.task)
+    return Mechanism(place.name, privacy, side, local, place.examples, setting.task)
 
 
 def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
@@ -164,7 +164,7 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     # With some noise everywhere: what does the run cost at all, and for how long?
     wants = [part for part in PARTS if getattr(privacy, part).noise is None]
     noisy = _with_noise(privacy, dict.fromkeys(wants, 1.0))
-    first = _guard(run, place, noisy, method, local)
+    first = _mechanism(run, place, noisy, method, local)
     used = parts(first)
     if wish.noise is not None:
         privacy = _with_noise(privacy, _levels(wish.noise, used, [part for part in wants if part in used]))
@@ -175,7 +175,7 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     if total(first.schedule()) or wish.steps or wish.finds_steps:
 
         def price(method: Any, local: LocalConfig) -> Price | None:
-            return total(_guard(run, place, noisy, method, local).schedule())
+            return total(_mechanism(run, place, noisy, method, local).schedule())
 
         try:
             length = find_knob(method, local, price)
@@ -186,15 +186,15 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
         steps = wish.steps if wish.steps is not None else _most(run, place, privacy, length, wants)
         method, local = length.turn(method, local, steps)
         length = replace(length, value=steps)
-    guard = _guard(run, place, privacy, method, local)
-    if guard.protects and getattr(method, "labelled", False):  # as the run itself is refused
+    mechanism = _mechanism(run, place, privacy, method, local)
+    if mechanism.protects and getattr(method, "labelled", False):  # as the run itself is refused
         allowed = "none where public data join its own"
-        raise ArgumentError(f"privacy.mechanism of {place.name}", guard.name, allowed)
+        raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
     limited = math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
-    cost = forecast(guard)
+    cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.price is not None
     found = "steps" if wish.finds_steps else "noise" if noisy_enough else "epsilon"
-    return Plan(place, guard, cost, length, found)
+    return Plan(place, mechanism, cost, length, found)
 
 
 def _with_noise(privacy: PrivacyConfig, levels: Mapping[str, float]) -> PrivacyConfig:
@@ -222,12 +222,12 @@ def _most(run: Run, place: Place, privacy: PrivacyConfig, length: Knob, wants: S
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 
-    def guard_of(steps: int) -> Guard:
-        return _guard(run, place, privacy, *length.turn(run.method, place.local, steps))
+    def mechanism_of(steps: int) -> Mechanism:
+        return _mechanism(run, place, privacy, *length.turn(run.method, place.local, steps))
 
-    if total(guard_of(1).schedule()) is None:
+    if total(mechanism_of(1).schedule()) is None:
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
-    steps = most_steps(guard_of, privacy.epsilon)
+    steps = most_steps(mechanism_of, privacy.epsilon)
     if not steps:
         least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
         raise ArgumentError("--epsilon", privacy.epsilon, least)

@@ -1,4 +1,4 @@
-"""A node under its owner's protection: guard, private networks or teachers, and the purse of its gate."""
+"""A node under its owner's protection: mechanism, private networks or teachers, and its gate's budgets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedstill.data.groups import largest, limit_groups
 from fedstill.models import private
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
+from fedstill.node.budgets import Budgets
 from fedstill.node.fit import architecture
-from fedstill.node.guard import Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node, frozen
-from fedstill.node.purse import Purse
 from fedstill.node.teachers import Teachers, shards, teachers_of
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
@@ -66,7 +66,7 @@ def protect(
     salt: str = "",
     holder: str | None = None,
 ) -> None:
-    """Give a node's gate a purse, and the node what its mechanism needs. Before anything is trained.
+    """Give a node's gate its budgets, and the node what its mechanism needs. Before anything is trained.
 
     Args:
         node: with its data and its first weights.
@@ -95,18 +95,20 @@ def protect(
     if config.mechanism in ("dp-sgd", "pate") and frozen_whole:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.mechanism, allowed)
-    guard = Guard(node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt)
-    guard.several = several
-    guard.binding = _binding(node, guard, method, setting, secret)
+    mechanism = Mechanism(
+        node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt
+    )
+    mechanism.several = several
+    mechanism.binding = _binding(node, mechanism, method, setting, secret)
     if config.mechanism == "dp-sgd":
         private.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
-    node.private = guard.networks()
+    node.private = mechanism.networks()
     if config.mechanism == "pate":
         _teach(node, config)
-    node.gate.purse = Purse(guard, account, run, holder)
+    node.gate.budgets = Budgets(mechanism, account, run, holder)
 
 
-def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret: int) -> str:
+def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting, secret: int) -> str:
     """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
@@ -121,9 +123,9 @@ def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret
     compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
     plain = PrivacyConfig()
     budgets = {name: getattr(plain, name) for name in BUDGETS}
-    config = replace(guard.config, **budgets)
+    config = replace(mechanism.config, **budgets)
     chosen = (method_name(method), sorted(as_table(method).items()))
-    options = (*chosen, guard.local, config, guard.levels, node.seed, compute, setting.task.options())
+    options = (*chosen, mechanism.local, config, mechanism.levels, node.seed, compute, setting.task.options())
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
     # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
@@ -137,9 +139,9 @@ def check_priced(node: Node) -> None:
     Raises:
         ArgumentError: it has.
     """
-    purse = node.gate.purse
-    if purse is not None and purse.guard.protects and len(node.data) != purse.guard.examples:
-        mechanism = purse.guard.name
+    budgets = node.gate.budgets
+    if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
+        mechanism = budgets.mechanism.name
         raise ArgumentError(
             f"privacy.mechanism of {node.name}", mechanism, "none where public data join its own"
         )

@@ -139,9 +139,9 @@ class Measured:
             engine=self.of.compute.config.name,
             parted={"stacked_over_one_by_one": self.of.ratios, "groups": self.of.groups},
             statements={
-                node.name: node.gate.purse.guard.statement()
+                node.name: node.gate.budgets.mechanism.statement()
                 for node in self.nodes
-                if node.gate.purse is not None
+                if node.gate.budgets is not None
             },
         )
         return {
@@ -201,8 +201,8 @@ class Measured:
 
 def _owners_own(node: Node) -> dict[str, float]:
     """What only the node's owner may know of what its releases cost."""
-    purse, votes = node.gate.purse, node.gate.ledger.votes(node.name)
-    found = None if purse is None else purse.data_dependent(votes)
+    budgets, votes = node.gate.budgets, node.gate.ledger.votes(node.name)
+    found = None if budgets is None else budgets.data_dependent(votes)
     return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}
 
 

@@ -16,7 +16,7 @@ from fedstill.attacks.releases import Attack
 from fedstill.attacks.worlds import contradicted
 from fedstill.core.dataset import TensorData
 from fedstill.node import private_training, protect, teachers
-from fedstill.node.guard import Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.teachers import shards
 from fedstill.privacy import rules, votes
 from fedstill.privacy.accounting import epsilon
@@ -121,11 +121,11 @@ def noise_times(by: float) -> Break:
 
 def noise_again(patch: pytest.MonkeyPatch) -> None:
     """The same noise for all that a node answers."""
-    draws: Callable[..., Draws] = Guard.draws
+    draws: Callable[..., Draws] = Mechanism.draws
     runs = iter(range(10**9))
     used: dict[tuple[int, int], str] = {}
 
-    def again(self: Guard, *names: str | int) -> Draws:
+    def again(self: Mechanism, *names: str | int) -> Draws:
         kind, number = names[0], names[1]
         if kind == "gate":  # two questions a run, and their gradients
             names = ("gate", used.setdefault((id(self), (int(number) - 1) // 2), str(next(runs))))
@@ -133,7 +133,7 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
             names = ("steps",)
         return draws(self, *names)
 
-    patch.setattr(Guard, "draws", again)
+    patch.setattr(Mechanism, "draws", again)
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:

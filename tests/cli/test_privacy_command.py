@@ -252,8 +252,8 @@ def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
         run, places = _simulated(str(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> Price | None:
-            guard = privacy_plan._guard(run, places[0], config.nodes.privacy, method, local)
-            return forecast(guard).price
+            mechanism = privacy_plan._mechanism(run, places[0], config.nodes.privacy, method, local)
+            return forecast(mechanism).price
 
         return find_knob(config.method, config.nodes.local, price).name
 

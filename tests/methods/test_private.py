@@ -1,4 +1,4 @@
-"""Methods under a mechanism: every release is charged as the guard says, and engines change no figure."""
+"""Methods under a mechanism: every release is charged as the mechanism says, and engines change no figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
-from fedstill.node.guard import Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
@@ -108,16 +108,16 @@ def ran(given: Setting, out: Path | None = None) -> tuple[Experiment, dict[str, 
 
 
 def schedule(experiment: Experiment, index: int) -> Price | None:
-    purse = experiment.nodes[index].gate.purse
-    assert purse is not None
-    return total(purse.guard.schedule())
+    budgets = experiment.nodes[index].gate.budgets
+    assert budgets is not None
+    return total(budgets.mechanism.schedule())
 
 
 # --- what is charged ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
-def test_a_whole_run_costs_what_its_guard_declares(
+def test_a_whole_run_costs_what_its_mechanism_declares(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
 ) -> None:
     experiment, figures = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
@@ -196,12 +196,12 @@ def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, m
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_engines_give_equal_figures(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines differ in last digits, after which noise is named: here it is named after all else."""
-    draws: Any = Guard.draws
+    draws: Any = Mechanism.draws
 
-    def unstamped(self: Guard, *names: str | int) -> Any:
+    def unstamped(self: Mechanism, *names: str | int) -> Any:
         return draws(self, *(name for name in names if len(str(name)) < 32))
 
-    monkeypatch.setattr(Guard, "draws", unstamped)
+    monkeypatch.setattr(Mechanism, "draws", unstamped)
     (one, alone), (other, stacked) = (
         ran(setting(method, {}, [privately(mechanism)] * 3, engine)) for engine in ("one-by-one", "stacked")
     )

@@ -47,7 +47,7 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
     inputs = scale * torch.randn(n, *SHAPE, generator=generator)
     network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
     data = TensorData(inputs, torch.randint(3, (n,), generator=generator))
-    gate: Any = SimpleNamespace(purse=None)  # nothing is released here
+    gate: Any = SimpleNamespace(budgets=None)  # nothing is released here
     node = Node("n", data, network, gate, 0)
     node.optimisers["model"] = torch.optim.SGD(network.parameters(), 1.0)
     return node

@@ -103,7 +103,7 @@ def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
         private.check(model, "the model", tuple(data.inputs.shape[1:]))
-        gate: Any = SimpleNamespace(purse=None)
+        gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
         node.private = {"model": DPSGD(0.5, 1.0, partial(randomness.seeded, 0))}
         config = LocalConfig(epochs=1, least_steps=2, batch=3, optimiser="sgd", lr=0.1)

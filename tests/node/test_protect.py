@@ -22,8 +22,8 @@ from fedstill.models.private import NotPrivate
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
@@ -79,9 +79,9 @@ class World:
     account: Account
 
     @property
-    def guard(self) -> Guard:
-        assert self.node.gate.purse is not None
-        return self.node.gate.purse.guard
+    def mechanism(self) -> Mechanism:
+        assert self.node.gate.budgets is not None
+        return self.node.gate.budgets.mechanism
 
     def ask(self, x: torch.Tensor = X, number: int | None = None, question: str = "examine") -> Any:
         sent = {"x": x} if question == "examine" else {}
@@ -92,14 +92,14 @@ class World:
         """What the node's model says, as the gate bounds it."""
         with torch.no_grad():
             z = self.node.model.eval()(x)
-        return self.guard.rule(self.federation.questions["examine"], "logits").bound(z)
+        return self.mechanism.rule(self.federation.questions["examine"], "logits").bound(z)
 
     def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
         """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
         x = x.clone().requires_grad_()
         upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
         (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
-        return self.guard.rule(self.federation.questions["examine"], "d/dx").bound(found)
+        return self.mechanism.rule(self.federation.questions["examine"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
         return self.account.spent("clinic", "run").run
@@ -260,9 +260,9 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
     protect(node, config, *about, account=Account(None, 0), run="run", secret=secret, salt=salt)
-    assert node.gate.purse is not None
-    assert node.gate.purse.guard.salt == salt
-    return node.gate.purse.guard.binding
+    assert node.gate.budgets is not None
+    assert node.gate.budgets.mechanism.salt == salt
+    return node.gate.budgets.mechanism.binding
 
 
 def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
@@ -341,7 +341,7 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
 
 def released(one: World, rows: int = ROWS) -> Price:
     """What answers about some inputs cost by themselves."""
-    bill = one.guard.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
+    bill = one.mechanism.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
     return total(bill) or Price()
 
 
@@ -357,7 +357,7 @@ def test_one_record_moves_bounded_outputs_no_further_than_is_charged() -> None:
 
 def test_one_record_moves_one_count_by_one() -> None:
     base, less = (made(under("pate"), data, train=False) for data in (records(), without(records(), 5)))
-    rule = base.guard.rule(base.federation.questions["count_labels"], "counts")
+    rule = base.mechanism.rule(base.federation.questions["count_labels"], "counts")
     moved = rule.bound(TASK.counts(base.node.data)) - rule.bound(TASK.counts(less.node.data))
     assert sorted(moved.tolist()) == [0, 0, 1]
 
@@ -371,7 +371,7 @@ def test_a_group_of_records_needs_groups_and_is_limited() -> None:
     groups = torch.arange(24) // 6  # four groups of six
     one = made(under("pate", group_size=2), records(groups=groups), train=False)
     assert len(one.node.data) == 8
-    assert one.guard.examples == 8
+    assert one.mechanism.examples == 8
     for teacher in one.node.teachers:
         held = set(teacher.data.groups.tolist())  # type: ignore[union-attr]
         for other in one.node.teachers:
@@ -411,10 +411,12 @@ def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
 
 def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
     patients = torch.arange(24) // 4
-    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).guard.statement().assumes
-    assert SEVERAL not in made(under("dp-sgd"), records(groups=torch.arange(24))).guard.statement().assumes
-    assert SEVERAL not in made(under("dp-sgd"), records()).guard.statement().assumes
-    whole = made(under("dp-sgd", group_size=4), records(groups=patients)).guard.statement()
+    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
+    assert (
+        SEVERAL not in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
+    )
+    assert SEVERAL not in made(under("dp-sgd"), records()).mechanism.statement().assumes
+    whole = made(under("dp-sgd", group_size=4), records(groups=patients)).mechanism.statement()
     assert SEVERAL not in whole.assumes
 
     parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]

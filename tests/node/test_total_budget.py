@@ -16,13 +16,13 @@ from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner
 from fedstill.node.account import Account
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.faults import privacy_faults
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted
-from fedstill.node.purse import Purse
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import PateConfig, PrivacyConfig
@@ -45,8 +45,8 @@ PREDICT = Question(
 PATE = PrivacyConfig("pate", epsilon=1.5, pate=PateConfig(teachers=20, noise=40.0))
 
 
-def guard(config: PrivacyConfig) -> Guard:
-    made = Guard("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
+def protection(config: PrivacyConfig) -> Mechanism:
+    made = Mechanism("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     return made
 
@@ -54,10 +54,10 @@ def guard(config: PrivacyConfig) -> Guard:
 def asks(config: PrivacyConfig, account: Account, run: str, most: int = 1000) -> int:
     """How many questions a new run gets answered."""
     plain = replace(PREDICT, differentiable=(), times=1)
-    made = Guard("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
+    made = Mechanism("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     gate = Gate("clinic", PolicyConfig(), Ledger())
-    gate.purse = Purse(made, account, run)
+    gate.budgets = Budgets(made, account, run)
     for number in range(most):
         asked = Asked(number, "predict", f"c{number}", "", {})
         try:
@@ -117,8 +117,8 @@ def test_a_budget_of_all_runs_alone_is_one() -> None:
     only = replace(PATE, epsilon=math.inf, total_epsilon=1.5)
     assert wanted(replace(only, mechanism="none"))
     bare = replace(PREDICT, releases={"range": LOGIT_RANGE}, differentiable=())
-    assert unpriced(guard(only), bare) is not None
-    assert unpriced(guard(replace(only, total_epsilon=None)), bare) is None
+    assert unpriced(protection(only), bare) is not None
+    assert unpriced(protection(replace(only, total_epsilon=None)), bare) is None
 
 
 # --- noise --------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_noise_is_found_that_both_budgets_can_pay(
     config = PrivacyConfig(
         "pate", epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1]
     )
-    price = total(guard(config).schedule())
+    price = total(protection(config).schedule())
     assert price
     used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
     assert 0.97 < max(used) <= 1
@@ -155,7 +155,9 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PrivacyConfig("pate", **{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
-            Guard("clinic", config, sides, LocalConfig(), 100, Classification(4))  # the counts alone cost 0.1
+            Mechanism(
+                "clinic", config, sides, LocalConfig(), 100, Classification(4)
+            )  # the counts alone cost 0.1
 
 
 # --- what the owner is told ---------------------------------------------------------------------------

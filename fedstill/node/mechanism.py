@@ -1,6 +1,6 @@
 """What protects one node's records in one run: a rule for each tensor that leaves, noise, and prices.
 
-A guard follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
+It follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
 declares of its questions. It releases nothing and writes nothing: that is the gate's part.
 """
 
@@ -47,7 +47,7 @@ class Levels:
     outputs: float = 0.0
 
 
-class Guard:
+class Mechanism:
     """Rules and prices of one node.
 
     Args:
@@ -364,22 +364,23 @@ class Guard:
             raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
 
 
-def unpriced(guard: Guard, question: Question) -> str | None:
+def unpriced(mechanism: Mechanism, question: Question) -> str | None:
     """Why a question has no price that a budget could pay, or None."""
-    if math.isinf(guard.config.epsilon) and math.isinf(guard.config.over_all[0]):
+    if math.isinf(mechanism.config.epsilon) and math.isinf(mechanism.config.over_all[0]):
         return None
     bare_question = replace(question, span=None)
     bare = sorted(
         {
             question.kinds()[name]
-            for part, shapes in guard.expected(question).items()
+            for part, shapes in mechanism.expected(question).items()
             for name in shapes
-            if total(guard.bill(bare_question, part, {name: shapes[name]}, {}, guard.supposed)) is None
+            if total(mechanism.bill(bare_question, part, {name: shapes[name]}, {}, mechanism.supposed))
+            is None
         }
     )
     if bare:
         cures = "".join(f"; {kind.without}" for kind in bare if kind.without)
-        named = f"mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
+        named = f"mechanism {mechanism.name} gives no guarantee for {', '.join(bare)}"
         return f"privacy: a budget is set, and {named}{cures}"
     return None
 

@@ -14,11 +14,11 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node.account import Account, LedgerError, Spent
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.purse import Purse
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, from_text
@@ -53,10 +53,10 @@ class Node:
         self.question, self.run = questions[0], run
         self.account = account or Account(None, 7)
         self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
-        self.guard = Guard("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
-        self.guard.binding = "data"
+        self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
+        self.mechanism.binding = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), Ledger())
-        self.gate.purse = Purse(self.guard, self.account, run)
+        self.gate.budgets = Budgets(self.mechanism, self.account, run)
 
     def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
         """As the desk does."""
@@ -296,9 +296,11 @@ def test_another_stamp_is_another_release_with_other_noise() -> None:
     assert torch.equal(left[0], left[2])
     assert ((left[0] - left[1]).abs() > 1e-3).all()
     assert list(node.spent().run.values()) == [2]
-    purse = node.gate.purse
-    assert purse is not None
-    paid = [purse.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")]
+    budgets = node.gate.budgets
+    assert budgets is not None
+    paid = [
+        budgets.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")
+    ]
     assert [anew for _, anew in paid] == [True, False, True, False]
     assert [row for row, _ in paid] == [3, 3, 4, 3]
 
@@ -307,7 +309,7 @@ def test_another_salt_is_another_release() -> None:
     account = Account(None, 7)
     for salt, times in (("", 1), ("one", 2), ("two", 3), ("one", 3)):
         node = Node(PATE, account)
-        node.guard.salt = salt
+        node.mechanism.salt = salt
         node.ask(0)
         assert node.spent().run == {str(ONE): times}
 
@@ -385,7 +387,7 @@ def test_other_data_are_another_release() -> None:
     left = []
     for binding in ("data", "other data"):
         node = Node(PATE, account)
-        node.guard.binding = binding
+        node.mechanism.binding = binding
         left.append(node.ask(0)["logits"])
     assert not torch.equal(*left)
     assert account.spent("clinic", "one").run == {str(ONE): 2}
