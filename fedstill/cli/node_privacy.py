@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedstill.cli.privacy import up
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.groups import limit_groups
 from fedstill.node import owner
-from fedstill.node.mechanism import PARTS, Mechanism, unpriced
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner import Examined
 from fedstill.node.planning import forecast, objection
@@ -29,10 +27,10 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
     if found.file is None:
         return []
     config, lines = found.file.privacy, []
-    if config.mechanism == "none":
+    if not config.protects:
         lines.append("none: answers leave as they are, without any guarantee")
     else:
-        lines.append(f"{config.mechanism}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
+        lines.append(f"{config.called}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
     if found.data is not None:
         lines += unit_notes([found.data], [config])
     for what, most, delta in (
@@ -73,12 +71,8 @@ def unprotected(
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
-        parts: dict[str, Any] = {
-            part: replace(getattr(config, part), noise=1.0)
-            for part in PARTS
-            if getattr(config, part).noise is None
-        }
-        config = replace(config, **parts)
+        wants = [part for part, table in config.parts.items() if table.noise is None]
+        config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
         mechanism = Mechanism(file.name, config, side, file.local, len(data), found.form.make_task())

@@ -13,7 +13,7 @@ from fedstill.cli.privacy import number, refuse_options
 from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
-from fedstill.node.mechanism import PARTS, Mechanism
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
@@ -84,8 +84,6 @@ def _noise(text: str) -> float | dict[str, float]:
     levels = {}
     for item in text.split(","):
         part, _, level = item.strip().partition("=")
-        if part not in PARTS:
-            raise UnknownName("part of --noise", part, PARTS)
         levels[part] = float(number(f"--noise {part}", level))
     return levels
 
@@ -162,14 +160,15 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     if wish.epsilon is not None:
         privacy = replace(privacy, epsilon=wish.epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
-    wants = [part for part in PARTS if getattr(privacy, part).noise is None]
-    noisy = _with_noise(privacy, dict.fromkeys(wants, 1.0))
+    wants = [part for part, table in privacy.parts.items() if table.noise is None]
+    noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
     used = parts(first)
     if wish.noise is not None:
-        privacy = _with_noise(privacy, _levels(wish.noise, used, [part for part in wants if part in used]))
-        noisy = _with_noise(noisy, {part: getattr(privacy, part).noise or 1.0 for part in used})
-    wants = [part for part in used if getattr(privacy, part).noise is None]
+        wanted = [part for part in wants if part in used]
+        privacy = privacy.with_noise(_levels(wish.noise, privacy, used, wanted))
+        noisy = noisy.with_noise({part: privacy.parts[part].noise or 1.0 for part in used})
+    wants = [part for part in used if privacy.parts[part].noise is None]
 
     length = None
     if total(first.schedule()) or wish.steps or wish.finds_steps:
@@ -190,25 +189,24 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     if mechanism.protects and getattr(method, "labelled", False):  # as the run itself is refused
         allowed = "none where public data join its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
-    limited = math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+    limited = math.isfinite(privacy.budget)
     cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.price is not None
     found = "steps" if wish.finds_steps else "noise" if noisy_enough else "epsilon"
     return Plan(place, mechanism, cost, length, found)
 
 
-def _with_noise(privacy: PrivacyConfig, levels: Mapping[str, float]) -> PrivacyConfig:
-    parts: dict[str, Any] = {
-        part: replace(getattr(privacy, part), noise=level) for part, level in levels.items()
-    }
-    return replace(privacy, **parts)
-
-
 def _levels(
-    given: float | Mapping[str, float], used: Sequence[str], wants: Sequence[str]
+    given: float | Mapping[str, float], privacy: PrivacyConfig, used: Sequence[str], wants: Sequence[str]
 ) -> dict[str, float]:
     """Noise by part, where one number is that of the one part that is in question."""
     if isinstance(given, Mapping):
+        for part in given:
+            if not privacy.parts:
+                allowed = f"none, as mechanism {privacy.called!r} draws no noise"
+                raise ArgumentError("--noise", part, allowed)
+            if part not in privacy.parts:
+                raise UnknownName("part of --noise", part, list(privacy.parts))
         return dict(given)
     meant = wants or used
     if len(meant) != 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.ledger_tables import events
 from fedstill.cli.privacy import up
-from fedstill.node.mechanism import PARTS, Mechanism
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 from fedstill.privacy.accounting import epsilon, within
 from fedstill.privacy.events import Price, as_text
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from fedstill.data.public import Public
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.schedule import LocalConfig
-
-
-DROWNED = (
-    "the votes are almost all noise: more records and teachers, fewer questions, a larger epsilon, or dp-sgd"
-)
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
         facts = {"mechanism": "none: releases leave as they are, without any guarantee"}
     else:
         facts = {
-            "mechanism": f"{config.mechanism}; noise from {config.randomness} randomness",
+            "mechanism": f"{config.called}; noise from {config.randomness} randomness",
             "unit": statement.unit,
             **({"but": "; ".join(run.notes)} if run.notes else {}),
             "delta": f"{config.delta:g}",
@@ -122,16 +117,17 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
             "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
             "epsilon": "epsilon, from noise and length",
         }[most.found]
-        noise, teachers = max(plan.mechanism.levels.pate for plan in plans), config.pate.teachers
-        if config.mechanism == "pate" and noise:
-            told = f"noise {noise:.4g} on the votes of {teachers} teachers"
-            facts["votes"] = f"{told}: {DROWNED}" if noise >= teachers / 2 else told
+        facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
     _pairs(console, facts)
     if len(plans) > 1:
         _print_nodes(console, plans)
     _print_lines(console, most)
     _print_budgets(console, most)
     _print_levels(console, plans, folder)
+
+
+def _levels(plans: Sequence[Plan], part: str) -> list[float]:
+    return [plan.mechanism.levels[part] for plan in plans]
 
 
 def _steps_note(plans: Sequence[Plan]) -> str:
@@ -152,12 +148,12 @@ def _pairs(console: Console, facts: Mapping[str, str]) -> None:
 
 
 def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
-    parts = [part for part in PARTS if any(getattr(plan.mechanism.levels, part) for plan in plans)]
+    parts = [part for part in plans[0].mechanism.config.parts if any(_levels(plans, part))]
     rows = [
         [
             plan.place.name,
             f"{plan.place.examples:,}",
-            *(f"{getattr(plan.mechanism.levels, part):.4g}" for part in parts),
+            *(f"{plan.mechanism.levels[part]:.4g}" for part in parts),
             *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
             up(plan.cost.pld),
             "" if plan.cost.rdp is None else up(plan.cost.rdp),
@@ -262,11 +258,11 @@ def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
 def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
     """The noise that was found, as the owner can write it down."""
     found = {}
-    for part in PARTS:
-        levels = [getattr(plan.mechanism.levels, part) for plan in plans]
-        given = getattr(plans[0].mechanism.config, part).noise == getattr(plans[0].place.privacy, part).noise
-        if max(levels) > 0 and (getattr(plans[0].mechanism.config, part).noise is None or not given):
-            found[part] = rounded_up(max(levels))
+    given = plans[0].place.privacy.parts
+    for part, table in plans[0].mechanism.config.parts.items():
+        most = max(_levels(plans, part))
+        if most > 0 and (table.noise is None or table.noise != given[part].noise):
+            found[part] = rounded_up(most)
     if not found:
         return
     section = "privacy" if folder is not None else "nodes.privacy"

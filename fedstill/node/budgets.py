@@ -17,8 +17,6 @@ from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text
-from fedstill.privacy.pate import epsilon_data_dependent
-from fedstill.privacy.votes import Votes
 from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
 
@@ -213,7 +211,7 @@ class Budgets:
         return self.account.siblings(self._first("")) > 0
 
     def _first(self, origin: str) -> Entry:
-        noise = self.mechanism.levels.training
+        noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
         rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
         return self._entry(-1, TRAINING, TRAINING, origin, "", {}, self.first, rule)
 
@@ -271,17 +269,13 @@ class Budgets:
             raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
 
     def votes(self, question: Question, tensors: Tensors, noised: Tensors) -> Sequence[Sequence[int]]:
-        """The votes behind a release, as the node's own ledger keeps them for an owner who wants to know."""
-        kept: list[Sequence[int]] = []
-        for name in tensors if self.mechanism.config.pate.data_dependent else ():
-            rule = self.mechanism.rule(question, name)
-            if isinstance(rule, Votes):
-                answered = (noised[name] != 0).any(1, keepdim=True)
-                kept += torch.cat([answered, rule.votes(tensors[name])], 1).int().tolist()
-        return kept
+        """What the node's own ledger keeps of a release for an owner who wants to know its votes."""
+        config, rule = self.mechanism.config, self.mechanism.rule
+        found = [config.votes(rule(question, name), exact, noised[name]) for name, exact in tensors.items()]
+        return [row for rows in found for row in rows]
 
     def data_dependent(self, votes: Sequence[Sequence[int]]) -> float | None:
-        """Epsilon of all labels released, by the votes (Papernot et al. 2018); not to be published.
+        """Epsilon of all labels released, by the votes; not to be published.
 
         Args:
             votes: as :meth:`votes` gives them, of all releases.
@@ -289,12 +283,7 @@ class Budgets:
         Returns:
             None where nobody has asked for it, or nothing has left.
         """
-        config = self.mechanism.config
-        if not votes or not self.mechanism.levels.pate:
-            return None
-        rows = torch.tensor(votes)
-        thresholds = (config.pate.threshold, config.pate.threshold_noise, rows[:, 0] > 0)
-        return epsilon_data_dependent(rows[:, 1:], self.mechanism.levels.pate, config.delta, *thresholds)
+        return self.mechanism.config.data_dependent(votes, self.mechanism.levels)
 
     def _is_covered(self, spent: Spent, price: Price | None) -> bool:
         """Whether a price is a part of what the run declared, all of which is known to be affordable."""

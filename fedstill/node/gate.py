@@ -232,7 +232,8 @@ class Gate:
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         price = total(mechanism.release(question, shapes, noised))
-        return noised, price, "; ".join(f"{name}: {rule.text}" for name, rule in rules.items()), stamp
+        told = [f"{name}: {mechanism.says(question, name, shape)}" for name, shape in shapes.items()]
+        return noised, price, "; ".join(told), stamp
 
     def _charge(
         self,

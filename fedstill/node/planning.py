@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstill.core.errors import FedstillError
-from fedstill.node.mechanism import PARTS, Mechanism, unpriced
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import epsilon, longest
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import Accountant, PrivacyConfig
@@ -81,19 +81,19 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
         config: what the owner says, where the mechanism's has noise in the place of what is to be found.
     """
     config, questions = config or mechanism.config, mechanism.side.questions
-    if not questions or math.isinf(min(config.epsilon, config.over_all[0])):
+    if not questions or math.isinf(config.budget):
         return None
     for question in questions.values():
         if (rule := unpriced(mechanism, question)) is not None:
             return f"{question.name}: {rule}"
     known, planned = mechanism.schedule(mechanism.supposed), mechanism.schedule()
     for part in parts(mechanism):
-        if getattr(config, part).noise is None and not known.get(part):
+        if config.parts[part].noise is None and not known.get(part):
             endless = ", ".join(name for name, asked in questions.items() if not asked.times)
             told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
             return f"privacy.{part}.noise is none, and {told}: give a number"
-    for part in PARTS:
-        if getattr(config, part).noise == 0 and planned.get(part, Price()) is None:
+    for part, table in config.parts.items():
+        if table.noise == 0 and planned.get(part, Price()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
     if total(planned) is None:
         return "a budget is set, and without noise on all that leaves nothing is guaranteed"
@@ -110,16 +110,16 @@ def parts(mechanism: Mechanism) -> list[str]:
         for part, shapes in mechanism.expected(question).items():
             bill = mechanism.bill(unspanned, part, shapes, {}, mechanism.supposed)
             paid |= {name for name, price in bill.items() if price}
-    return [part for part in PARTS if part in paid]
+    return [part for part in mechanism.config.parts if part in paid]
 
 
 def lines(mechanism: Mechanism) -> Iterator[Line]:
     """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
-    training = mechanism.schedule().get("training", Price())
+    training = mechanism.schedule().get(mechanism.training, Price())
     if training is None or training:
         # Rounds part it among their questions, but it is the same steps.
         times = 1 if training is None else sum(training.values())
-        yield Line(TRAINING, "training", times, None if training is None else Price(list(training)))
+        yield Line(TRAINING, mechanism.training, times, None if training is None else Price(list(training)))
     for question in mechanism.side.questions.values():
         unspanned = replace(question, span=None)
         for part, shapes in mechanism.expected(question).items():

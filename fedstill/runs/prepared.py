@@ -28,7 +28,7 @@ from fedstill.node.group import signature
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method, method_name, side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.runs.evaluation import Evaluation
@@ -53,7 +53,7 @@ class Prepared:
         self.ledger = Ledger()
         self.needs = self.method.needs()
         names, policies = check(setting)
-        privacies = list(setting.privacies) or [PrivacyConfig()] * len(names)
+        privacies = list(setting.privacies) or [NoPrivacy()] * len(names)
         parts = [part.to(self.compute.device) for part in setting.parts]
         self.nodes = [
             Node(

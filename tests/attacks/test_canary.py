@@ -17,14 +17,14 @@ from fedstill.attacks.worlds import contradicted
 from fedstill.core.dataset import TensorData
 from fedstill.node import private_training, protect, teachers
 from fedstill.node.mechanism import Mechanism
-from fedstill.node.teachers import shards
 from fedstill.privacy import rules, votes
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.audit import one_run
 from fedstill.privacy.bounds import numbers
 from fedstill.privacy.events import Event
 from fedstill.privacy.randomness import Draws, add_noise
-from fedstill.privacy.rules import NoisyCounts, NoisyOutputs, Sanitised
+from fedstill.privacy.rules import NoisyCounts, NoisyRows, Sanitised
+from fedstill.privacy.teachers import shards
 
 Make = Callable[..., Attack]
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -137,7 +137,7 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:
-    for rule in (NoisyOutputs, Sanitised, NoisyCounts):
+    for rule in (NoisyRows, Sanitised, NoisyCounts):
         patch.setattr(rule, "bound", lambda self, tensor: numbers(tensor))
 
 

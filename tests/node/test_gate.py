@@ -20,8 +20,9 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.bill import Bill, total
-from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
+from fedstill.privacy.config import GradientsConfig
 from fedstill.privacy.events import Event, Price
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
@@ -72,6 +73,9 @@ class Journal:
 
     def rule(self, question: Question, name: str) -> Any:
         return self
+
+    def says(self, *given: Any) -> str:
+        return self.text
 
     def draws(self, *names: str | int) -> Any:
         return None
@@ -470,7 +474,7 @@ def noisy(
     """A gate with noise on its answers."""
     side = NodeSide({"examine": replace(QUESTION, reads=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=bound), GradientsConfig(noise=1.0)
-    privacy = PrivacyConfig("noisy-outputs", outputs=outputs, gradients=gradients)
+    privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
     mechanism = Mechanism(node, privacy, side, LocalConfig(), 10, Classification(3), secret=secret, salt=salt)
     mechanism.binding = binding
     door = Gate(node, PolicyConfig(), Ledger())

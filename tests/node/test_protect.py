@@ -27,34 +27,31 @@ from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.node.teachers import Teachers
 from fedstill.privacy.bill import total
-from fedstill.privacy.config import (
-    GradientsConfig,
-    OutputsConfig,
-    PateConfig,
-    PrivacyConfig,
-    StepsConfig,
-)
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text
+from fedstill.privacy.noisy_outputs import OutputsConfig
+from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.statement import SEVERAL
+from fedstill.privacy.teachers import Teachers
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
+from tests.privacies import protected
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
 METHOD = FedIOD(steps=3, batch=ROWS, critic_width=4)
-CONFIG = PrivacyConfig(
-    training=StepsConfig(noise=0.7),
-    critic=StepsConfig(noise=1.0),
-    pate=PateConfig(teachers=M, noise=5.0, sharpness=8.0),
-    gradients=GradientsConfig(noise=2.0),
-    outputs=OutputsConfig(noise=10.0, bound=3.0),
-    counts_noise=5.0,
-)
+CONFIG: dict[str, Any] = {
+    "training": StepsConfig(noise=0.7),
+    "critic": StepsConfig(noise=1.0),
+    "pate": PateConfig(teachers=M, noise=5.0, sharpness=8.0),
+    "gradients": GradientsConfig(noise=2.0),
+    "outputs": OutputsConfig(noise=10.0, bound=3.0),
+    "counts_noise": 5.0,
+}
 MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
 X = torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(5))
 
@@ -130,7 +127,7 @@ def made(
 
 
 def under(mechanism: Any, **change: Any) -> PrivacyConfig:
-    return replace(CONFIG, mechanism=mechanism, **change)
+    return protected(mechanism, **{**CONFIG, **change})
 
 
 # --- what leaves --------------------------------------------------------------------------------------
@@ -390,20 +387,20 @@ def test_data_that_a_method_has_changed_are_refused() -> None:
     one.node.data = records(30)
     with pytest.raises(ArgumentError, match="none where public data join its own"):
         check_priced(one.node)
-    plain = made(PrivacyConfig(epsilon=1e3), train=False)
+    plain = made(NoPrivacy(epsilon=1e3), train=False)
     plain.node.data = records(30)
     check_priced(plain.node)  # there is no price to hold it to
 
 
 def test_who_wants_nothing_is_left_alone() -> None:
-    assert not wanted(PrivacyConfig())
-    assert all(wanted(PrivacyConfig(mechanism)) for mechanism in MECHANISMS)
-    assert wanted(PrivacyConfig(epsilon=3.0))
-    assert wanted(PrivacyConfig(total_epsilon=3.0))
+    assert not wanted(NoPrivacy())
+    assert all(wanted(protected(mechanism)) for mechanism in MECHANISMS)
+    assert wanted(NoPrivacy(epsilon=3.0))
+    assert wanted(NoPrivacy(total_epsilon=3.0))
 
 
 def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
-    one = made(PrivacyConfig())
+    one = made(NoPrivacy())
     torch.testing.assert_close(one.ask()["logits"], one.node.model(X).detach())
     assert one.node.private == {}
     assert one.account.spent("clinic", "run").bare_run == 1
@@ -423,8 +420,8 @@ def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
     (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
     assert note.startswith("epsilon is of one record: a patient or slide has up to 8 at one node")
     assert "privacy.group_size = 8" in note
-    (note,) = unit_notes(parts, [under("dp-sgd"), PrivacyConfig(), under("dp-sgd")])
+    (note,) = unit_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
     assert "up to 4 at" in note
     assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
     assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
-    assert unit_notes(parts, [PrivacyConfig()] * 3) == ()
+    assert unit_notes(parts, [NoPrivacy()] * 3) == ()

@@ -24,7 +24,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.witness import released
-from fedstill.privacy.config import OutputsConfig, PrivacyConfig
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
@@ -366,7 +366,7 @@ def test_nodes_that_share_a_holder_pay_each_for_its_own_release() -> None:
     question = Question(
         "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=4, reads=()
     )
-    config = PrivacyConfig("noisy-outputs", outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
+    config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
     side, x = NodeSide({"predict": question}), {"x": torch.zeros(4, 1, 4, 4)}
     spent, left = [], []
     for name in ("first", "second", "second"):
