@@ -164,6 +164,7 @@ def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
         assert 0.97 * 20 < node["epsilon"] <= 20
         assert node["epsilon"] == epsilon({event: PUBLIC}, 1e-5)
         assert node["epsilon"] <= PUBLIC / event.noise
+    assert "noisy-outputs, flip" in lab("list")
     page = (lab.here / "flipped" / "report.html").read_text()
     for words in (
         "flip: the class that its network answers is told by randomised response",

@@ -342,10 +342,16 @@ def _print_names(console: Console) -> None:
 
     from fedstill.data.loaders import available
     from fedstill.models import MODELS, TEXTS
+    from fedstill.privacy.config import MECHANISMS
     from fedstill.tasks import TASKS
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for what, names in (("tasks", TASKS), ("data sets", available()), ("models", (*MODELS, *TEXTS))):
+    for what, names in (
+        ("tasks", TASKS),
+        ("data sets", available()),
+        ("models", (*MODELS, *TEXTS)),
+        ("mechanisms", MECHANISMS),
+    ):
         table.add_row(what, ", ".join(names))
     table.add_row("presets", f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets")
     console.print(table)
