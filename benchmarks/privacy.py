@@ -36,32 +36,29 @@ from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
-from fedstill.privacy.config import (
-    GradientsConfig,
-    OutputsConfig,
-    PateConfig,
-    PrivacyConfig,
-    StepsConfig,
-)
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import TaskConfig, make_task
 
 ROWS, CLASSES, RECORDS = 64, 10, 400
-NOISY = PrivacyConfig(
-    mechanism="noisy-outputs",
+CRITIC, GRADIENTS = StepsConfig(noise=20.0), GradientsConfig(noise=1000.0)
+LEARNED = DPSGD(epsilon=1e6, training=StepsConfig(noise=2.0), critic=CRITIC)
+NOISY = NoisyOutputs(
     epsilon=1e6,
-    training=StepsConfig(noise=2.0),
-    critic=StepsConfig(noise=20.0),
-    gradients=GradientsConfig(noise=1000.0),
     outputs=OutputsConfig(how="gaussian", noise=1000.0, bound=10.0),
-    pate=PateConfig(teachers=2, noise=1000.0),
+    critic=CRITIC,
+    gradients=GRADIENTS,
 )
+VOTES = PATE(epsilon=1e6, pate=PateConfig(teachers=2, noise=1000.0), critic=CRITIC, gradients=GRADIENTS)
 WAYS: dict[str, PrivacyConfig | None] = {
     "no ledger": None,
-    "none": PrivacyConfig(),
-    "dp-sgd": replace(NOISY, mechanism="dp-sgd"),
-    "pate": replace(NOISY, mechanism="pate"),
+    "none": NoPrivacy(),
+    "dp-sgd": LEARNED,
+    "pate": VOTES,
     "noisy-outputs": NOISY,
     "noisy-outputs, seeded": replace(NOISY, randomness="seeded"),
 }
@@ -114,7 +111,7 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     plain, private = make_node(shape, model), make_node(shape, model)
     setting, method = NodeSetting(task, local, compute), FedIOD(gan=0.0)
     side = method.node_side(setting)
-    privacy = replace(NOISY, mechanism="dp-sgd", epsilon=float("inf"))
+    privacy = replace(LEARNED, epsilon=float("inf"))
     account = Account(None, 1)
     protect(private, privacy, side, method, setting, account=account, run="r", secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}

@@ -33,18 +33,17 @@ if TYPE_CHECKING:
     from fedstill.methods.public_only import PublicOnly
     from fedstill.methods.standalone import Standalone
     from fedstill.node.policy import PolicyConfig
-    from fedstill.privacy.config import (
-        GradientsConfig,
-        OutputsConfig,
-        PateConfig,
-        PrivacyConfig,
-        StepsConfig,
-    )
+    from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
+    from fedstill.privacy.dpsgd import DPSGD
+    from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+    from fedstill.privacy.pate import PATE, PateConfig
     from fedstill.protocol.schedule import LocalConfig
     from fedstill.tasks.config import TaskConfig
 
 __all__ = [
+    "DPSGD",
     "FLMRCM",
+    "PATE",
     "AsynDGAN",
     "Centralised",
     "EngineConfig",
@@ -65,7 +64,9 @@ __all__ = [
     "LGFedAvg",
     "LinkConfig",
     "LocalConfig",
+    "NoPrivacy",
     "NodeEnsemble",
+    "NoisyOutputs",
     "Outcome",
     "OutputsConfig",
     "PateConfig",
@@ -84,6 +85,7 @@ __all__ = [
 _HOMES = {
     "AsynDGAN": "fedstill.methods.asyndgan",
     "Centralised": "fedstill.methods.centralised",
+    "DPSGD": "fedstill.privacy.dpsgd",
     "EngineConfig": "fedstill.core.compute",
     "NodeEnsemble": "fedstill.methods.ensemble",
     "FLMRCM": "fedstill.methods.fl_mrcm",
@@ -104,9 +106,12 @@ _HOMES = {
     "LGFedAvg": "fedstill.methods.lg_fedavg",
     "LinkConfig": "fedstill.federation.link",
     "LocalConfig": "fedstill.protocol.schedule",
+    "NoPrivacy": "fedstill.privacy.config",
+    "NoisyOutputs": "fedstill.privacy.noisy_outputs",
     "Outcome": "fedstill.api",
-    "OutputsConfig": "fedstill.privacy.config",
-    "PateConfig": "fedstill.privacy.config",
+    "OutputsConfig": "fedstill.privacy.noisy_outputs",
+    "PATE": "fedstill.privacy.pate",
+    "PateConfig": "fedstill.privacy.pate",
     "PolicyConfig": "fedstill.node.policy",
     "PrivacyConfig": "fedstill.privacy.config",
     "PublicOnly": "fedstill.methods.public_only",

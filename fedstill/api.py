@@ -93,7 +93,7 @@ def distil(
         policies: of the nodes' gates; none is ``PolicyConfig()`` for each, which lets only outputs pass:
             methods that share parameters need ``PolicyConfig(outputs_only=False)``.
         privacies: one a node: how it protects its records, and its budget, as
-            ``PrivacyConfig("dp-sgd", epsilon=3.0)``; none is no mechanism, and no guarantee.
+            ``DPSGD(epsilon=3.0)``; none is no mechanism, and no guarantee.
         mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
             None is 0.5 and 0.5: inputs from -1 to 1.
         seed: of every random draw.

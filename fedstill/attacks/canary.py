@@ -18,8 +18,10 @@ from fedstill.attacks.releases import UNHEARD, Attack
 from fedstill.attacks.worlds import SHAPE, World, digits, joined
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.privacy.config import OutputsConfig, PrivacyConfig, StepsConfig
+from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.schedule import LocalConfig
 
 RATE = 1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
@@ -32,7 +34,7 @@ def steps(noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, 
     own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
     the record rather than without, if everything is as it is claimed.
     """
-    privacy = PrivacyConfig(mechanism="dp-sgd", training=StepsConfig(noise=noise))
+    privacy = DPSGD(training=StepsConfig(noise=noise))
     local = LocalConfig(
         epochs=0,
         least_steps=taken,
@@ -66,8 +68,7 @@ def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Attack:
 
     Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
     """
-    privacy = PrivacyConfig(
-        mechanism="noisy-outputs",
+    privacy = NoisyOutputs(
         critic=StepsConfig(noise=noise, clip=1e-3),  # every gradient is longer
         outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
     )
@@ -133,7 +134,7 @@ def in_one_run(
     left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
     world = World(
         joined(digits(seed, 10).subset(torch.arange(records)), left),
-        PrivacyConfig(mechanism="dp-sgd", training=StepsConfig(noise=noise)),
+        DPSGD(training=StepsConfig(noise=noise)),
         LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
         secret=derive(seed, "audit", "one run"),
         model="mlp:64",

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.attacks.worlds import CLASSES, SHAPE, World, contradicted, two
-from fedstill.privacy.config import GradientsConfig, OutputsConfig, PateConfig, PrivacyConfig
+from fedstill.privacy.config import GradientsConfig, PrivacyConfig
 from fedstill.privacy.events import Price
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.schedule import LocalConfig
 
 See = Callable[[bool, int], torch.Tensor]
@@ -45,7 +47,7 @@ class Attack:
 
 def counts(scale: float = 1.0, seed: int = 0) -> Attack:
     """Label counts, asked for twice: the record is one of its class."""
-    privacy = PrivacyConfig(mechanism="pate", counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
+    privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
 
     def ask(world: World, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([world.ask("count_labels")["counts"] for _ in range(2)])
@@ -59,7 +61,7 @@ def counts(scale: float = 1.0, seed: int = 0) -> Attack:
 def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Attack:
     """Noisy votes: the record turns one teacher's vote where it is asked."""
     pate = PateConfig(teachers=TEACHERS, noise=noise, release="label" if release == "label" else "votes")
-    privacy = PrivacyConfig(mechanism="pate", pate=pate)
+    privacy = PATE(pate=pate)
     on = "noisy votes" if release == "votes" else "the class of most votes"
     return _attack("pate", on, privacy, _answers, seed)
 
@@ -67,22 +69,25 @@ def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Attack:
 def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0) -> Attack:
     """Noisy outputs of a network that the record turns round."""
     kind = OutputsConfig(how="gaussian" if how == "gaussian" else "laplace", noise=noise, bound=bound)
-    privacy = PrivacyConfig(mechanism="noisy-outputs", outputs=kind)
+    privacy = NoisyOutputs(outputs=kind)
     ends = torch.tensor(-bound), torch.tensor(bound)
     return _attack("noisy-outputs", f"bounded outputs, {how} noise", privacy, _answers, seed, ends)
 
 
 def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Attack:
     """Sanitised gradients: the record turns a network's gradient round, or that of one teacher of several."""
-    pate = mechanism == "pate"
-    privacy = PrivacyConfig(
-        mechanism="pate" if pate else "noisy-outputs",
-        pate=PateConfig(teachers=TEACHERS, noise=UNHEARD),
+    privacy: PrivacyConfig = NoisyOutputs(
         outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
-        gradients=GradientsConfig(noise=noise / TEACHERS if pate else noise),
+        gradients=GradientsConfig(noise=noise),
     )
-    of = f"mean of {TEACHERS} teachers' gradients" if pate else "sanitised gradients"
-    return _attack(privacy.mechanism, of, privacy, _pulled, seed)
+    of = "sanitised gradients"
+    if mechanism == "pate":
+        votes, gradients = (
+            PateConfig(teachers=TEACHERS, noise=UNHEARD),
+            GradientsConfig(noise=noise / TEACHERS),
+        )
+        privacy, of = PATE(pate=votes, gradients=gradients), f"mean of {TEACHERS} teachers' gradients"
+    return _attack(mechanism, of, privacy, _pulled, seed)
 
 
 def _answers(world: World, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +118,7 @@ def _attack(
     So much of a number is what tells the worlds apart under Laplace noise.
     """
 
-    teachers = privacy.pate.teachers if privacy.mechanism == "pate" else 1
+    teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
     data, record = contradicted(seed, teachers)
     x = data.inputs[:1].view(1, *SHAPE)
     worlds = two(data, record, lambda records: World(records, privacy, LOCAL, secret=seed))

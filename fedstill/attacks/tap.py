@@ -126,8 +126,8 @@ class Overheard(Simulation):
         """
         self.account = Account(None, self.ledger_key, durable=False)
         for node in self.nodes:
-            if node.gate.purse is not None:
-                node.gate.purse.account = self.account
+            if node.gate.budgets is not None:
+                node.gate.budgets.account = self.account
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)

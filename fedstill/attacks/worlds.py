@@ -29,9 +29,9 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
-from fedstill.node.teachers import shards
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Price, from_text
+from fedstill.privacy.teachers import shards
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig

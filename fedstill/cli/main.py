@@ -344,6 +344,7 @@ def _print_names(console: Console) -> None:
     from fedstill.data.config import DATA
     from fedstill.data.dividing import SPLITS
     from fedstill.models import MODELS
+    from fedstill.privacy.config import MECHANISMS
     from fedstill.tasks import ENSEMBLES, TASKS
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
@@ -353,6 +354,7 @@ def _print_names(console: Console) -> None:
         ("splits", SPLITS),
         ("models", MODELS),
         ("ensembles", ENSEMBLES),
+        ("mechanisms", MECHANISMS),
         ("attacks", ATTACKS),
     ):
         table.add_row(what, ", ".join(names))

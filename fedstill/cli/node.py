@@ -300,7 +300,7 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     side = _side(method, found, asking.public, config.task)
     questions = side.questions
     rules, against = _rules(method, config, found, questions, _student(asking, found))
-    bare, dear, guard = unprotected(found, side, folder)
+    bare, dear, mechanism = unprotected(found, side, folder)
     rules = {**bare, **rules}
     against = against or _first_refusal(bare) or dear
     console.print(f"In {asking.target} ({method.title}) it would be asked:")
@@ -319,8 +319,8 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
         console.print("It can take part.")
     else:
         console.print(f"It cannot take part: {against}.", soft_wrap=True)
-    if guard is not None and guard.protects and not bare:
-        console.print(payment(guard), soft_wrap=True)
+    if mechanism is not None and mechanism.protects and not bare:
+        console.print(payment(mechanism), soft_wrap=True)
     console.print()
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedstill.cli.privacy import up
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.groups import limit_groups
 from fedstill.node import owner
-from fedstill.node.guard import PARTS, Guard, unpriced
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner import Examined
 from fedstill.node.planning import forecast, objection
@@ -29,10 +27,10 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
     if found.file is None:
         return []
     config, lines = found.file.privacy, []
-    if config.mechanism == "none":
+    if not config.protects:
         lines.append("none: answers leave as they are, without any guarantee")
     else:
-        lines.append(f"{config.mechanism}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
+        lines.append(f"{config.called}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
     if found.data is not None:
         lines += unit_notes([found.data], [config])
     for what, most, delta in (
@@ -59,8 +57,8 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
 
 def unprotected(
     found: Examined, side: NodeSide, folder: Path | None
-) -> tuple[dict[str, str], str | None, Guard | None]:
-    """Which questions the owner's mechanism cannot protect, why no run can be paid for, and its guard.
+) -> tuple[dict[str, str], str | None, Mechanism | None]:
+    """Which questions the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
 
     Args:
         found: the node.
@@ -73,41 +71,37 @@ def unprotected(
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
-        parts: dict[str, Any] = {
-            part: replace(getattr(config, part), noise=1.0)
-            for part in PARTS
-            if getattr(config, part).noise is None
-        }
-        config = replace(config, **parts)
+        wants = [part for part, table in config.parts.items() if table.noise is None]
+        config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
-        guard = Guard(file.name, config, side, file.local, len(data), found.form.make_task())
+        mechanism = Mechanism(file.name, config, side, file.local, len(data), found.form.make_task())
     except QuestionRefused as error:
         return {error.question: error.rule}, None, None
     except ArgumentError as error:
         return {}, str(error), None
-    rules = {name: unpriced(guard, question) for name, question in side.questions.items()}
+    rules = {name: unpriced(mechanism, question) for name, question in side.questions.items()}
     bare = {name: rule for name, rule in rules.items() if rule is not None}
-    against = objection(guard, file.privacy) if folder is None else _dear(guard, file, folder)
-    return bare, None if bare and folder is None else against, guard
+    against = objection(mechanism, file.privacy) if folder is None else _dear(mechanism, file, folder)
+    return bare, None if bare and folder is None else against, mechanism
 
 
-def payment(guard: Guard) -> str:
+def payment(mechanism: Mechanism) -> str:
     """What a run would cost, by the owner's accountant."""
-    cost, config = forecast(guard), guard.config
+    cost, config = forecast(mechanism), mechanism.config
     if cost.price is None:
-        if objection(guard) is not None:
+        if objection(mechanism) is not None:
             return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
         return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
     reached = f"epsilon {up(cost.by(config.accountant))} ({config.accountant.upper()})"
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 
-def _dear(guard: Guard, file: NodeFile, folder: Path) -> str | None:
+def _dear(mechanism: Mechanism, file: NodeFile, folder: Path) -> str | None:
     """Why a run costs more than its owner allows, or None."""
-    config, price = guard.config, total(guard.schedule())
+    config, price = mechanism.config, total(mechanism.schedule())
     if price is None:
-        return objection(guard)
+        return objection(mechanism)
     if not within(price, config.epsilon, config.delta, config.accountant):
         return f"the run costs more than privacy.epsilon = {config.epsilon:g}"
     try:

@@ -1,4 +1,4 @@
-"""``fedstill privacy plan``: what a run will cost each node, as its guard will charge it."""
+"""``fedstill privacy plan``: what a run will cost each node, as its mechanism will charge it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedstill.cli.privacy import number, refuse_options
 from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
-from fedstill.node.guard import PARTS, Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
@@ -84,8 +84,6 @@ def _noise(text: str) -> float | dict[str, float]:
     levels = {}
     for item in text.split(","):
         part, _, level = item.strip().partition("=")
-        if part not in PARTS:
-            raise UnknownName("part of --noise", part, PARTS)
         levels[part] = float(number(f"--noise {part}", level))
     return levels
 
@@ -146,14 +144,14 @@ def _require_public(run: Run, note: str) -> None:
 # --- the third of three -------------------------------------------------------------------------------
 
 
-def _guard(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Guard:
-    """The guard that the node would have in the run."""
+def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Mechanism:
+    """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
     from fedstill.protocol.questions import NodeSetting
 
     setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)
     side = side_of(method, setting)
-    return Guard(place.name, privacy, side, local, place.examples, setting.task)
+    return Mechanism(place.name, privacy, side, local, place.examples, setting.task)
 
 
 def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
@@ -162,20 +160,21 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     if wish.epsilon is not None:
         privacy = replace(privacy, epsilon=wish.epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
-    wants = [part for part in PARTS if getattr(privacy, part).noise is None]
-    noisy = _with_noise(privacy, dict.fromkeys(wants, 1.0))
-    first = _guard(run, place, noisy, method, local)
+    wants = [part for part, table in privacy.parts.items() if table.noise is None]
+    noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
+    first = _mechanism(run, place, noisy, method, local)
     used = parts(first)
     if wish.noise is not None:
-        privacy = _with_noise(privacy, _levels(wish.noise, used, [part for part in wants if part in used]))
-        noisy = _with_noise(noisy, {part: getattr(privacy, part).noise or 1.0 for part in used})
-    wants = [part for part in used if getattr(privacy, part).noise is None]
+        wanted = [part for part in wants if part in used]
+        privacy = privacy.with_noise(_levels(wish.noise, privacy, used, wanted))
+        noisy = noisy.with_noise({part: privacy.parts[part].noise or 1.0 for part in used})
+    wants = [part for part in used if privacy.parts[part].noise is None]
 
     length = None
     if total(first.schedule()) or wish.steps or wish.finds_steps:
 
         def price(method: Any, local: LocalConfig) -> Price | None:
-            return total(_guard(run, place, noisy, method, local).schedule())
+            return total(_mechanism(run, place, noisy, method, local).schedule())
 
         try:
             length = find_knob(method, local, price)
@@ -186,29 +185,28 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
         steps = wish.steps if wish.steps is not None else _most(run, place, privacy, length, wants)
         method, local = length.turn(method, local, steps)
         length = replace(length, value=steps)
-    guard = _guard(run, place, privacy, method, local)
-    if guard.protects and method.needs().joins_public:  # as the run itself is refused
+    mechanism = _mechanism(run, place, privacy, method, local)
+    if mechanism.protects and method.needs().joins_public:  # as the run itself is refused
         allowed = "none where public data join its own"
-        raise ArgumentError(f"privacy.mechanism of {place.name}", guard.name, allowed)
-    limited = math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
-    cost = forecast(guard)
+        raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
+    limited = math.isfinite(privacy.budget)
+    cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.price is not None
     found = "steps" if wish.finds_steps else "noise" if noisy_enough else "epsilon"
-    return Plan(place, guard, cost, length, found)
-
-
-def _with_noise(privacy: PrivacyConfig, levels: Mapping[str, float]) -> PrivacyConfig:
-    parts: dict[str, Any] = {
-        part: replace(getattr(privacy, part), noise=level) for part, level in levels.items()
-    }
-    return replace(privacy, **parts)
+    return Plan(place, mechanism, cost, length, found)
 
 
 def _levels(
-    given: float | Mapping[str, float], used: Sequence[str], wants: Sequence[str]
+    given: float | Mapping[str, float], privacy: PrivacyConfig, used: Sequence[str], wants: Sequence[str]
 ) -> dict[str, float]:
     """Noise by part, where one number is that of the one part that is in question."""
     if isinstance(given, Mapping):
+        for part in given:
+            if not privacy.parts:
+                allowed = f"none, as mechanism {privacy.called!r} draws no noise"
+                raise ArgumentError("--noise", part, allowed)
+            if part not in privacy.parts:
+                raise UnknownName("part of --noise", part, list(privacy.parts))
         return dict(given)
     meant = wants or used
     if len(meant) != 1:
@@ -222,12 +220,12 @@ def _most(run: Run, place: Place, privacy: PrivacyConfig, length: Knob, wants: S
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 
-    def guard_of(steps: int) -> Guard:
-        return _guard(run, place, privacy, *length.turn(run.method, place.local, steps))
+    def mechanism_of(steps: int) -> Mechanism:
+        return _mechanism(run, place, privacy, *length.turn(run.method, place.local, steps))
 
-    if total(guard_of(1).schedule()) is None:
+    if total(mechanism_of(1).schedule()) is None:
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
-    steps = most_steps(guard_of, privacy.epsilon)
+    steps = most_steps(mechanism_of, privacy.epsilon)
     if not steps:
         least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
         raise ArgumentError("--epsilon", privacy.epsilon, least)

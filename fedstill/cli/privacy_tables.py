@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.ledger_tables import events
 from fedstill.cli.privacy import up
-from fedstill.node.guard import PARTS, Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
 from fedstill.privacy.accounting import epsilon, within
 from fedstill.privacy.events import Price, as_text
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from fedstill.data.public import Public
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.schedule import LocalConfig
-
-
-DROWNED = (
-    "the votes are almost all noise: more records and teachers, fewer questions, a larger epsilon, or dp-sgd"
-)
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,14 @@ class Plan:
 
     Args:
         place: the node.
-        guard: of the run as planned.
+        mechanism: of the run as planned.
         cost: what it will be charged.
         length: by what the run can be made longer, and how long it is; None: it costs the same.
         found: the third of noise, steps and epsilon.
     """
 
     place: Place
-    guard: Guard
+    mechanism: Mechanism
     cost: Forecast
     length: Knob | None
     found: str
@@ -103,13 +98,13 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":
         most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
-    config, statement = most.guard.config, most.guard.statement()
+    config, statement = most.mechanism.config, most.mechanism.statement()
     console.print(f"{run.name} ({run.method.title}), before anything is trained")
-    if not most.guard.protects:
+    if not most.mechanism.protects:
         facts = {"mechanism": "none: releases leave as they are, without any guarantee"}
     else:
         facts = {
-            "mechanism": f"{config.mechanism}; noise from {config.randomness} randomness",
+            "mechanism": f"{config.called}; noise from {config.randomness} randomness",
             "unit": statement.unit,
             **({"but": "; ".join(run.notes)} if run.notes else {}),
             "delta": f"{config.delta:g}",
@@ -122,16 +117,17 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
             "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
             "epsilon": "epsilon, from noise and length",
         }[most.found]
-        noise, teachers = max(plan.guard.levels.pate for plan in plans), config.pate.teachers
-        if config.mechanism == "pate" and noise:
-            told = f"noise {noise:.4g} on the votes of {teachers} teachers"
-            facts["votes"] = f"{told}: {DROWNED}" if noise >= teachers / 2 else told
+        facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
     _pairs(console, facts)
     if len(plans) > 1:
         _print_nodes(console, plans)
     _print_lines(console, most)
     _print_budgets(console, most)
     _print_levels(console, plans, folder)
+
+
+def _levels(plans: Sequence[Plan], part: str) -> list[float]:
+    return [plan.mechanism.levels[part] for plan in plans]
 
 
 def _steps_note(plans: Sequence[Plan]) -> str:
@@ -152,12 +148,12 @@ def _pairs(console: Console, facts: Mapping[str, str]) -> None:
 
 
 def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
-    parts = [part for part in PARTS if any(getattr(plan.guard.levels, part) for plan in plans)]
+    parts = [part for part in plans[0].mechanism.config.parts if any(_levels(plans, part))]
     rows = [
         [
             plan.place.name,
             f"{plan.place.examples:,}",
-            *(f"{getattr(plan.guard.levels, part):.4g}" for part in parts),
+            *(f"{plan.mechanism.levels[part]:.4g}" for part in parts),
             *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
             up(plan.cost.pld),
             "" if plan.cost.rdp is None else up(plan.cost.rdp),
@@ -187,7 +183,7 @@ def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]
 
 def _print_lines(console: Console, plan: Plan) -> None:
     """What the node pays for, each as if it were all."""
-    config, rows = plan.guard.config, []
+    config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
         each, alone = "no guarantee", None
         if line.price is not None:
@@ -197,9 +193,11 @@ def _print_lines(console: Console, plan: Plan) -> None:
         told = up(alone) if line.times or alone is None else f"{up(alone)} each"
         rows.append([line.what, line.pays, each, _often(line.times), told])
     console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
-    free = [name for name in plan.guard.side.questions if name not in {line.what for line in plan.cost.lines}]
+    free = [
+        name for name in plan.mechanism.side.questions if name not in {line.what for line in plan.cost.lines}
+    ]
     for name in free:
-        rows.append([name, "nothing", "free", _often(plan.guard.side.questions[name].times), "0"])
+        rows.append([name, "nothing", "free", _often(plan.mechanism.side.questions[name].times), "0"])
     _table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
 
 
@@ -209,11 +207,11 @@ def _often(times: int) -> str:
 
 def refusal(plan: Plan) -> str | None:
     """Why a node would refuse the run as planned, or None."""
-    config, cost, place = plan.guard.config, plan.cost, plan.place
+    config, cost, place = plan.mechanism.config, plan.cost, plan.place
     if place.trouble is not None:
         return f"nothing can be charged: {place.trouble}"
     if cost.price is None:
-        return objection(plan.guard)
+        return objection(plan.mechanism)
     most, delta = config.over_all
     if place.bare and math.isfinite(most):
         return "nothing is left: releases without guarantee have left"
@@ -225,14 +223,14 @@ def refusal(plan: Plan) -> str | None:
 
 
 def _print_budgets(console: Console, plan: Plan) -> None:
-    config, cost, place = plan.guard.config, plan.cost, plan.place
+    config, cost, place = plan.mechanism.config, plan.cost, plan.place
     refused = refusal(plan)
     if cost.price is None:
         told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
         _pairs(console, {"whole run": told})
         return
     facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
-    if endless := [name for name, asked in plan.guard.side.questions.items() if not asked.times]:
+    if endless := [name for name, asked in plan.mechanism.side.questions.items() if not asked.times]:
         facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
     facts["of the run"] = _left(config.epsilon, config.delta, cost.by(config.accountant), "")
     if place.trouble is not None or (place.bare and refused is not None):
@@ -260,11 +258,11 @@ def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
 def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
     """The noise that was found, as the owner can write it down."""
     found = {}
-    for part in PARTS:
-        levels = [getattr(plan.guard.levels, part) for plan in plans]
-        given = getattr(plans[0].guard.config, part).noise == getattr(plans[0].place.privacy, part).noise
-        if max(levels) > 0 and (getattr(plans[0].guard.config, part).noise is None or not given):
-            found[part] = rounded_up(max(levels))
+    given = plans[0].place.privacy.parts
+    for part, table in plans[0].mechanism.config.parts.items():
+        most = max(_levels(plans, part))
+        if most > 0 and (table.noise is None or table.noise != given[part].noise):
+            found[part] = rounded_up(most)
     if not found:
         return
     section = "privacy" if folder is not None else "nodes.privacy"

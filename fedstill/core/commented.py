@@ -12,6 +12,7 @@ import json
 import textwrap
 from typing import Any, Literal, get_origin, get_type_hints
 
+from fedstill.core.registry import Registered
 from fedstill.core.tables import describe
 
 WIDTH = 100  # columns of a comment
@@ -29,9 +30,17 @@ def commented(config: Any, path: str = "") -> str:
     # ...
     name = ...
     """
-    meanings, hints = _meanings(type(config)), get_type_hints(type(config))
+    kind: Any = type(config)
+    hints, meanings = get_type_hints(kind), dict[str, str]()
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            meanings |= _meanings(base)
     values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
     lines: list[str] = []
+    if isinstance(config, Registered):
+        each = [f"{name}: {_first(of)}" for name, of in config.registry.working().items()]
+        which = f"Each has options of its own. {' '.join(each)} Or package.module:Name, one of your own."
+        lines += [*_comment(which), f"{config.key} = {_toml(config.called)}"]
     for name, value in values.items():
         if not dataclasses.is_dataclass(value):
             meaning = meanings.get(name, "")
@@ -46,12 +55,17 @@ def commented(config: Any, path: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def _first(kind: type[Any]) -> str:
+    """The first sentence of what a class says of itself."""
+    return " ".join(str(kind.__doc__).split("\n\n")[0].split())
+
+
 def _comment(text: str) -> list[str]:
     wrapped = textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in wrapped]
 
 
-def _meanings(kind: type[Any]) -> dict[str, str]:
+def _meanings(kind: Any) -> dict[str, str]:
     """The text below each field of a dataclass, as one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     if not isinstance(definition, ast.ClassDef):

@@ -152,6 +152,7 @@ def _statement(table: Mapping[str, Any]) -> Statement:
         lines[name] = tuple(_text({name: line}, name) for line in given)
     return Statement(
         mechanism=_text(table, "mechanism", 80),
+        says=_text(table, "says"),
         unit=_text(table, "unit"),
         delta=delta,
         budget=None if budget is None else _number(table, "budget"),

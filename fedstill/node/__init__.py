@@ -1,8 +1,8 @@
 """Everything private: an owner's data and model, their training, the gate, the audit log, the service.
 
 ``host`` serves messages, ``session`` is one run, ``desk`` takes a question in and hands its answer out
-through the ``gate``; ``group`` computes nodes together. ``guard`` chooses rules and prices, ``purse`` pays,
-``account`` and ``ledger`` write down what left. ``owner`` and ``node_file`` are the owner's folder.
+through the ``gate``; ``group`` computes nodes together. ``mechanism`` chooses rules and prices, ``budgets``
+pay, ``account`` and ``ledger`` write down what left. ``owner`` and ``node_file`` are the owner's folder.
 ``training`` is local training.
 
 May import privacy, protocol and what lies below. A newcomer rarely changes anything here; read ``gate``

@@ -21,8 +21,6 @@ from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import TaskConfig, TaskName, any_task
 
-MAIN = {"dp-sgd": "training", "pate": "pate", "noisy-outputs": "outputs"}  # whose noise a mechanism lives by
-
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
     """Methods that are not installed here; and questions that no method asks: misspelt, they are refused."""
@@ -90,20 +88,17 @@ def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Mod
         data: the node's examples, if they could be read.
         model: its model, if it could be made.
     """
+    if not config.protects:
+        if math.isinf(config.budget):
+            return []
+        told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
+        return [str(ArgumentError("privacy.mechanism", config.called, told))]
     found = []
-    budget = min(config.epsilon, config.over_all[0])
-    if config.mechanism == "none":
-        if math.isfinite(budget):
-            told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
-            found.append(ArgumentError("privacy.mechanism", config.mechanism, told))
-        return [str(fault) for fault in found]
-    part = MAIN[config.mechanism]
-    if getattr(config, part).noise is None and math.isinf(budget):
+    part, main = next(iter(config.parts.items()), ("", None))
+    if main is not None and main.noise is None and math.isinf(config.budget):
         told = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
         found.append(ArgumentError("privacy.epsilon", config.epsilon, told))
-    if config.mechanism == "noisy-outputs" and not config.outputs.bound and math.isfinite(budget):
-        told = "above 0, where a budget is set: without a bound noise guarantees nothing"
-        found.append(ArgumentError("privacy.outputs.bound", config.outputs.bound, told))
+    found += config.faults()
     if data is not None:
         if config.group_size > 1 and data.groups is None:
             told = "1, where data.group does not say whose each record is"
@@ -113,9 +108,9 @@ def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Mod
                 told = f"well below 1 / {len(data)}, one over the number of records"
                 found.append(ArgumentError(f"privacy.{name}", delta, told))
     faults = [str(fault) for fault in found]
-    if config.mechanism == "dp-sgd" and model is not None:
+    if "model" in config.learns and model is not None:
         try:
             private.check(model, "the model")
         except FedstillError as error:
-            faults.append(f"privacy.mechanism dp-sgd: {error}")
+            faults.append(f"privacy.mechanism {config.called}: {error}")
     return faults

@@ -10,9 +10,9 @@ import torch
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.purse import Purse
 from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.events import Price, as_text
 from fedstill.protocol.digests import chained, digest
@@ -32,7 +32,7 @@ class Gate:
 
     def __init__(self, node: str, policy: PolicyConfig, ledger: Ledger) -> None:
         self.node, self.policy, self.ledger = node, policy, ledger
-        self.purse: Purse | None = None  # privacy: what protects its releases, and pays for them
+        self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
 
     def objection(self, question: Question) -> str | None:
         """The rule by which this question could never be answered, or None. Asks nothing, counts nothing."""
@@ -48,7 +48,7 @@ class Gate:
                 foreign = any(kind.package for kind in told)
                 cure = ", unless its owner names it in policy.kinds" if foreign else ""
                 return f"outputs_only: no {' and '.join(told)}{cure}"
-        return None if self.purse is None else self.purse.objection(question)
+        return None if self.budgets is None else self.budgets.objection(question)
 
     def _lets_out(self, kind: Kind) -> bool:
         """Whether "outputs only" lets a kind out: an output, or what the owner allows by name."""
@@ -118,16 +118,16 @@ class Gate:
         # What was answered once may be again; other content under the same number is another question.
         if not self.ledger.answered(self.node, asked.number, asked.content, asked.after):
             self._limit(asked.question, *self.used(), 1, 1)
-            if self.purse is not None:
-                self.purse.afford(asked, question, sent)
-        if self.purse is not None and not self.purse.attempts(asked, question, sent):
-            self.purse.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
+            if self.budgets is not None:
+                self.budgets.afford(asked, question, sent)
+        if self.budgets is not None and not self.budgets.attempts(asked, question, sent):
+            self.budgets.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
 
     def used(self) -> tuple[int, int]:
         """Questions and bytes that the policy's limits count: over all runs, where an account knows them."""
-        if self.purse is None:
+        if self.budgets is None:
             return self.ledger.questions(self.node), self.ledger.up(self.node)
-        spent = self.purse.spent()
+        spent = self.budgets.spent()
         return spent.questions, spent.bytes
 
     def _limit(self, question: str, questions: int, left: int, more_questions: int, more_bytes: int) -> None:
@@ -141,16 +141,16 @@ class Gate:
     def fingerprint(self, what: str, tensors: Mapping[str, torch.Tensor]) -> str:
         """A digest of tensors that, with an account, nobody else can make: to try out what they are, say."""
         plain = digest(what, tensors)
-        return plain if self.purse is None else self.purse.seal(plain)
+        return plain if self.budgets is None else self.budgets.seal(plain)
 
     # --- what a network learns privately for an answer -------------------------------------------------
 
     def attempt(self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]) -> tuple[int, bool]:
         """Which attempt at learning for a question is paid for, and whether its result is known."""
-        if self.purse is None:
+        if self.budgets is None:
             return 0, False
-        attempt = max(self.purse.attempts(asked, question, sent) - 1, 0)
-        return attempt, self.purse.results(asked, question) > attempt
+        attempt = max(self.budgets.attempts(asked, question, sent) - 1, 0)
+        return attempt, self.budgets.results(asked, question) > attempt
 
     def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
         """Whether an attempt came out as it did before, to the last bit; the first time, write that down.
@@ -158,7 +158,7 @@ class Gate:
         Raises:
             LedgerError: the ledger is not what it was, and its owner has not settled that.
         """
-        return self.purse is None or self.purse.came_out(asked, question, attempt)
+        return self.budgets is None or self.budgets.came_out(asked, question, attempt)
 
     def pay_learning(
         self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor], attempt: int
@@ -169,8 +169,8 @@ class Gate:
             QuestionRefused: it cannot be paid for.
             LedgerError: the ledger is not what it was, and its owner has not settled that.
         """
-        if self.purse is not None:
-            self.purse.pay_learning(asked, question, sent, attempt)
+        if self.budgets is not None:
+            self.budgets.pay_learning(asked, question, sent, attempt)
 
     # --- what leaves ----------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Gate:
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
-        votes = () if self.purse is None else self.purse.votes(question, tensors, noised)
+        votes = () if self.budgets is None else self.budgets.votes(question, tensors, noised)
         self._charge(asked, part, leaving, kinds, question, sent, price, rule, stamp, votes)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
@@ -219,18 +219,21 @@ class Gate:
         question: Question,
     ) -> tuple[Mapping[str, torch.Tensor], Price | None, str, str]:
         """Tensors as they may leave, what that costs, what was done, and a stamp of what they were."""
-        if self.purse is None:
+        if self.budgets is None:
             return tensors, None, "none", ""
-        guard = self.purse.guard
-        rules = {name: guard.rule(question, name) for name in tensors}
+        mechanism = self.budgets.mechanism
+        rules = {name: mechanism.rule(question, name) for name in tensors}
         bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
         # Noise is named after all that it hides, to the last digit: equal noise on two answers would cancel.
         stamp = digest(part, bounded)
         about = ("gate", asked.number, part, asked.content, asked.after, stamp)
-        noised = {name: rule.noise(bounded[name], guard.draws(*about, name)) for name, rule in rules.items()}
+        noised = {
+            name: rule.noise(bounded[name], mechanism.draws(*about, name)) for name, rule in rules.items()
+        }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        price = total(guard.release(question, shapes, noised))
-        return noised, price, "; ".join(f"{name}: {rule.text}" for name, rule in rules.items()), stamp
+        price = total(mechanism.release(question, shapes, noised))
+        told = [f"{name}: {mechanism.says(question, name, shape)}" for name, shape in shapes.items()]
+        return noised, price, "; ".join(told), stamp
 
     def _charge(
         self,
@@ -249,25 +252,25 @@ class Gate:
         for name, tensor in tensors.items():
             up[kind_of(name, kinds)] += size(tensor)
         # Without an account nothing is paid for, and what is asked again after a stop counts once.
-        left = "" if self.purse is None else self.fingerprint(part, tensors)
+        left = "" if self.budgets is None else self.fingerprint(part, tensors)
         row, anew = 0, False
         again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after, left)
 
         def limit(questions: int, bytes_left: int, counts: int) -> None:
             self._limit(asked.question, questions, bytes_left, counts, sum(up.values()))
 
-        if self.purse is not None:
-            row, anew = self.purse.pay(asked, part, up, price, rule, chained(left, stamp), limit)
+        if self.budgets is not None:
+            row, anew = self.budgets.pay(asked, part, up, price, rule, chained(left, stamp), limit)
         elif not again:
             further = self.ledger.pulled(self.node, asked.number, asked.after)
             limit(*self.used(), int(part == ANSWER or further))
         if again and not anew:
             return  # the same bits once more, after a stop: written and paid for already
         behind: dict[str, str] = {}
-        if price is not None and self.purse is not None:
+        if price is not None and self.budgets is not None:
             # What was learned for this release, and before the first one, has been paid for by itself.
             bill = Bill(release=price)
-            for what, fingerprint, cost in self.purse.behind(asked, part, question, sent):
+            for what, fingerprint, cost in self.budgets.behind(asked, part, question, sent):
                 if not self.ledger.has_learned(self.node, what, fingerprint):
                     behind[what], bill[what] = fingerprint, cost
             price = total(bill)
@@ -285,7 +288,7 @@ class Gate:
             up=up,
             votes=votes,
             privacy={
-                "mechanism": "none" if self.purse is None else self.purse.guard.name,
+                "mechanism": "none" if self.budgets is None else self.budgets.mechanism.name,
                 "price": None if price is None else as_text(price),
             },
         )

@@ -13,7 +13,7 @@ from fedstill.core.compute import lay_out
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
 from fedstill.node.gate import Gate
-from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.dpsgd import PrivateSteps
 
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -39,7 +39,7 @@ class Node:
         self.answered = ""
         self.origin = ""  # of what it had learned privately before the first question
         self.asking = ""  # of all of this, with what is being answered now: it names the noise
-        self.private: Mapping[str, DPSGD] = {}  # networks that learn with DP-SGD, by role
+        self.private: Mapping[str, PrivateSteps] = {}  # networks that learn with DP-SGD, by role
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     @property

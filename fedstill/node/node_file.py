@@ -11,7 +11,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.private_config import PrivateConfig
 from fedstill.models.foreign import Gives
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.schedule import LocalConfig
 
 
@@ -96,8 +96,9 @@ class NodeFile:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """What may leave this machine. Nothing else does, whatever a server asks."""
 
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    """How your records are protected, and how much of their privacy may be spent."""
+    privacy: PrivacyConfig = field(default_factory=NoPrivacy)
+    """How your records are protected, and how much of their privacy may be spent. What each mechanism can be
+    told: `fedstill run demo --nodes.privacy.mechanism NAME --help`."""
 
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """What this machine computes on."""

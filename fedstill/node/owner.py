@@ -207,7 +207,7 @@ def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
         FedstillError: there are such faults; all are named.
     """
     found = policy_faults(file.policy)
-    if file.privacy.mechanism != "none":
+    if file.privacy.protects:
         found += privacy_faults(file.privacy, data, model)
     if found:
         raise FedstillError(f"{FILE}: {'; '.join(found)}")

@@ -1,4 +1,4 @@
-"""What a run will cost a node, line by line, before anything is trained: as its guard will charge it."""
+"""What a run will cost a node, line by line, before anything is trained: as its mechanism will charge it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstill.core.errors import FedstillError
-from fedstill.node.guard import PARTS, Guard, unpriced
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import epsilon, longest
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import Accountant, PrivacyConfig
@@ -58,69 +58,71 @@ class Forecast:
         return self.rdp if accountant == "rdp" else self.pld
 
 
-def forecast(guard: Guard) -> Forecast:
-    """What the run that a guard was made for will be charged, as its method declares it.
+def forecast(mechanism: Mechanism) -> Forecast:
+    """What the run that a mechanism was made for will be charged, as its method declares it.
 
     Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
     """
-    if not guard.side.questions:
+    if not mechanism.side.questions:
         return Forecast((), Price(), 0.0, 0.0)
-    price, delta = total(guard.schedule()), guard.config.delta
-    if price is None or not guard.protects:
-        return Forecast(tuple(lines(guard)), None, None, None)
+    price, delta = total(mechanism.schedule()), mechanism.config.delta
+    if price is None or not mechanism.protects:
+        return Forecast(tuple(lines(mechanism)), None, None, None)
     costs = epsilon(price, delta), epsilon(price, delta, "rdp")
-    return Forecast(tuple(lines(guard)), price, *costs)
+    return Forecast(tuple(lines(mechanism)), price, *costs)
 
 
-def objection(guard: Guard, config: PrivacyConfig | None = None) -> str | None:
+def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
     """Why a node with a budget would refuse something of its run, whatever is left of it; or None.
 
     Args:
-        guard: of the run.
-        config: what the owner says, where the guard's has noise in the place of what is to be found.
+        mechanism: of the run.
+        config: what the owner says, where the mechanism's has noise in the place of what is to be found.
     """
-    config, questions = config or guard.config, guard.side.questions
-    if not questions or math.isinf(min(config.epsilon, config.over_all[0])):
+    config, questions = config or mechanism.config, mechanism.side.questions
+    if not questions or math.isinf(config.budget):
         return None
     for question in questions.values():
-        if (rule := unpriced(guard, question)) is not None:
+        if (rule := unpriced(mechanism, question)) is not None:
             return f"{question.name}: {rule}"
-    known, planned = guard.schedule(guard.supposed), guard.schedule()
-    for part in parts(guard):
-        if getattr(config, part).noise is None and not known.get(part):
+    known, planned = mechanism.schedule(mechanism.supposed), mechanism.schedule()
+    for part in parts(mechanism):
+        if config.parts[part].noise is None and not known.get(part):
             endless = ", ".join(name for name, asked in questions.items() if not asked.times)
             told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
             return f"privacy.{part}.noise is none, and {told}: give a number"
-    for part in PARTS:
-        if getattr(config, part).noise == 0 and planned.get(part, Price()) is None:
+    for part, table in config.parts.items():
+        if table.noise == 0 and planned.get(part, Price()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
     if total(planned) is None:
         return "a budget is set, and without noise on all that leaves nothing is guaranteed"
     return None
 
 
-def parts(guard: Guard) -> list[str]:
-    """Which parts of a protection a run pays for, with the noise that the guard supposes."""
-    paid = {part for part, price in guard.schedule(guard.supposed).items() if price}
-    for question in guard.side.questions.values():  # also those of which nobody says how often they are asked
+def parts(mechanism: Mechanism) -> list[str]:
+    """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
+    paid = {part for part, price in mechanism.schedule(mechanism.supposed).items() if price}
+    for (
+        question
+    ) in mechanism.side.questions.values():  # also those of which nobody says how often they are asked
         unspanned = replace(question, span=None)
-        for part, shapes in guard.expected(question).items():
-            bill = guard.bill(unspanned, part, shapes, {}, guard.supposed)
+        for part, shapes in mechanism.expected(question).items():
+            bill = mechanism.bill(unspanned, part, shapes, {}, mechanism.supposed)
             paid |= {name for name, price in bill.items() if price}
-    return [part for part in PARTS if part in paid]
+    return [part for part in mechanism.config.parts if part in paid]
 
 
-def lines(guard: Guard) -> Iterator[Line]:
-    """The parts of the guard's schedule, each with what it costs; what is free is left out."""
-    training = guard.schedule().get("training", Price())
+def lines(mechanism: Mechanism) -> Iterator[Line]:
+    """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
+    training = mechanism.schedule().get(mechanism.training, Price())
     if training is None or training:
         # Rounds part it among their questions, but it is the same steps.
         times = 1 if training is None else sum(training.values())
-        yield Line(TRAINING, "training", times, None if training is None else Price(list(training)))
-    for question in guard.side.questions.values():
+        yield Line(TRAINING, mechanism.training, times, None if training is None else Price(list(training)))
+    for question in mechanism.side.questions.values():
         unspanned = replace(question, span=None)
-        for part, shapes in guard.expected(question).items():
-            for pays, price in guard.bill(unspanned, part, shapes, {}).items():
+        for part, shapes in mechanism.expected(question).items():
+            for pays, price in mechanism.bill(unspanned, part, shapes, {}).items():
                 if price is None or price:
                     yield Line(question.name, pays, question.times, price)
 
@@ -169,18 +171,18 @@ def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig
     raise FedstillError(f"{told}: leave --steps out, or one of --epsilon and --noise")
 
 
-def most_steps(guard_of: Callable[[int], Guard], limit: float) -> int:
+def most_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
     """The longest run that costs at most ``limit``; 0 where none does.
 
     Args:
-        guard_of: the guard of a run with so many steps, from 1 up, whose noise is given.
+        mechanism_of: the mechanism of a run with so many steps, from 1 up, whose noise is given.
         limit: epsilon.
     """
 
     def schedule(steps: int) -> Price:
-        return (total(guard_of(steps).schedule()) or Price()) if steps else Price()
+        return (total(mechanism_of(steps).schedule()) or Price()) if steps else Price()
 
-    config = guard_of(1).config
+    config = mechanism_of(1).config
     return longest(schedule, limit, config.delta, config.accountant, MOST_STEPS)
 
 

@@ -14,8 +14,8 @@ from fedstill.core.compute import Compute, as_laid_out
 from fedstill.data.augment import augmented
 from fedstill.node.node import Node
 from fedstill.privacy.dpsgd import (
-    DPSGD,
     PrivateLoss,
+    PrivateSteps,
     PublicLoss,
     clipped_sum,
     digest,
@@ -36,7 +36,7 @@ Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at w
 def step(
     node: Node,
     role: str,
-    dp: DPSGD,
+    dp: PrivateSteps,
     rate: float,
     *purpose: str | int,
     private_loss: PrivateLoss,
@@ -95,7 +95,7 @@ def train(
     config: LocalConfig,
     compute: Compute,
     *,
-    dp: DPSGD,
+    dp: PrivateSteps,
     span: Span = WHOLE,
     start: int = 0,
     steps: int | None = None,

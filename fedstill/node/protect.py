@@ -1,4 +1,4 @@
-"""A node under its owner's protection: guard, private networks or teachers, and the purse of its gate."""
+"""A node under its owner's protection: mechanism, private networks or teachers, and its gate's budgets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.tables import as_table
@@ -16,11 +18,11 @@ from fedstill.data.groups import largest, limit_groups
 from fedstill.models import private
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
+from fedstill.node.budgets import Budgets
 from fedstill.node.fit import architecture
-from fedstill.node.guard import Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node, frozen
-from fedstill.node.purse import Purse
-from fedstill.node.teachers import Teachers, shards, teachers_of
+from fedstill.node.teachers import teachers_of
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.method import method_name
@@ -32,8 +34,7 @@ BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "le
 
 def wanted(config: PrivacyConfig) -> bool:
     """Whether there is anything to protect with, or a budget to keep."""
-    budgets = (config.epsilon, config.over_all[0])
-    return config.mechanism != "none" or any(map(math.isfinite, budgets))
+    return config.protects or math.isfinite(config.budget)
 
 
 def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) ->
         parts: each node's records, as its owner has them.
         configs: what each owner says.
     """
-    alone = [config.mechanism != "none" and config.group_size == 1 for config in configs]
+    alone = [config.protects and config.group_size == 1 for config in configs]
     most = max((largest(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
     if most == 1:
         return ()
@@ -66,7 +67,7 @@ def protect(
     salt: str = "",
     holder: str | None = None,
 ) -> None:
-    """Give a node's gate a purse, and the node what its mechanism needs. Before anything is trained.
+    """Give a node's gate its budgets, and the node what its mechanism needs. Before anything is trained.
 
     Args:
         node: with its data and its first weights.
@@ -92,21 +93,23 @@ def protect(
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
-    if config.mechanism in ("dp-sgd", "pate") and frozen_whole:
+    if config.needs_training and frozen_whole:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
-        raise ArgumentError(f"privacy.mechanism of {node.name}", config.mechanism, allowed)
-    guard = Guard(node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt)
-    guard.several = several
-    guard.binding = _binding(node, guard, method, setting, secret)
-    if config.mechanism == "dp-sgd":
+        raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
+    mechanism = Mechanism(
+        node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt
+    )
+    mechanism.several = several
+    mechanism.binding = _binding(node, mechanism, method, setting, secret)
+    if "model" in config.learns:
         private.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
-    node.private = guard.networks()
-    if config.mechanism == "pate":
-        _teach(node, config)
-    node.gate.purse = Purse(guard, account, run, holder)
+    node.private = mechanism.networks()
+    if parts := config.shards(data):
+        _teach(node, config, parts)
+    node.gate.budgets = Budgets(mechanism, account, run, holder)
 
 
-def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret: int) -> str:
+def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting, secret: int) -> str:
     """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
@@ -119,11 +122,10 @@ def _binding(node: Node, guard: Guard, method: Any, setting: NodeSetting, secret
     if setting.perceptual is not None:
         tensors["perceptual"] = to_vector(setting.perceptual)
     compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
-    plain = PrivacyConfig()
-    budgets = {name: getattr(plain, name) for name in BUDGETS}
-    config = replace(guard.config, **budgets)
+    protection = {name: of for name, of in as_table(mechanism.config).items() if name not in BUDGETS}
+    protected = (sorted(protection.items()), sorted(mechanism.levels.items()))
     chosen = (method_name(method), sorted(as_table(method).items()))
-    options = (*chosen, guard.local, config, guard.levels, node.seed, compute, setting.task.options())
+    options = (*chosen, mechanism.local, *protected, node.seed, compute, setting.task.options())
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
     # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
@@ -137,20 +139,17 @@ def check_priced(node: Node) -> None:
     Raises:
         ArgumentError: it has.
     """
-    purse = node.gate.purse
-    if purse is not None and purse.guard.protects and len(node.data) != purse.guard.examples:
-        mechanism = purse.guard.name
+    budgets = node.gate.budgets
+    if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
+        mechanism = budgets.mechanism.name
         raise ArgumentError(
             f"privacy.mechanism of {node.name}", mechanism, "none where public data join its own"
         )
 
 
-def _teach(node: Node, config: PrivacyConfig) -> None:
-    """PATE: copies of the node's model in its place, each with its own part of the records."""
-    pate = config.pate
-    networks = [copy.deepcopy(node.model) for _ in range(pate.teachers)]
-    node.modules["model"] = Teachers(networks, pate.sharpness, config.gradients.clip).to(
-        node.data.inputs.device
-    )
+def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
+    """Copies of the node's model in its place, each with its own part of the records."""
+    networks = [copy.deepcopy(node.model) for _ in parts]
+    node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen(node.model)
-    node.teachers = teachers_of(node, shards(node.data, pate.teachers))
+    node.teachers = teachers_of(node, parts)

@@ -204,8 +204,8 @@ class Session:
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
-        purse = self.node.gate.purse
-        own = None if purse is None else purse.data_dependent(self.ledger.votes(self.node.name))
+        budgets = self.node.gate.budgets
+        own = None if budgets is None else budgets.data_dependent(self.ledger.votes(self.node.name))
         if own is not None:
             logger.info("by the votes themselves the labels cost epsilon %.3f: not to be published", own)
         self.ledger.close()
@@ -233,13 +233,13 @@ class Session:
 
     def _binding(self) -> str:
         """Of how it learns and how it is protected."""
-        purse = self.node.gate.purse
-        return "" if purse is None else purse.guard.binding
+        budgets = self.node.gate.budgets
+        return "" if budgets is None else budgets.mechanism.binding
 
     def _statement(self) -> dict[str, Any]:
         """How its records are protected, as the server may know."""
-        purse = self.node.gate.purse
-        return {} if purse is None else purse.guard.statement().to_dict()
+        budgets = self.node.gate.budgets
+        return {} if budgets is None else budgets.mechanism.statement().to_dict()
 
     def learn(self, seconds: float) -> dict[str, Any]:
         """Go on with the local training that the method wants first, for some seconds.
@@ -475,10 +475,10 @@ class Session:
 
     def _take_up(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
-        purse = self.node.gate.purse
+        budgets = self.node.gate.budgets
         if (self.folder / LEARNING).exists():
             self._load(self.folder / LEARNING)
-        elif self.first is not None and purse is not None and purse.trained():
+        elif self.first is not None and budgets is not None and budgets.trained():
             # Trained once more, it would be another model, with the same draws on other last digits.
             lost = f"answers of run {self.plan.run!r} have left, and their model ({LEARNING}) is gone"
             raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")

@@ -19,7 +19,7 @@ from fedstill.node import private_training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.node.private_training import Report
-from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.schedule import WHOLE, LocalConfig, Span, cosine, set_lr
 from fedstill.tasks import Task
 
@@ -121,7 +121,7 @@ def _privately(
     task: Task,
     config: LocalConfig,
     compute: Compute,
-    dp: DPSGD,
+    dp: PrivateSteps,
     span: Span,
     start: int,
     steps: int | None,

@@ -1,9 +1,34 @@
-"""Mechanisms, accounting and budgets: pure functions, no files.
+"""Mechanisms, accounting and budgets: pure functions, no files; and what a mechanism of one's own imports.
 
-``rules`` says what is done to each release, and its price. ``noise``, ``bounds``, ``votes`` and ``dpsgd``
-are the mechanisms' mathematics; ``events`` are prices, ``accounting``, ``losses`` and ``renyi`` what they
-compose to, ``budget`` whether one more fits. ``statement`` says all of this in words, ``audit`` what an
+``config`` is the base of all mechanisms; ``dpsgd``, ``pate`` and ``noisy_outputs`` are one each. ``rules``
+and ``votes`` say what is done to a release, and its price; ``noise``, ``bounds``, ``teachers`` and
+``randomness`` are their mathematics. ``events`` are prices, ``accounting``, ``losses`` and ``renyi`` what
+they compose to, ``budget`` whether one more fits. ``statement`` says all of this in words, ``audit`` what an
 attack proves.
 
-May import protocol and what lies below. A newcomer adds a mechanism's rule and its price here.
+May import protocol and what lies below. A newcomer writes a mechanism as docs/own-mechanism.md says.
 """
+
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy.config import COUNTED, PrivacyConfig, Release, StepsConfig
+from fedstill.privacy.events import Event, Price
+from fedstill.privacy.randomness import Draws, add_noise
+from fedstill.privacy.rules import Exact, Rule
+from fedstill.protocol.questions import Question
+from fedstill.tasks import Task
+
+__all__ = [
+    "COUNTED",
+    "ArgumentError",
+    "Draws",
+    "Event",
+    "Exact",
+    "Price",
+    "PrivacyConfig",
+    "Question",
+    "Release",
+    "Rule",
+    "StepsConfig",
+    "Task",
+    "add_noise",
+]

@@ -36,12 +36,12 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
 
     "rdp": groups in a sample are integrated numerically, see :func:`fedstill.privacy.renyi.curve`.
 
-    More than 32 different sampled or Laplace events: noise is rounded down and rates up, by as little
-    as makes them 32, so that the figure stays a bound and comes fast.
+    More than 32 different events, but for Gaussian noise on all records: noise is rounded down and rates up,
+    by as little as makes them 32, so that the figure stays a bound and comes fast.
 
     Args:
         spent: events and how often each.
-        delta: at 0 the sum of the pure epsilons (Laplace), inf with any Gaussian event.
+        delta: at 0 the sum of the pure epsilons, inf with any Gaussian event.
         accountant: which.
 
     Raises:
@@ -193,8 +193,10 @@ def calibrate(
 
 
 def _pure(spent: Mapping[Event, int]) -> float:
-    """Epsilon at delta 0: that of Laplace noise adds up, and no less holds."""
-    return sum(times / event.noise if event.kind == "laplace" else math.inf for event, times in spent.items())
+    """Epsilon at delta 0: that of Laplace noise and of pure events adds up, and no less holds."""
+    return sum(
+        math.inf if event.kind == "gaussian" else times / event.noise for event, times in spent.items()
+    )
 
 
 def _bound(events: Mapping[Event, int], delta: float) -> float:

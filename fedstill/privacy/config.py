@@ -1,15 +1,65 @@
-"""What a node's owner says about privacy: the mechanism, its noise, and the budget that it may spend."""
+"""What a node's owner says about privacy: the mechanism, its noise, and the budget that it may spend.
+
+A mechanism is a frozen dataclass below :class:`PrivacyConfig`: its fields are what an owner says, its methods
+what it does to what leaves. The owner names it, never a server; docs/own-mechanism.md says how to write one.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+
+import torch
+from torch import nn
 
 from fedstill.core.choices import check_choices
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
+from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.privacy.rules import Exact, Rule
+from fedstill.protocol.kinds import Kind
+from fedstill.protocol.questions import Question
+from fedstill.tasks import Task
 
 Accountant = Literal["pld", "rdp"]
+P = TypeVar("P", bound="PrivacyConfig")
+
+# What guarantees rest on, as mechanisms say it.
+POISSON = "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)"
+COUNTED = "how many records the node has is taken as known"
+NOT_CHOSEN = "first weights, architecture and options were not chosen by looking at the records"
+
+
+class Part(Protocol):
+    """A table of a mechanism: noise that is given, or found from epsilon."""
+
+    @property
+    def noise(self) -> float | None:
+        """As it is drawn; 0 is none; None: as much as epsilon asks for."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """Of the epsilon that is divided among all whose noise is to be found, in parts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Release:
+    """A tensor that would leave a node, as its question declares it.
+
+    Args:
+        kind: what it is of.
+        pulled: it is a gradient that was pulled back to the question's inputs.
+        reads: it is computed from the node's records themselves (or, pulled back, from what is), and not from
+            its networks alone.
+    """
+
+    kind: Kind
+    pulled: bool
+    reads: bool
 
 
 @dataclass(frozen=True)
@@ -25,44 +75,8 @@ class StepsConfig:
     """Of the epsilon that is divided among all whose noise is none, in parts."""
 
     def __post_init__(self) -> None:
-        _noise(self.noise)
-        _positive(self, "clip", "share")
-
-
-@dataclass(frozen=True)
-class PateConfig:
-    """PATE at the node: teachers on disjoint parts of its data, and noisy votes."""
-
-    teachers: int = 10
-    """How many; each has its own part of the records."""
-    noise: float | None = None
-    """Standard deviation of the Gaussian noise on the votes for each class; none: as much as
-    privacy.epsilon asks for."""
-    release: Literal["votes", "label"] = "votes"
-    """What leaves: all noisy votes, or only the class with the most (GNMax). They cost the same."""
-    threshold: float = 0.0
-    """Answer only where the most votes, with noise of their own, reach this number (Confident-GNMax);
-    elsewhere nothing is said of any class. 0: answer everywhere."""
-    threshold_noise: float = 10.0
-    """Standard deviation of that noise, in votes."""
-    sharpness: float = 10.0
-    """Votes are told as logits: this number times their share."""
-    data_dependent: bool = False
-    """Also compute what the labels have cost by the votes themselves (release = "label"). For your eyes only:
-    that figure tells of the votes. No budget goes by it."""
-    share: float = 1.0
-    """Of the epsilon that is divided among all whose noise is none, in parts."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "pate")
-        _noise(self.noise)
-        _positive(self, "sharpness", "threshold_noise", "share")
-        if self.data_dependent and self.release != "label":
-            raise ArgumentError("pate.data_dependent", True, 'false, unless pate.release = "label"')
-        if self.teachers < 1:
-            raise ArgumentError("pate.teachers", self.teachers, "1 or more")
-        if not 0 <= self.threshold < math.inf:
-            raise ArgumentError("pate.threshold", self.threshold, "0 (answer everywhere) or more")
+        check_noise(self.noise)
+        check_positive(self, "clip", "share")
 
 
 @dataclass(frozen=True)
@@ -77,48 +91,36 @@ class GradientsConfig:
     """Of the epsilon that is divided among all whose noise is none, in parts."""
 
     def __post_init__(self) -> None:
-        _noise(self.noise)
-        _positive(self, "clip", "share")
+        check_noise(self.noise)
+        check_positive(self, "clip", "share")
 
 
-@dataclass(frozen=True)
-class OutputsConfig:
-    """Noise on the outputs of a model that was trained without protection."""
-
-    how: Literal["laplace", "gaussian"] = "laplace"
-    """Which noise."""
-    noise: float | None = None
-    """Its scale (Laplace) or standard deviation (Gaussian), in units of the outputs; none: as much as
-    privacy.epsilon asks for."""
-    bound: float = 0.0
-    """Outputs are limited to this: each value (Laplace), or the L2 norm of a row (Gaussian). 0: no bound,
-    and then no guarantee, whatever the noise."""
-    share: float = 1.0
-    """Of the epsilon that is divided among all whose noise is none, in parts."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "outputs")
-        _noise(self.noise)
-        _positive(self, "share")
-        if not 0 <= self.bound < math.inf:
-            raise ArgumentError("outputs.bound", self.bound, "0 (none: no guarantee) or more")
-
-
-@dataclass(frozen=True)
-class PrivacyConfig:
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig(Registered):
     """How a node protects its records, and how much of their privacy it may spend.
+
+    Attributes:
+        about: what the mechanism does, in words, for reports.
+        assumes: on what its guarantee rests.
+        learns: the networks that learn with DP-SGD, by role ("model", "critic"), each with the field (a
+            :class:`StepsConfig`) that says how. All that follows from them alone is free; that they learn is
+            paid for.
+        protects: whether anything is done at all.
+        needs_training: whether it protects by how the node's model learns, so that one that is not trained
+            here, and may know every record, is refused.
 
     Raises:
         ArgumentError: a value outside its range.
-
-    >>> PrivacyConfig("dp-sgd", epsilon=3.0, training=StepsConfig(clip=0.5)).training.clip
-    0.5
     """
 
-    mechanism: Literal["none", "dp-sgd", "pate", "noisy-outputs"] = "none"
-    """none: releases leave as they are, without any guarantee. dp-sgd: its networks learn with DP-SGD, and
-    what follows from them is free. pate: noisy votes of teachers on disjoint parts of the data.
-    noisy-outputs: noise on each answer."""
+    key: ClassVar[str] = "mechanism"
+    default: ClassVar[str | None] = "none"
+    about: ClassVar[str] = ""
+    assumes: ClassVar[tuple[str, ...]] = ()
+    learns: ClassVar[Mapping[str, str]] = {}
+    protects: ClassVar[bool] = True
+    needs_training: ClassVar[bool] = False
+
     epsilon: float = math.inf
     """The most that one run may cost, at delta; what would cost more is refused. inf: no budget."""
     delta: float = 1e-5
@@ -140,16 +142,6 @@ class PrivacyConfig:
     """Where all that these data have cost is kept, over all runs; from the folder of this file."""
     counts_noise: float = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
-    training: StepsConfig = field(default_factory=StepsConfig)
-    """How the node's model learns (dp-sgd)."""
-    critic: StepsConfig = field(default_factory=StepsConfig)
-    """How its critic learns, where a method has one (all mechanisms)."""
-    pate: PateConfig = field(default_factory=PateConfig)
-    """Teachers and votes (pate)."""
-    gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    """What is pulled back to a question's inputs (pate, noisy-outputs)."""
-    outputs: OutputsConfig = field(default_factory=OutputsConfig)
-    """Noise on answers (noisy-outputs)."""
 
     def __post_init__(self) -> None:
         check_choices(self, "privacy")
@@ -171,19 +163,139 @@ class PrivacyConfig:
     def over_all(self) -> tuple[float, float]:
         """The epsilon and delta that all runs about these data may cost together.
 
-        >>> PrivacyConfig(epsilon=3.0).over_all, PrivacyConfig(epsilon=3.0, total_epsilon=8.0).over_all
+        >>> NoPrivacy(epsilon=3.0).over_all, NoPrivacy(epsilon=3.0, total_epsilon=8.0).over_all
         ((3.0, 1e-05), (8.0, 1e-05))
         """
         most = self.epsilon if self.total_epsilon is None else self.total_epsilon
         return most, self.delta if self.total_delta is None else self.total_delta
 
+    # --- what a mechanism does ------------------------------------------------------------------------
 
-def _noise(value: float | None) -> None:
+    def refusal(self, question: Question, task: Task) -> str | None:
+        """Why it cannot protect a question, whatever the noise, or None."""
+        return None
+
+    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+        """How a tensor is bounded and noised, and what that costs; :class:`Exact`: it has no guarantee.
+
+        Never asked for what is the same under every mechanism: counts of records, which get
+        ``counts_noise``, and what follows from networks that learn with DP-SGD alone.
+
+        Args:
+            release: what would leave.
+            levels: of noise, by table.
+        """
+        return Exact()
+
+    def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
+        """The records (int64 indices) that each of several copies of the node's model learns from, by itself;
+        empty: there is one model, and it learns from all."""
+        return ()
+
+    def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
+        """What takes the place of the node's model, made of such copies."""
+        raise NotImplementedError
+
+    # --- what is said of it ---------------------------------------------------------------------------
+
+    def faults(self) -> list[ArgumentError]:
+        """What keeps it from protecting anything, though each value by itself is allowed."""
+        return []
+
+    def facts(self, levels: Mapping[str, float]) -> Mapping[str, str]:
+        """What an owner should know of the noise that a plan came to, by a word for it."""
+        return {}
+
+    def votes(self, rule: Rule, exact: torch.Tensor, noised: torch.Tensor) -> Sequence[Sequence[int]]:
+        """What the node's own ledger keeps of a release for its owner's eyes, a row each."""
+        return ()
+
+    def data_dependent(self, votes: Sequence[Sequence[int]], levels: Mapping[str, float]) -> float | None:
+        """Epsilon by what :meth:`votes` has kept, which tells of the records: not to be published."""
+        return None
+
+    # --- of every mechanism ---------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """Its tables by name: what noise is given for. The first is what it lives by.
+
+        >>> list(NoPrivacy().parts)
+        []
+        """
+        names = [each.name for each in fields(self) if is_dataclass(getattr(self, each.name))]
+        return {name: getattr(self, name) for name in names}
+
+    def with_noise(self: P, levels: Mapping[str, float]) -> P:
+        """The same with other noise in some of its tables."""
+        parts: Mapping[str, Any] = self.parts
+        changed: dict[str, Any] = {name: replace(parts[name], noise=level) for name, level in levels.items()}
+        return replace(self, **changed)
+
+    @property
+    def budget(self) -> float:
+        """The epsilon that limits a run, its own or that of all runs; inf: nothing does."""
+        return min(self.epsilon, self.over_all[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPrivacy(PrivacyConfig):
+    """Releases leave as they are, without any guarantee."""
+
+    about: ClassVar[str] = "releases leave as they are"
+    protects: ClassVar[bool] = False
+
+
+def check_noise(value: float | None) -> None:
+    """Check the noise of a table.
+
+    Raises:
+        ArgumentError: it is below 0, infinite or NaN.
+    """
     if value is not None and not 0 <= value < math.inf:
         raise ArgumentError("noise", value, "0 (none at all) or more, or none (from privacy.epsilon)")
 
 
-def _positive(config: object, *names: str) -> None:
+def check_positive(config: object, *names: str) -> None:
+    """Check fields that must be above 0.
+
+    Raises:
+        ArgumentError: one is not, or infinite or NaN.
+    """
     for name in names:
         if not 0 < getattr(config, name) < math.inf:
             raise ArgumentError(name, getattr(config, name), "above 0")
+
+
+def _wrong(kind: type[PrivacyConfig]) -> str | None:
+    """What a mechanism of somebody else's lacks."""
+    if (wrong := not_options(kind)) is not None:
+        return wrong
+    if not kind.about or not kind.protects:
+        return "one that protects, with about: ClassVar[str], what it does in words"
+    try:
+        tables = {name: table for name, table in get_type_hints(kind).items() if is_dataclass(table)}
+    except NameError as error:
+        return f"one whose fields have types that are known: {error}"
+    for name, table in tables.items():
+        if not {"noise", "share"} <= {part.name for part in fields(table)}:
+            return f"one whose table {name} has fields noise and share"
+    for role, name in kind.learns.items():
+        if role not in ("model", "critic") or tables.get(name) is not StepsConfig:
+            return f"one whose model or critic learns as a StepsConfig says, and not {role} as {name}"
+    return None
+
+
+MECHANISMS: Registry[type[PrivacyConfig]] = Registry(
+    "mechanism",
+    {
+        "none": "fedstill.privacy.config:NoPrivacy",
+        "dp-sgd": "fedstill.privacy.dpsgd:DPSGD",
+        "pate": "fedstill.privacy.pate:PATE",
+        "noisy-outputs": "fedstill.privacy.noisy_outputs:NoisyOutputs",
+    },
+    base=PrivacyConfig,
+    wrong=_wrong,
+)
+
+PrivacyConfig.registry = MECHANISMS

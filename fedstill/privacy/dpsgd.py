@@ -17,8 +17,9 @@ records there are sets rate and steps, and counts as known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import kept, lengths
+from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws
 
@@ -37,8 +39,23 @@ PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of t
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
 
 
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(PrivacyConfig):
+    """Its networks learn with DP-SGD, and what follows from them is free."""
+
+    about: ClassVar[str] = "its networks learned from clipped gradients with noise, and what they say follows"
+    assumes: ClassVar[tuple[str, ...]] = (POISSON, COUNTED, NOT_CHOSEN)
+    learns: ClassVar[Mapping[str, str]] = {"model": "training", "critic": "critic"}
+    needs_training: ClassVar[bool] = True
+
+    training: StepsConfig = field(default_factory=StepsConfig)
+    """How the node's model learns."""
+    critic: StepsConfig = field(default_factory=StepsConfig)
+    """How its critic learns, where a method has one."""
+
+
 @dataclass(frozen=True)
-class DPSGD:
+class PrivateSteps:
     """How a network learns privately.
 
     Args:
@@ -75,13 +92,13 @@ def rate(n: int, batch: int) -> float:
     return min(1.0, batch / n)
 
 
-def price(dp: DPSGD, n: int, batch: int, steps: int) -> Price | None:
+def price(dp: PrivateSteps, n: int, batch: int, steps: int) -> Price | None:
     """What so many steps cost; None without noise.
 
     The Gaussian mechanism on a Poisson sample; at rate 1 a group moves the sum by as many clips as it has
     records, and the noise counts so much less.
 
-    >>> dp = DPSGD(2.0, 1.0, draws=None, group=4)
+    >>> dp = PrivateSteps(2.0, 1.0, draws=None, group=4)
     >>> [str(event) for n in (100, 10) for event in price(dp, n, 10, 7)]
     ['gaussian(2.0, rate=0.1, group=4)', 'gaussian(0.5)']
     """

@@ -15,23 +15,24 @@ from typing import Literal
 
 from fedstill.core.errors import ArgumentError
 
-_FORM = re.compile(r"(gaussian|laplace)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
+_FORM = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One draw of noise on a statistic of bounded sensitivity.
+    """One draw of noise on a statistic of bounded sensitivity; or what else has a known epsilon at delta 0.
 
     Args:
-        kind: of the noise.
+        kind: of the noise. ``pure``: whatever it is, no record makes anything it says more than
+            ``e^(1 / noise)`` times likelier, as in randomised response.
         noise: its standard deviation (Gaussian) or scale (Laplace) over how far one record can move the
-            statistic (in L2, in L1): above 0.
+            statistic (in L2, in L1): above 0. Of ``pure``, one over its epsilon.
         rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.
         group: records of one protected unit (a patient, say), each of which may move a sampled statistic
             by that much. At rate 1 that is a smaller ``noise``, and said so.
 
     Raises:
-        ArgumentError: a value outside its range; a rate for Laplace noise.
+        ArgumentError: a value outside its range; a rate for other than Gaussian noise.
 
     >>> str(Event("gaussian", 1.1, rate=0.01)), str(Event("laplace", 50.0))
     ('gaussian(1.1, rate=0.01)', 'laplace(50.0)')
@@ -39,7 +40,7 @@ class Event:
     True
     """
 
-    kind: Literal["gaussian", "laplace"]
+    kind: Literal["gaussian", "laplace", "pure"]
     noise: float
     rate: float = 1.0
     group: int = 1
@@ -49,8 +50,8 @@ class Event:
             raise ArgumentError("noise of an event", self.noise, "above 0 and finite")
         if not 0 < self.rate <= 1:
             raise ArgumentError("rate of an event", self.rate, "above 0, up to 1")
-        if self.kind == "laplace" and self.rate < 1:
-            raise ArgumentError("rate of an event", self.rate, "1 for Laplace noise")
+        if self.kind != "gaussian" and self.rate < 1:
+            raise ArgumentError("rate of an event", self.rate, f"1 for {self.kind}")
         if self.group < 1 or (self.group > 1 and self.rate == 1):
             raise ArgumentError("group of an event", self.group, "1, or more for a sampled statistic")
 
@@ -68,13 +69,15 @@ class Event:
         """
         found = _FORM.fullmatch(text)
         if found is None:
-            raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01) or laplace(50.0)")
+            raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01), laplace(50.0) or pure(2.0)")
         kind, noise, rate, group = found.groups()
         try:
             numbers = float(noise), float(rate or 1)
         except ValueError as error:
             raise ArgumentError("event", text, "numbers in it") from error
-        return cls("gaussian" if kind == "gaussian" else "laplace", *numbers, int(group or 1))
+        kinds: dict[str, Literal["gaussian", "laplace", "pure"]]
+        kinds = {"gaussian": "gaussian", "laplace": "laplace", "pure": "pure"}
+        return cls(kinds[kind], *numbers, int(group or 1))
 
 
 Price = Counter[Event]

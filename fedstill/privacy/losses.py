@@ -71,6 +71,10 @@ def _one(event: Event, step: float) -> Any:
     grid: dict[str, float] = {"value_discretization_interval": step}
     if event.kind == "laplace":
         return pld.from_laplace_mechanism(event.noise, **grid)
+    if event.kind == "pure":
+        from dp_accounting.pld import common
+
+        return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(1 / event.noise, 0.0), **grid)
     if event.group == 1:
         return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **grid)
     from scipy.stats import binom

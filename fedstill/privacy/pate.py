@@ -1,9 +1,10 @@
-"""What GNMax has cost on the votes that were really cast: for the owner's eyes, never to be published.
+"""PATE: noisy votes of teachers on disjoint parts of the records; and what GNMax has cost on the votes cast.
 
 Papernot et al., "Scalable Private Learning with PATE", ICLR 2018. Where teachers agree, a noisy majority
-hardly depends on any one of them, and costs less than the worst case that budgets charge. But **the figure is
-computed from the private votes and is itself not private**: it must not leave the node, and nothing may
-be decided by it that shows outside. It holds for released labels only, not for released vote counts.
+hardly depends on any one of them, and costs less than the worst case that budgets charge. But **that figure
+is computed from the private votes and is itself not private**: it is for the owner's eyes, it must not leave
+the node, and nothing may be decided by it that shows outside. It holds for released labels only, not for
+released vote counts.
 
 Rényi curves here are for one record more or less, which changes one teacher's vote.
 """
@@ -11,15 +12,146 @@ Rényi curves here are for one record more or less, which changes one teacher's 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from fedstill.core.choices import check_choices
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import renyi
+from fedstill.privacy.config import (
+    COUNTED,
+    NOT_CHOSEN,
+    GradientsConfig,
+    PrivacyConfig,
+    Release,
+    StepsConfig,
+    check_noise,
+    check_positive,
+)
+from fedstill.privacy.rules import Rule, Sanitised
+from fedstill.privacy.teachers import Teachers, shards
+from fedstill.privacy.votes import Votes
+from fedstill.protocol.questions import Question
+from fedstill.tasks import Task
 
 Floats = NDArray[np.float64]
+DROWNED = (
+    "the votes are almost all noise: more records and teachers, fewer questions, a larger epsilon, or dp-sgd"
+)
+
+
+@dataclass(frozen=True)
+class PateConfig:
+    """PATE at the node: teachers on disjoint parts of its data, and noisy votes."""
+
+    teachers: int = 10
+    """How many; each has its own part of the records."""
+    noise: float | None = None
+    """Standard deviation of the Gaussian noise on the votes for each class; none: as much as
+    privacy.epsilon asks for."""
+    release: Literal["votes", "label"] = "votes"
+    """What leaves: all noisy votes, or only the class with the most (GNMax). They cost the same."""
+    threshold: float = 0.0
+    """Answer only where the most votes, with noise of their own, reach this number (Confident-GNMax);
+    elsewhere nothing is said of any class. 0: answer everywhere."""
+    threshold_noise: float = 10.0
+    """Standard deviation of that noise, in votes."""
+    sharpness: float = 10.0
+    """Votes are told as logits: this number times their share."""
+    data_dependent: bool = False
+    """Also compute what the labels have cost by the votes themselves (release = "label"). For your eyes only:
+    that figure tells of the votes. No budget goes by it."""
+    share: float = 1.0
+    """Of the epsilon that is divided among all whose noise is none, in parts."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "pate")
+        check_noise(self.noise)
+        check_positive(self, "sharpness", "threshold_noise", "share")
+        if self.data_dependent and self.release != "label":
+            raise ArgumentError("pate.data_dependent", True, 'false, unless pate.release = "label"')
+        if self.teachers < 1:
+            raise ArgumentError("pate.teachers", self.teachers, "1 or more")
+        if not 0 <= self.threshold < math.inf:
+            raise ArgumentError("pate.threshold", self.threshold, "0 (answer everywhere) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PATE(PrivacyConfig):
+    """Noisy votes of teachers on disjoint parts of the data."""
+
+    about: ClassVar[str] = "noisy votes of teachers, each of whom learned from its own part of the records"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "each record belongs to one teacher, which nobody else's records decide",
+        f"{COUNTED}: where a critic learns, the rate at which it draws them tells it",
+        NOT_CHOSEN,
+    )
+    learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
+    needs_training: ClassVar[bool] = True
+
+    pate: PateConfig = field(default_factory=PateConfig)
+    """Teachers and votes."""
+    critic: StepsConfig = field(default_factory=StepsConfig)
+    """How the node's critic learns, where a method has one."""
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    """What is pulled back to a question's inputs."""
+
+    def refusal(self, question: Question, task: Task) -> str | None:
+        """Training in rounds, and tasks in which there is nothing to vote for."""
+        if question.span is not None:
+            return "teachers learn once, before the first question, and this one trains the model"
+        if task.kind != "class" and any(kind.of != "counts" for kind in question.releases.values()):
+            return f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
+        return None
+
+    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+        """Votes, and the mean of the teachers' gradients."""
+        pate = self.pate
+        if release.pulled:
+            # One that carries records carries all of them, whoever's they are.
+            teachers = 1 if release.reads else pate.teachers
+            return Sanitised(self.gradients.clip, levels["gradients"], teachers)
+        if release.kind.of == "scores" and not release.reads:
+            threshold = pate.threshold, pate.threshold_noise
+            return Votes(pate.teachers, levels["pate"], pate.release, *threshold, pate.sharpness)
+        return super().rule(release, levels)
+
+    def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
+        """By a hash of what a record is."""
+        return shards(data, self.pate.teachers)
+
+    def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
+        """Teachers, who vote."""
+        return Teachers(networks, self.pate.sharpness, self.gradients.clip)
+
+    def facts(self, levels: Mapping[str, float]) -> Mapping[str, str]:
+        """Whether anything is left of the votes."""
+        noise, teachers = levels["pate"], self.pate.teachers
+        told = f"noise {noise:.4g} on the votes of {teachers} teachers"
+        return {"votes": f"{told}: {DROWNED}" if noise >= teachers / 2 else told} if noise else {}
+
+    def votes(self, rule: Rule, exact: torch.Tensor, noised: torch.Tensor) -> Sequence[Sequence[int]]:
+        """Of each row, whether it was answered, and its votes; where the owner wants to know."""
+        if not self.pate.data_dependent or not isinstance(rule, Votes):
+            return ()
+        answered = (noised != 0).any(1, keepdim=True)
+        rows: list[list[int]] = torch.cat([answered, rule.votes(exact)], 1).int().tolist()
+        return rows
+
+    def data_dependent(self, votes: Sequence[Sequence[int]], levels: Mapping[str, float]) -> float | None:
+        """Of all labels released (Papernot et al. 2018)."""
+        if not votes or not levels["pate"]:
+            return None
+        rows = torch.tensor(votes)
+        thresholds = (self.pate.threshold, self.pate.threshold_noise, rows[:, 0] > 0)
+        return epsilon_data_dependent(rows[:, 1:], levels["pate"], self.delta, *thresholds)
 
 
 def log_other(votes: Floats, sigma: float) -> Floats:

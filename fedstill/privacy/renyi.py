@@ -45,10 +45,11 @@ def compose(spent: Mapping[Event, int]) -> Curve:
 def curve(event: Event) -> Curve:
     """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
 
-    Laplace noise: by dp-accounting's RdpAccountant. Samples: exactly, see :func:`_sampled` (whole orders) and
-    :func:`_mixture`. Where an order is out of their reach (little noise), the bound is that of the next
-    one up, since divergences do not fall as the order rises, or that of the statistic over all records, which
-    sampling can only improve on (the divergence is quasi-convex).
+    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomised response, than which none is
+    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_sampled` (whole
+    orders) and :func:`_mixture`. Where an order is out of their reach (little noise), the bound is that of
+    the next one up, since divergences do not fall as the order rises, or that of the statistic over all
+    records, which sampling can only improve on (the divergence is quasi-convex).
     """
     if event.kind == "gaussian":
         everybody: Curve = ORDERS * event.group**2 / (2 * event.noise**2)
@@ -60,6 +61,9 @@ def curve(event: Event) -> Curve:
             sampled[whole] = _sampled(event)
         bound = np.minimum.accumulate(np.minimum(sampled, everybody)[::-1])[::-1]
         return np.asarray(np.maximum(bound, 0.0))
+    if event.kind == "pure":
+        told, more = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
+        return np.asarray((told + np.logaddexp(more / event.noise, -ORDERS / event.noise)) / more)
     import dp_accounting
     from dp_accounting import rdp
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 
@@ -27,11 +27,16 @@ from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import SLACK, not_negative, numbers, rows_of, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
-from fedstill.privacy.votes import Votes as Votes
 
 
 class Rule(Protocol):
-    """What is done to one tensor of a release."""
+    """What is done to one tensor of a release.
+
+    Attributes:
+        pays: the mechanism's table whose noise this is; "counts" and "other" have none.
+    """
+
+    pays: ClassVar[str] = "other"
 
     @property
     def text(self) -> str:
@@ -125,6 +130,8 @@ class NoisyCounts(Rule):
         ArgumentError: a value outside its range.
     """
 
+    pays: ClassVar[str] = "counts"
+
     scale: float
     group: int = 1
     moves: float = 1.0
@@ -162,7 +169,7 @@ class NoisyCounts(Rule):
 
 
 @dataclass(frozen=True)
-class NoisyOutputs(Rule):
+class NoisyRows(Rule):
     """Answers of a network that was trained without protection, bounded and with noise.
 
     Nothing is known of how far one record (or any number of them) moves such a network, so a row is taken to
@@ -184,6 +191,8 @@ class NoisyOutputs(Rule):
     Raises:
         ArgumentError: a value outside its range.
     """
+
+    pays: ClassVar[str] = "outputs"
 
     how: Literal["laplace", "gaussian"]
     scale: float
@@ -255,6 +264,8 @@ class Sanitised(Rule):
     Raises:
         ArgumentError: a value outside its range.
     """
+
+    pays: ClassVar[str] = "gradients"
 
     clip: float
     sigma: float

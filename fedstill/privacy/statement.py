@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedstill.core.registry import OURS
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
 from fedstill.privacy.events import from_text
 
 NO_GUARANTEE = "no guarantee"
@@ -20,6 +21,7 @@ class Statement:
 
     Args:
         mechanism: its name.
+        says: what it does, in words.
         unit: what the guarantee is about.
         delta: of every epsilon that is said of the node.
         budget: the largest epsilon that the run may cost; None is no budget.
@@ -31,6 +33,7 @@ class Statement:
     """
 
     mechanism: str = "none"
+    says: str = ""
     unit: str = ""
     delta: float = 1e-5
     budget: float | None = None
@@ -61,12 +64,13 @@ def state(
         rules: what is done to each tensor.
         several: whether some records belong together, and each is protected by itself all the same.
     """
-    if config.mechanism == "none":
+    if not config.protects:
         return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))
-    size = config.group_size
+    size, origin = config.group_size, MECHANISMS.origin(config.called)
     group = "one training record of this node" if size == 1 else f"all records of one group, {size} at most"
     return Statement(
-        mechanism=config.mechanism,
+        mechanism=config.called,
+        says=config.about,
         unit=f"{group}, added or removed",
         delta=config.delta,
         budget=None if math.isinf(config.epsilon) else config.epsilon,
@@ -75,7 +79,8 @@ def state(
         noise={name: level for name, level in levels.items() if level},
         rules=tuple(rules),
         assumes=(
-            *ASSUMES[config.mechanism],
+            *config.assumes,
+            *(() if origin == OURS else (FOREIGN.format(origin=origin),)),
             *((CHOSEN_BEFORE,) if config.accountant == "pld" else ()),
             *((SEVERAL,) if several and size == 1 else ()),
         ),
@@ -94,21 +99,7 @@ SEVERAL = (
     "it is of one record alone: who has several here, as a patient may, is protected less, since "
     "privacy.group_size is 1"
 )
-POISSON = "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)"
-_COUNTED = "how many records the node has is taken as known"
-ASSUMES: Mapping[str, tuple[str, ...]] = {
-    "dp-sgd": (
-        POISSON,
-        _COUNTED,
-        "first weights, architecture and options were not chosen by looking at the records",
-    ),
-    "pate": (
-        "each record belongs to one teacher, which nobody else's records decide",
-        f"{_COUNTED}: where a critic learns, the rate at which it draws them tells it",
-        "first weights, architecture and options were not chosen by looking at the records",
-    ),
-    "noisy-outputs": ("nothing of the model but its bounded, noisy outputs leaves", _COUNTED),
-}
+FOREIGN = "what {origin} says of its own mechanism: nothing here proves that it keeps to its prices"
 
 
 def summary(

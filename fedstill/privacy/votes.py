@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -14,10 +14,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import not_negative, numbers, rows_of
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
+from fedstill.privacy.rules import Rule
 
 
 @dataclass(frozen=True)
-class Votes:
+class Votes(Rule):
     """Noisy votes of teachers that learned from disjoint parts of the records: PATE.
 
     Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson, "Scalable Private Learning with PATE", ICLR
@@ -43,6 +44,8 @@ class Votes:
     Raises:
         ArgumentError: a value outside its range.
     """
+
+    pays: ClassVar[str] = "pate"
 
     teachers: int
     sigma: float

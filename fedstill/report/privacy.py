@@ -26,12 +26,6 @@ PARTS = {
     "outputs": "outputs",
 }
 
-MECHANISMS = {
-    "dp-sgd": "dp-sgd: its networks learned from clipped gradients with noise, and what they say follows",
-    "pate": "pate: noisy votes of teachers, each of whom learned from its own part of the records",
-    "noisy-outputs": "noisy-outputs: its network learned without protection, and each answer has noise",
-}
-
 
 @dataclass(frozen=True)
 class Spent:
@@ -265,7 +259,7 @@ def _protections(
         noise = pick(node, "noise")
         levels = {PARTS.get(str(name), str(name)): number(noise, name) for name in noise or ()}
         facts = [
-            ("Mechanism", MECHANISMS.get(about.mechanism, about.mechanism)),
+            ("Mechanism", ": ".join(filter(None, (about.mechanism, words(node, "says"))))),
             ("Unit", words(node, "unit")),
             ("Noise", _joined([f"{name} {level:.4g}" for name, level in levels.items() if level])),
             ("Accountant", words(node, "accountant")),

@@ -28,7 +28,7 @@ from fedstill.data.splits import Dirichlet
 from fedstill.data.vision import Digits
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
@@ -69,7 +69,7 @@ class NodesConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """What a node's gate lets out."""
 
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    privacy: PrivacyConfig = field(default_factory=NoPrivacy)
     """How a node protects its records, and how much of their privacy a run may cost."""
 
     perceptual: str = ""

@@ -91,8 +91,8 @@ class Measured(Prepared, ABC):
         return {"stacked_over_one_by_one": self.ratios, "groups": self.groups}
 
     def _statements(self) -> Mapping[str, Statement]:
-        purses = {node.name: node.gate.purse for node in self.nodes}
-        return {name: purse.guard.statement() for name, purse in purses.items() if purse is not None}
+        holders = {node.name: node.gate.budgets for node in self.nodes}
+        return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
 
     # --- models ---------------------------------------------------------------------------------------
 
@@ -161,6 +161,6 @@ class Measured(Prepared, ABC):
 
 def _owners_own(node: Node) -> dict[str, float]:
     """What only the node's owner may know of what its releases cost."""
-    purse, votes = node.gate.purse, node.gate.ledger.votes(node.name)
-    found = None if purse is None else purse.data_dependent(votes)
+    budgets, votes = node.gate.budgets, node.gate.ledger.votes(node.name)
+    found = None if budgets is None else budgets.data_dependent(votes)
     return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}

@@ -23,7 +23,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.group import signature
 from fedstill.node.node import Node
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.runs.evaluation import Evaluation
@@ -51,7 +51,7 @@ class Prepared(Run, ABC):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         names, policies = check_nodes(setting)
-        privacies = list(setting.privacies) or [PrivacyConfig()] * len(names)
+        privacies = list(setting.privacies) or [NoPrivacy()] * len(names)
         self.nodes = [
             Node(name, part, self._network(model, name), Gate(name, policy, self.ledger), setting.seed)
             for name, part, model, policy in zip(

@@ -18,7 +18,7 @@ from fedstill.federation import LinkConfig
 from fedstill.node.group import signature
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method, refusal
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
@@ -126,7 +126,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     policies = list(setting.policies) or [PolicyConfig()] * count
     if isinstance(setting.privacies, PrivacyConfig):
         raise ArgumentError("privacies", "a PrivacyConfig", "a list of them, one for each node")
-    privacies = list(setting.privacies) or [PrivacyConfig()] * count
+    privacies = list(setting.privacies) or [NoPrivacy()] * count
     by_node: dict[str, Sequence[Any]] = {"names": names, "policies": policies, "privacies": privacies}
     for what, given in {"models": setting.models, **by_node}.items():
         if not given or len(given) != count:

@@ -80,12 +80,12 @@ class Simulation(Measured):
 
     def _open_account(self, path: Path) -> None:
         """Charge to a file from now on, so that a run that goes on finds what it has spent."""
-        purses = [node.gate.purse for node in self.nodes if node.gate.purse is not None]
-        if purses:
+        holders = [node.gate.budgets for node in self.nodes if node.gate.budgets is not None]
+        if holders:
             self.account.close()
             self.account = Account(path, self.ledger_key, durable=False)
-        for purse in purses:
-            purse.account = self.account
+        for budgets in holders:
+            budgets.account = self.account
 
     def _learn(self) -> None:
         span = self.side.first

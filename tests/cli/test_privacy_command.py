@@ -21,6 +21,7 @@ from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
@@ -252,15 +253,15 @@ def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
         run, places = _simulated(str(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> Price | None:
-            guard = privacy_plan._guard(run, places[0], config.nodes.privacy, method, local)
-            return forecast(guard).price
+            mechanism = privacy_plan._mechanism(run, places[0], config.nodes.privacy, method, local)
+            return forecast(mechanism).price
 
         return find_knob(config.method, config.nodes.local, price).name
 
-    given = "training = { noise = 2.0 }\ncritic = { noise = 2.0 }\npate = { noise = 30.0 }\n"
+    given = "training = { noise = 2.0 }\ncritic = { noise = 2.0 }\n"
     assert name(FEDIOD, privacy("dp-sgd", "8.0", given)) == "method.steps"
     assert name(FEDKD, privacy("dp-sgd", "8.0", given)) == "local.epochs"
-    assert name(FEDKD, privacy("pate", "8.0", given)) == "method.predictions"
+    assert name(FEDKD, privacy("pate", "8.0", "pate = { noise = 30.0 }\n")) == "method.predictions"
     assert name(FEDAVG.replace("3", "1"), privacy("dp-sgd", "8.0", given)) == "local.epochs"
 
 
@@ -411,8 +412,9 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
         (["plan", "digits-fediod", "--epsilon", "0"], "epsilon is 0.0"),
         (["plan", "digits-fediod", "--steps", "0"], "--steps is 0"),
         (["plan", "digits-fediod", "--steps", "1.5"], "a whole number"),
-        (["plan", "digits-fediod", "--noise", "critics=3"], "did you mean 'critic'"),
+        (["plan", "digits-fedkd-private", "--noise", "critics=3"], "did you mean 'critic'"),
         (["plan", "digits-fediod", "--noise", "3"], "nothing of this run takes noise"),
+        (["plan", "digits-fediod", "--noise", "critic=3"], "none, as mechanism 'none' draws no noise"),
         (["price"], "an event"),
         (["price", "gaussian(0)"], "above 0"),
         (["price", "gaussian(1)", "0"], "1 or more"),
@@ -484,4 +486,4 @@ def test_levels_are_rounded_up_and_never_down() -> None:
         assert level <= up <= level * 1.001 or up == pytest.approx(level, rel=1e-9)
     assert from_text({"laplace(10.0)": 1}) == Price({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
-        privacy_plan._levels(1.0, ["training", "critic"], [])
+        privacy_plan._levels(1.0, DPSGD(), ["training", "critic"], [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import math
 import os
 import signal
 import subprocess
@@ -24,6 +23,9 @@ from fedstill.compare import running as comparing
 from fedstill.compare.plan import Comparison, Place
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.records import holding
+from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
@@ -145,13 +147,12 @@ def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path
     plan = compare.read(a_file(tmp_path, PRIVATE))
     assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     told = {(place.setting, place.label): plan.config(place).nodes.privacy for place in plan.places()}
-    assert {where: (its.mechanism, its.epsilon, its.training.clip) for where, its in told.items()} == {
-        ("epsilon 2", "fedkd-votes"): ("pate", 2.0, 1.0),
-        ("epsilon 2", "fedkd-steps"): ("dp-sgd", 2.0, 0.5),
-        ("no budget", "fedkd-votes"): ("pate", math.inf, 1.0),
-        ("no budget", "fedkd-steps"): ("dp-sgd", math.inf, 0.5),
+    assert told == {
+        ("epsilon 2", "fedkd-votes"): PATE(epsilon=2.0, pate=PateConfig(teachers=7)),
+        ("epsilon 2", "fedkd-steps"): DPSGD(epsilon=2.0, training=StepsConfig(clip=0.5)),
+        ("no budget", "fedkd-votes"): PATE(pate=PateConfig(teachers=7)),
+        ("no budget", "fedkd-steps"): DPSGD(training=StepsConfig(clip=0.5)),
     }
-    assert {its.pate.teachers for its in told.values()} == {7}
     (note,) = (note for note in summarise(tmp_path, plan).notes if "fedkd-steps" in note)
     assert note.startswith("fedkd-steps has run options of its own: nodes.privacy.mechanism = dp-sgd, ")
 

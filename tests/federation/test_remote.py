@@ -390,7 +390,9 @@ def test_where_everyone_is_wanted_a_sick_node_stops_the_run(sickness: str) -> No
 
 
 def test_what_a_node_says_of_its_protection_is_known() -> None:
-    said = Statement("pate", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",))
+    said = Statement(
+        "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
+    )
     table = {**ABOUT, "privacy": json.loads(json.dumps(said.to_dict()))}
     assert About.read(table, {}).privacy == said
     assert About.read(ABOUT, {}).privacy == Statement()

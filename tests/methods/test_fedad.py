@@ -26,11 +26,12 @@ from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.noisy_outputs import NoisyOutputs
 from fedstill.privacy.rules import Derived, Exact
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
@@ -237,14 +238,14 @@ def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_
     side = world().side
     question = side.questions["predict"]
     assert Gate("n0", PolicyConfig(outputs_only=True), Ledger()).objection(question) is None
-    learned = Guard("n0", PrivacyConfig(mechanism="dp-sgd", epsilon=5.0), side, LOCAL, 10, IMAGES)
+    learned = Mechanism("n0", DPSGD(epsilon=5.0), side, LOCAL, 10, IMAGES)
     assert isinstance(learned.rule(question, "attention"), Derived)
     assert unpriced(learned, question) is None
     side = world(specs=("small-cnn:4",) * 3, student="small-cnn:4", task=LABELS).side
     question = side.questions["predict"]
-    noisy = Guard("n0", PrivacyConfig(mechanism="noisy-outputs"), side, LOCAL, 10, LABELS)
+    noisy = Mechanism("n0", NoisyOutputs(), side, LOCAL, 10, LABELS)
     assert isinstance(noisy.rule(question, "attention"), Exact)
-    priced = Guard("n0", PrivacyConfig(mechanism="noisy-outputs", epsilon=5.0), side, LOCAL, 10, LABELS)
+    priced = Mechanism("n0", NoisyOutputs(epsilon=5.0), side, LOCAL, 10, LABELS)
     refused = unpriced(priced, question)
     assert refused is not None
     assert "no guarantee for attention maps" in refused

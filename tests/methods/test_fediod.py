@@ -33,7 +33,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import randomness
-from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -456,7 +456,7 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
 
     monkeypatch.setattr(Node, "sample", counted)
     node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
-    node.private = {"critic": DPSGD(1.0, 1.0, partial(randomness.seeded, 0))}
+    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(randomness.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
     one.side.questions["examine"].handler(Group([node]), 0, x=x)

@@ -32,8 +32,9 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
-from fedstill.privacy.config import OutputsConfig, PrivacyConfig
+from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.noise import dequantise
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -46,9 +47,7 @@ SPECS = ("small-cnn:4", "resnet8:4", "mlp:8", "small-cnn:4")
 ALIKE = ("small-cnn:4",) * 4
 CONFIG = FedKD(epochs=4, batch=6, lr=1e-2, lr_end=1e-3)
 CLEAR = replace(CONFIG, gamma=math.inf, levels=0)
-NOISY = PrivacyConfig(
-    "noisy-outputs", outputs=OutputsConfig("laplace", noise=10.0, bound=2.0), counts_noise=2.0
-)
+NOISY = NoisyOutputs(outputs=OutputsConfig("laplace", noise=10.0, bound=2.0), counts_noise=2.0)
 
 
 @dataclass

@@ -27,11 +27,11 @@ from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
@@ -144,12 +144,12 @@ def test_a_policy_of_outputs_only_refuses_features() -> None:
 def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
     side = world().side
     without = replace(side, questions={"tell_features": side.questions["tell_features"]})
-    guard = Guard("n0", PrivacyConfig(mechanism="dp-sgd", epsilon=5.0), without, LOCAL, 10, TASK)
-    told = unpriced(guard, side.questions["tell_features"])
+    mechanism = Mechanism("n0", DPSGD(epsilon=5.0), without, LOCAL, 10, TASK)
+    told = unpriced(mechanism, side.questions["tell_features"])
     assert told is not None
     assert "no guarantee for latent features" in told
     with pytest.raises(QuestionRefused, match=r"align.*does not say what it reads"):
-        Guard("n0", PrivacyConfig(mechanism="dp-sgd"), side, LOCAL, 10, TASK)
+        Mechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
 
 # --- how sources align -----------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""Methods under a mechanism: every release is charged as the guard says, and engines change no figure."""
+"""Methods under a mechanism: every release is charged as the mechanism says, and engines change no figure."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,21 @@ from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.account import Account
-from fedstill.node.guard import Guard
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
-from fedstill.privacy.config import (
-    GradientsConfig,
-    OutputsConfig,
-    PateConfig,
-    PrivacyConfig,
-    StepsConfig,
-)
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.privacy.noisy_outputs import OutputsConfig
+from fedstill.privacy.pate import PateConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.prepared import LEDGER, RUN
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
+from tests.privacies import protected
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -45,13 +41,13 @@ SHAPE, CLASSES, SIZES = (1, 8, 8), 10, (40, 24, 33)
 LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
 TINY = {"steps": 3, "rounds": 2, "epochs": 2, "batch": 8, "noise": 6, "memory": 40, "z_max": 20.0}
 TINY |= {"student_steps": 2, "student_batch": 16, "generator_width": 8, "critic_width": 4, "levels": 100}
-QUIET = PrivacyConfig(
-    training=StepsConfig(noise=0.5),
-    critic=StepsConfig(noise=1.0),
-    pate=PateConfig(teachers=4, noise=2.0),
-    gradients=GradientsConfig(noise=0.5),
-    outputs=OutputsConfig(noise=0.5, bound=5.0),
-)
+QUIET: dict[str, Any] = {
+    "training": StepsConfig(noise=0.5),
+    "critic": StepsConfig(noise=1.0),
+    "pate": PateConfig(teachers=4, noise=2.0),
+    "gradients": GradientsConfig(noise=0.5),
+    "outputs": OutputsConfig(noise=0.5, bound=5.0),
+}
 MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
 ASKING = [
     (method, options, mechanism)
@@ -69,7 +65,7 @@ ONCE = [(method, mechanism) for method, options, mechanism in CASES if not optio
 
 
 def privately(mechanism: Any, **change: Any) -> PrivacyConfig:
-    return replace(QUIET, mechanism=mechanism, **change)
+    return protected(mechanism, **{**QUIET, **change})
 
 
 def some(first: int, count: int) -> TensorData:
@@ -108,16 +104,16 @@ def ran(given: Setting, out: Path | None = None) -> tuple[Simulation, dict[str, 
 
 
 def schedule(experiment: Simulation, index: int) -> Price | None:
-    purse = experiment.nodes[index].gate.purse
-    assert purse is not None
-    return total(purse.guard.schedule())
+    budgets = experiment.nodes[index].gate.budgets
+    assert budgets is not None
+    return total(budgets.mechanism.schedule())
 
 
 # --- what is charged ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
-def test_a_whole_run_costs_what_its_guard_declares(
+def test_a_whole_run_costs_what_its_mechanism_declares(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
 ) -> None:
     experiment, figures = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
@@ -167,7 +163,7 @@ def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
 
 
 def test_nodes_may_differ_in_how_they_protect() -> None:
-    privacies = [privately("dp-sgd"), privately("pate"), PrivacyConfig()]
+    privacies = [privately("dp-sgd"), privately("pate"), NoPrivacy()]
     _, figures = ran(setting("fediod", {}, privacies))
     told = figures["privacy"]
     assert [node["mechanism"] for node in told["nodes"]] == ["dp-sgd", "pate", "none"]
@@ -178,8 +174,8 @@ def test_nodes_may_differ_in_how_they_protect() -> None:
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, mechanism: str) -> None:
-    free = PrivacyConfig(
-        mechanism,  # type: ignore[arg-type]
+    free = protected(
+        mechanism,
         epsilon=20.0,
         pate=PateConfig(teachers=4),
         outputs=OutputsConfig(bound=5.0),
@@ -196,12 +192,12 @@ def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, m
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_engines_give_equal_figures(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines differ in last digits, after which noise is named: here it is named after all else."""
-    draws: Any = Guard.draws
+    draws: Any = Mechanism.draws
 
-    def unstamped(self: Guard, *names: str | int) -> Any:
+    def unstamped(self: Mechanism, *names: str | int) -> Any:
         return draws(self, *(name for name in names if len(str(name)) < 32))
 
-    monkeypatch.setattr(Guard, "draws", unstamped)
+    monkeypatch.setattr(Mechanism, "draws", unstamped)
     (one, alone), (other, stacked) = (
         ran(setting(method, {}, [privately(mechanism)] * 3, engine)) for engine in ("one-by-one", "stacked")
     )

@@ -28,7 +28,10 @@ from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
+from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
@@ -294,7 +297,7 @@ def test_a_ceiling_with_public_data_needs_their_labels() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None:
-    privacy = PrivacyConfig("dp-sgd", epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
+    privacy = DPSGD(epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
     figures = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in figures["privacy"]["nodes"]:
         assert node["guarantee"]
@@ -311,10 +314,10 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None
 @pytest.mark.parametrize("name", ["multi-label", "segmentation", "reconstruction"])
 def test_teachers_and_noisy_pictures_are_refused_before_training(name: TaskName) -> None:
     method = FedKD(epochs=1, batch=8, z_max=10.0)
-    pate = PrivacyConfig("pate", epsilon=30.0, pate=PateConfig(teachers=3))
+    pate = PATE(epsilon=30.0, pate=PateConfig(teachers=3))
     with pytest.raises(QuestionRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
         Simulation(setting(name, method, privacies=[pate] * 2))
-    noisy = PrivacyConfig("noisy-outputs", epsilon=1e4, outputs=OutputsConfig(bound=5.0))
+    noisy = NoisyOutputs(epsilon=1e4, outputs=OutputsConfig(bound=5.0))
     if name == "multi-label":
         assert Simulation(setting(name, method, privacies=[noisy] * 2)).run()["privacy"]["guarantee"]
         return

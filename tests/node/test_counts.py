@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.node.guard import Guard
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.node.mechanism import Mechanism
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.schedule import LocalConfig
@@ -56,8 +56,8 @@ def test_no_record_moves_counts_further_than_is_paid_for(
 ) -> None:
     task = make_task(TaskConfig(name), 1 if name == "reconstruction" else 3)
     data, question = records(task, count, seed), count_labels(task)
-    config = PrivacyConfig("dp-sgd", counts_noise=SCALE, group_size=group)
-    made = Guard("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, task)
+    config = DPSGD(counts_noise=SCALE, group_size=group)
+    made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, task)
     before, after = told(task, data), told(task, data.subset(torch.arange(group, count)))
     reading = question.reads or ()
     assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
@@ -85,8 +85,8 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: TaskName) -> 
     task = make_task(TaskConfig(name), 1 if name == "reconstruction" else 3)
     least, seen = [], False
     for question in (count_labels(task), tell_size()):
-        config = PrivacyConfig("dp-sgd", counts_noise=SCALE)
-        made = Guard("clinic", config, NodeSide({question.name: question}), LocalConfig(), 3, task)
+        config = DPSGD(counts_noise=SCALE)
+        made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), 3, task)
         for draw in range(40):
             blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
             noised = {

@@ -22,7 +22,7 @@ from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import Span
@@ -159,7 +159,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 def learning_privately() -> Office:
     """A desk of the one node whose critic learns with DP-SGD, which is computed alone."""
     office = Office()
-    office.nodes[1].private = {"critic": DPSGD(1.0, 1.0, lambda *names: seeded(0, *names))}
+    office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
     office.desk = Desk(Group(office.nodes[1:2]), office.side, Compute())
     return office
 
@@ -186,7 +186,7 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
 def test_what_failed_without_private_learning_may_be_asked_again(private: bool, change: Any) -> None:
     office = Office()
     if private:
-        office.nodes[1].private = {"critic": DPSGD(1.0, 1.0, lambda *names: seeded(0, *names))}
+        office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
     failing(office, **change)
     assert len(office.ask()) == 3
 

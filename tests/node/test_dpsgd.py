@@ -30,7 +30,7 @@ from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.private_training import step
 from fedstill.privacy import dpsgd, randomness
-from fedstill.privacy.dpsgd import DPSGD, clipped_sum, price, rate
+from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum, price, rate
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
@@ -47,14 +47,14 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
     inputs = scale * torch.randn(n, *SHAPE, generator=generator)
     network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
     data = TensorData(inputs, torch.randint(3, (n,), generator=generator))
-    gate: Any = SimpleNamespace(purse=None)  # nothing is released here
+    gate: Any = SimpleNamespace(budgets=None)  # nothing is released here
     node = Node("n", data, network, gate, 0)
     node.optimisers["model"] = torch.optim.SGD(network.parameters(), 1.0)
     return node
 
 
-def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> DPSGD:
-    return DPSGD(noise, clip, partial(randomness.seeded, secret), group)
+def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> PrivateSteps:
+    return PrivateSteps(noise, clip, partial(randomness.seeded, secret), group)
 
 
 def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,9 @@ def vector(module: nn.Module) -> torch.Tensor:
     return torch.cat([own.detach().flatten() for own in module.parameters()])
 
 
-def moved(node: Node, dp: DPSGD, q: float, number: int = 0, batch: float = 1.0, **how: Any) -> torch.Tensor:
+def moved(
+    node: Node, dp: PrivateSteps, q: float, number: int = 0, batch: float = 1.0, **how: Any
+) -> torch.Tensor:
     """What one real step moves the network by: minus the gradient that it has stepped on."""
     before = vector(node.model)
     step(node, "model", dp, q, number, private_loss=entropy, batch=batch, **how)
@@ -261,7 +263,7 @@ def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() ->
     torch.testing.assert_close(moved(node, dp, 0.4, 3, batch=12.0), -before / 12, rtol=1e-4, atol=1e-6)
 
 
-def drawn_by(node: Node, dp: DPSGD, q: float, number: int) -> list[int]:
+def drawn_by(node: Node, dp: PrivateSteps, q: float, number: int) -> list[int]:
     chosen = dp.draws(node.asking, number, "sample").uniform((len(node.data),)) < q
     return chosen.nonzero().flatten().tolist()
 

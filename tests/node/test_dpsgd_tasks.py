@@ -18,7 +18,7 @@ from fedstill.models import build, private
 from fedstill.node import private_training, training
 from fedstill.node.node import Node
 from fedstill.privacy import randomness
-from fedstill.privacy.dpsgd import DPSGD, clipped_sum
+from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task, TaskConfig, TaskName, make_task
 
@@ -103,9 +103,9 @@ def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
         private.check(model, "the model", tuple(data.inputs.shape[1:]))
-        gate: Any = SimpleNamespace(purse=None)
+        gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.private = {"model": DPSGD(0.5, 1.0, partial(randomness.seeded, 0))}
+        node.private = {"model": PrivateSteps(0.5, 1.0, partial(randomness.seeded, 0))}
         config = LocalConfig(epochs=1, least_steps=2, batch=3, optimiser="sgd", lr=0.1)
         training.prepare([node], config)
         training.train([node], task, config, Compute())

@@ -19,7 +19,7 @@ from fedstill.models.vector import to_vector
 from fedstill.node import owner, private_training
 from fedstill.node.account import DATA
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, Price, from_text
 from fedstill.protocol.plan import fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
@@ -191,7 +191,7 @@ def test_what_follows_from_other_learning_is_another_release(
 def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = Event("laplace", PrivacyConfig().counts_noise)
+    counts = Event("laplace", NoPrivacy().counts_noise)
     whole = Price({STEP: 6, Event("gaussian", 2.0, rate=0.2): 20, counts: 1})
     budget = f"epsilon = {1.0001 * epsilon(whole, 1e-5)!r}\n"
     private = PRIVATE.replace('"dp-sgd"\n', f'"dp-sgd"\n{budget}')

@@ -14,14 +14,15 @@ import torch
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.account import Account, Spent
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.purse import Purse
 from fedstill.privacy.bill import Bill, total
-from fedstill.privacy.config import GradientsConfig, OutputsConfig, PrivacyConfig
+from fedstill.privacy.config import GradientsConfig
 from fedstill.privacy.events import Event, Price
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
@@ -58,7 +59,7 @@ def release(
 
 
 class Journal:
-    """A purse, its guard and its rule, and a ledger, which write down what is called, in order."""
+    """Budgets, their mechanism and its rule, and a ledger, which write down what is called, in order."""
 
     name, text = "journal", "written down"
 
@@ -68,10 +69,13 @@ class Journal:
         self.learned: Bill = {}
         self.stamps: set[str] = set()
         self.questions = self.rows = 0
-        self.guard: Any = self
+        self.mechanism: Any = self
 
     def rule(self, question: Question, name: str) -> Any:
         return self
+
+    def says(self, *given: Any) -> str:
+        return self.text
 
     def draws(self, *names: str | int) -> Any:
         return None
@@ -256,7 +260,7 @@ def journalled() -> tuple[Gate, Journal, JournalLedger]:
     journal = Journal()
     ledger = JournalLedger(journal.calls)
     door = gate(ledger)
-    door.purse = journal  # type: ignore[assignment]
+    door.budgets = journal  # type: ignore[assignment]
     return door, journal, ledger
 
 
@@ -349,17 +353,19 @@ def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_after_it_was_fo
     assert journal.calls == ["afford", "pay for learning"]
     release(door)
     journal.calls.clear()
-    door.admit(asked(), QUESTION, {})  # after a stop it is learned once more: the purse knows if that is paid
+    door.admit(
+        asked(), QUESTION, {}
+    )  # after a stop it is learned once more: the budgets know if that is paid
     assert journal.calls == ["pay for learning"]
     strict = gate(most_questions=1)
     journal.calls.clear()
-    strict.purse, journal.questions = journal, 1  # type: ignore[assignment]
+    strict.budgets, journal.questions = journal, 1  # type: ignore[assignment]
     with pytest.raises(QuestionRefused, match="most_questions"):
         strict.admit(asked(1), QUESTION, {})
     assert journal.calls == [], "what the policy refuses is not paid for"
 
 
-def test_objections_are_the_purses_too_but_the_policys_first() -> None:
+def test_objections_are_the_budgets_too_but_the_policys_first() -> None:
     door, journal, _ = journalled()
     journal.objection = lambda question: "privacy: too dear"  # type: ignore[method-assign]
     assert door.objection(QUESTION) == "privacy: too dear"
@@ -468,11 +474,11 @@ def noisy(
     """A gate with noise on its answers."""
     side = NodeSide({"examine": replace(QUESTION, reads=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=bound), GradientsConfig(noise=1.0)
-    privacy = PrivacyConfig("noisy-outputs", outputs=outputs, gradients=gradients)
-    guard = Guard(node, privacy, side, LocalConfig(), 10, Classification(3), secret=secret, salt=salt)
-    guard.binding = binding
+    privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
+    mechanism = Mechanism(node, privacy, side, LocalConfig(), 10, Classification(3), secret=secret, salt=salt)
+    mechanism.binding = binding
     door = Gate(node, PolicyConfig(), Ledger())
-    door.purse = Purse(guard, account or Account(None, 0), "run")
+    door.budgets = Budgets(mechanism, account or Account(None, 0), "run")
     return door
 
 
@@ -508,8 +514,8 @@ def examined(door: Gate, logits: torch.Tensor, part: str = "answer", number: int
 
 
 def rows_of(door: Gate) -> int:
-    assert door.purse is not None
-    return len(list(door.purse.account.entries()))
+    assert door.budgets is not None
+    return len(list(door.budgets.account.entries()))
 
 
 @pytest.mark.parametrize("part", ["answer", "gradient"])
@@ -530,8 +536,8 @@ def test_an_answer_that_differs_in_its_last_digit_is_noised_and_charged_anew(par
 
 
 def spent_at(door: Gate) -> Mapping[str, int]:
-    assert door.purse is not None
-    return door.purse.account.spent("a", "run").run
+    assert door.budgets is not None
+    return door.budgets.account.spent("a", "run").run
 
 
 def test_what_the_bound_makes_equal_is_one_release() -> None:

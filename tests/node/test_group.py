@@ -19,7 +19,7 @@ from fedstill.node.group import Bench, Group, alike
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.dpsgd import PrivateSteps
 
 NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")
 G, B = 3, 4
@@ -517,7 +517,7 @@ def test_a_network_that_learns_privately_takes_no_step_without_noise() -> None:
     one = node("a", network("mlp", 0))
     group, before = Group([one]), copy.deepcopy(one.model.state_dict())
     one.optimisers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
-    one.private = {"model": DPSGD(1.0, 1.0, draws=lambda *names: None)}
+    one.private = {"model": PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
     group.bench("model").train(True)
     losses = group.bench("model")(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
     with pytest.raises(QuestionRefused, match="its networks learn with DP-SGD, and here its model would"):

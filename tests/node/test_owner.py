@@ -20,13 +20,16 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from fedstill import models
+from fedstill.core.commented import commented
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, ModelError
+from fedstill.core.tables import as_table, read_table
 from fedstill.data.form import Form
 from fedstill.models.foreign import Predictor
 from fedstill.node import own_model, owner
 from fedstill.node.account import Account
 from fedstill.node.node_file import NodeFile
+from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
@@ -117,11 +120,7 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     table = presets.parse(text)
     assert set(table) == {part.name for part in dataclasses.fields(NodeFile)}
     for section in ("data", "model", "local", "policy", "privacy", "compute"):
-        options = {part.name for part in dataclasses.fields(getattr(file, section))}
-        assert set(table[section]) == options
-    for section in ("training", "critic", "pate", "gradients", "outputs"):
-        options = {part.name for part in dataclasses.fields(getattr(file.privacy, section))}
-        assert set(table["privacy"][section]) == options
+        assert set(table[section]) == set(as_table(getattr(file, section)))
     # Each option, and each section, has its meaning above it.
     lines = text.splitlines()
     bare = [
@@ -133,6 +132,16 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     assert max(map(len, lines)) <= 100
     assert "# Passes over the node's own data.\nepochs = 30.0\n" in text
     assert "One of 'adam', 'sgd'." in text
+
+
+@pytest.mark.parametrize("name", MECHANISMS.own)
+def test_a_file_says_the_options_of_its_mechanism_and_what_others_there_are(name: str) -> None:
+    file = NodeFile(name="clinic", privacy=MECHANISMS[name]())
+    text = commented(file)
+    assert read_table(NodeFile, presets.parse(text)) == file
+    assert f'mechanism = "{name}"' in text
+    assert "pate: Noisy votes of teachers" in text
+    assert "# Largest L2 norm of one example's gradient" in text or name == "none"
 
 
 def test_two_nodes_have_other_secrets_and_seeds(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
+from fedstill.privacy.pate import PATE
 
 NODE = 'name = "clinic"\nonline = false\n[data]\nnormalised = true\n[local]\nepochs = 2\n'
 MODEL = '[model]\nname = "mlp:8"\n'
@@ -125,12 +126,12 @@ def test_with_groups_their_size_is_none(tmp_path: Path) -> None:
 
 def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LSTM(8, 4))
-    config = PrivacyConfig(mechanism="dp-sgd", epsilon=3.0)
+    config = DPSGD(epsilon=3.0)
     (fault,) = privacy_faults(config, None, model)
     assert "privacy.mechanism dp-sgd: the model cannot learn privately" in fault
     assert "1: BatchNorm2d -> GroupNorm(" in fault
     assert "3: LSTM -> " in fault
-    assert privacy_faults(PrivacyConfig(mechanism="pate", epsilon=3.0), None, model) == []
+    assert privacy_faults(PATE(epsilon=3.0), None, model) == []
 
 
 def test_a_ledger_in_trouble_is_a_fault(tmp_path: Path) -> None:

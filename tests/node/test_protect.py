@@ -22,39 +22,36 @@ from fedstill.models.private import NotPrivate
 from fedstill.node import training
 from fedstill.node.account import Account
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.node.teachers import Teachers
 from fedstill.privacy.bill import total
-from fedstill.privacy.config import (
-    GradientsConfig,
-    OutputsConfig,
-    PateConfig,
-    PrivacyConfig,
-    StepsConfig,
-)
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text
+from fedstill.privacy.noisy_outputs import OutputsConfig
+from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.statement import SEVERAL
+from fedstill.privacy.teachers import Teachers
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
+from tests.privacies import protected
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
 METHOD = FedIOD(steps=3, batch=ROWS, critic_width=4)
-CONFIG = PrivacyConfig(
-    training=StepsConfig(noise=0.7),
-    critic=StepsConfig(noise=1.0),
-    pate=PateConfig(teachers=M, noise=5.0, sharpness=8.0),
-    gradients=GradientsConfig(noise=2.0),
-    outputs=OutputsConfig(noise=10.0, bound=3.0),
-    counts_noise=5.0,
-)
+CONFIG: dict[str, Any] = {
+    "training": StepsConfig(noise=0.7),
+    "critic": StepsConfig(noise=1.0),
+    "pate": PateConfig(teachers=M, noise=5.0, sharpness=8.0),
+    "gradients": GradientsConfig(noise=2.0),
+    "outputs": OutputsConfig(noise=10.0, bound=3.0),
+    "counts_noise": 5.0,
+}
 MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
 X = torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(5))
 
@@ -79,9 +76,9 @@ class World:
     account: Account
 
     @property
-    def guard(self) -> Guard:
-        assert self.node.gate.purse is not None
-        return self.node.gate.purse.guard
+    def mechanism(self) -> Mechanism:
+        assert self.node.gate.budgets is not None
+        return self.node.gate.budgets.mechanism
 
     def ask(self, x: torch.Tensor = X, number: int | None = None, question: str = "examine") -> Any:
         sent = {"x": x} if question == "examine" else {}
@@ -92,14 +89,14 @@ class World:
         """What the node's model says, as the gate bounds it."""
         with torch.no_grad():
             z = self.node.model.eval()(x)
-        return self.guard.rule(self.federation.questions["examine"], "logits").bound(z)
+        return self.mechanism.rule(self.federation.questions["examine"], "logits").bound(z)
 
     def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
         """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
         x = x.clone().requires_grad_()
         upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
         (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
-        return self.guard.rule(self.federation.questions["examine"], "d/dx").bound(found)
+        return self.mechanism.rule(self.federation.questions["examine"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
         return self.account.spent("clinic", "run").run
@@ -130,7 +127,7 @@ def made(
 
 
 def under(mechanism: Any, **change: Any) -> PrivacyConfig:
-    return replace(CONFIG, mechanism=mechanism, **change)
+    return protected(mechanism, **{**CONFIG, **change})
 
 
 # --- what leaves --------------------------------------------------------------------------------------
@@ -260,9 +257,9 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
     protect(node, config, *about, account=Account(None, 0), run="run", secret=secret, salt=salt)
-    assert node.gate.purse is not None
-    assert node.gate.purse.guard.salt == salt
-    return node.gate.purse.guard.binding
+    assert node.gate.budgets is not None
+    assert node.gate.budgets.mechanism.salt == salt
+    return node.gate.budgets.mechanism.binding
 
 
 def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
@@ -341,7 +338,7 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
 
 def released(one: World, rows: int = ROWS) -> Price:
     """What answers about some inputs cost by themselves."""
-    bill = one.guard.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
+    bill = one.mechanism.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
     return total(bill) or Price()
 
 
@@ -357,7 +354,7 @@ def test_one_record_moves_bounded_outputs_no_further_than_is_charged() -> None:
 
 def test_one_record_moves_one_count_by_one() -> None:
     base, less = (made(under("pate"), data, train=False) for data in (records(), without(records(), 5)))
-    rule = base.guard.rule(base.federation.questions["count_labels"], "counts")
+    rule = base.mechanism.rule(base.federation.questions["count_labels"], "counts")
     moved = rule.bound(TASK.counts(base.node.data)) - rule.bound(TASK.counts(less.node.data))
     assert sorted(moved.tolist()) == [0, 0, 1]
 
@@ -371,7 +368,7 @@ def test_a_group_of_records_needs_groups_and_is_limited() -> None:
     groups = torch.arange(24) // 6  # four groups of six
     one = made(under("pate", group_size=2), records(groups=groups), train=False)
     assert len(one.node.data) == 8
-    assert one.guard.examples == 8
+    assert one.mechanism.examples == 8
     for teacher in one.node.teachers:
         held = set(teacher.data.groups.tolist())  # type: ignore[union-attr]
         for other in one.node.teachers:
@@ -390,20 +387,20 @@ def test_data_that_a_method_has_changed_are_refused() -> None:
     one.node.data = records(30)
     with pytest.raises(ArgumentError, match="none where public data join its own"):
         check_priced(one.node)
-    plain = made(PrivacyConfig(epsilon=1e3), train=False)
+    plain = made(NoPrivacy(epsilon=1e3), train=False)
     plain.node.data = records(30)
     check_priced(plain.node)  # there is no price to hold it to
 
 
 def test_who_wants_nothing_is_left_alone() -> None:
-    assert not wanted(PrivacyConfig())
-    assert all(wanted(PrivacyConfig(mechanism)) for mechanism in MECHANISMS)
-    assert wanted(PrivacyConfig(epsilon=3.0))
-    assert wanted(PrivacyConfig(total_epsilon=3.0))
+    assert not wanted(NoPrivacy())
+    assert all(wanted(protected(mechanism)) for mechanism in MECHANISMS)
+    assert wanted(NoPrivacy(epsilon=3.0))
+    assert wanted(NoPrivacy(total_epsilon=3.0))
 
 
 def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
-    one = made(PrivacyConfig())
+    one = made(NoPrivacy())
     torch.testing.assert_close(one.ask()["logits"], one.node.model(X).detach())
     assert one.node.private == {}
     assert one.account.spent("clinic", "run").bare_run == 1
@@ -411,18 +408,20 @@ def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
 
 def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
     patients = torch.arange(24) // 4
-    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).guard.statement().assumes
-    assert SEVERAL not in made(under("dp-sgd"), records(groups=torch.arange(24))).guard.statement().assumes
-    assert SEVERAL not in made(under("dp-sgd"), records()).guard.statement().assumes
-    whole = made(under("dp-sgd", group_size=4), records(groups=patients)).guard.statement()
+    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
+    assert (
+        SEVERAL not in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
+    )
+    assert SEVERAL not in made(under("dp-sgd"), records()).mechanism.statement().assumes
+    whole = made(under("dp-sgd", group_size=4), records(groups=patients)).mechanism.statement()
     assert SEVERAL not in whole.assumes
 
     parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
     (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
     assert note.startswith("epsilon is of one record: a patient or slide has up to 8 at one node")
     assert "privacy.group_size = 8" in note
-    (note,) = unit_notes(parts, [under("dp-sgd"), PrivacyConfig(), under("dp-sgd")])
+    (note,) = unit_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
     assert "up to 4 at" in note
     assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
     assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
-    assert unit_notes(parts, [PrivacyConfig()] * 3) == ()
+    assert unit_notes(parts, [NoPrivacy()] * 3) == ()

@@ -20,7 +20,8 @@ from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.teachers import Teachers, _Clipped, shards, teachers_of
+from fedstill.node.teachers import teachers_of
+from fedstill.privacy.teachers import Teachers, _Clipped, shards
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 

@@ -16,16 +16,17 @@ from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner
 from fedstill.node.account import Account
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.faults import privacy_faults
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted
-from fedstill.node.purse import Purse
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
-from fedstill.privacy.config import PateConfig, PrivacyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -42,11 +43,11 @@ PREDICT = Question(
     rows=8,
     reads=(),
 )
-PATE = PrivacyConfig("pate", epsilon=1.5, pate=PateConfig(teachers=20, noise=40.0))
+VOTES = PATE(epsilon=1.5, pate=PateConfig(teachers=20, noise=40.0))
 
 
-def guard(config: PrivacyConfig) -> Guard:
-    made = Guard("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
+def protection(config: PrivacyConfig) -> Mechanism:
+    made = Mechanism("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     return made
 
@@ -54,10 +55,10 @@ def guard(config: PrivacyConfig) -> Guard:
 def asks(config: PrivacyConfig, account: Account, run: str, most: int = 1000) -> int:
     """How many questions a new run gets answered."""
     plain = replace(PREDICT, differentiable=(), times=1)
-    made = Guard("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
+    made = Mechanism("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     gate = Gate("clinic", PolicyConfig(), Ledger())
-    gate.purse = Purse(made, account, run)
+    gate.budgets = Budgets(made, account, run)
     for number in range(most):
         asked = Asked(number, "predict", f"c{number}", "", {})
         try:
@@ -72,11 +73,11 @@ def asks(config: PrivacyConfig, account: Account, run: str, most: int = 1000) ->
 
 
 def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
-    assert PrivacyConfig(epsilon=3.0, delta=1e-6).over_all == (3.0, 1e-6)
-    assert PrivacyConfig(epsilon=3.0, total_epsilon=8.0).over_all == (8.0, 1e-5)
-    assert PrivacyConfig(epsilon=3.0, total_delta=1e-7).over_all == (3.0, 1e-7)
-    assert PrivacyConfig(epsilon=3.0, total_epsilon=math.inf).over_all == (math.inf, 1e-5)
-    assert PrivacyConfig().over_all == (math.inf, 1e-5)
+    assert NoPrivacy(epsilon=3.0, delta=1e-6).over_all == (3.0, 1e-6)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=8.0).over_all == (8.0, 1e-5)
+    assert NoPrivacy(epsilon=3.0, total_delta=1e-7).over_all == (3.0, 1e-7)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=math.inf).over_all == (math.inf, 1e-5)
+    assert NoPrivacy().over_all == (math.inf, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,13 @@ def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
 )
 def test_what_is_said_is_checked(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=f"privacy.{name}"):
-        PrivacyConfig(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
+        NoPrivacy(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
 
 
 def test_a_folder_that_init_wrote_says_none(tmp_path: Path) -> None:
     owner.init(tmp_path)
     assert 'total_epsilon = "none"\n' in (tmp_path / "node.toml").read_text()
-    assert owner.read(tmp_path).privacy == PrivacyConfig()
+    assert owner.read(tmp_path).privacy == NoPrivacy()
 
 
 # --- what it does -------------------------------------------------------------------------------------
@@ -99,26 +100,26 @@ def test_a_folder_that_init_wrote_says_none(tmp_path: Path) -> None:
 def test_another_name_of_a_run_wins_nothing() -> None:
     """The server names runs: what one has spent is gone for all."""
     account = Account(None, 7)
-    first = asks(PATE, account, "one")
+    first = asks(VOTES, account, "one")
     assert first > 0
-    assert [asks(PATE, account, run) for run in ("two", "three")] == [0, 0]
+    assert [asks(VOTES, account, run) for run in ("two", "three")] == [0, 0]
 
 
 def test_more_for_all_runs_is_said_by_the_owner() -> None:
     for most, more in ((3.0, True), (math.inf, True)):
-        account, config = Account(None, 7), replace(PATE, total_epsilon=most)
+        account, config = Account(None, 7), replace(VOTES, total_epsilon=most)
         first, second = asks(config, account, "one"), asks(config, account, "two")
-        assert first == asks(PATE, Account(None, 7), "one")
+        assert first == asks(VOTES, Account(None, 7), "one")
         assert (second > 0) == more
     assert second == first, "inf: each run costs epsilon anew"
 
 
 def test_a_budget_of_all_runs_alone_is_one() -> None:
-    only = replace(PATE, epsilon=math.inf, total_epsilon=1.5)
-    assert wanted(replace(only, mechanism="none"))
+    only = replace(VOTES, epsilon=math.inf, total_epsilon=1.5)
+    assert wanted(NoPrivacy(total_epsilon=1.5))
     bare = replace(PREDICT, releases={"range": LOGIT_RANGE}, differentiable=())
-    assert unpriced(guard(only), bare) is not None
-    assert unpriced(guard(replace(only, total_epsilon=None)), bare) is None
+    assert unpriced(protection(only), bare) is not None
+    assert unpriced(protection(replace(only, total_epsilon=None)), bare) is None
 
 
 # --- noise --------------------------------------------------------------------------------------------
@@ -138,10 +139,8 @@ def test_noise_is_found_that_both_budgets_can_pay(
     run: tuple[float, float], all_runs: tuple[float, float]
 ) -> None:
     """And hardly more: one of them is nearly used up."""
-    config = PrivacyConfig(
-        "pate", epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1]
-    )
-    price = total(guard(config).schedule())
+    config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
+    price = total(protection(config).schedule())
     assert price
     used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
     assert 0.97 < max(used) <= 1
@@ -153,9 +152,11 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
     )
     sides = NodeSide({"count": count, "predict": PREDICT})
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
-        config = PrivacyConfig("pate", **{"epsilon": 8.0, **change})
+        config = PATE(**{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
-            Guard("clinic", config, sides, LocalConfig(), 100, Classification(4))  # the counts alone cost 0.1
+            Mechanism(
+                "clinic", config, sides, LocalConfig(), 100, Classification(4)
+            )  # the counts alone cost 0.1
 
 
 # --- what the owner is told ---------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
 def test_a_total_delta_of_one_record_is_a_fault() -> None:
     images = torch.zeros(60, 1, 4, 4)
     data = owner.TensorData(images, torch.zeros(60, dtype=torch.long))
-    one, other = PrivacyConfig("pate", epsilon=3.0, total_delta=0.02), PrivacyConfig("pate", epsilon=3.0)
+    one, other = PATE(epsilon=3.0, total_delta=0.02), PATE(epsilon=3.0)
     (fault,) = privacy_faults(one, data, None)
     assert fault.startswith("privacy.total_delta is 0.02: allowed is well below 1 / 60")
     assert privacy_faults(other, data, None) == []
@@ -173,8 +174,8 @@ def test_a_total_delta_of_one_record_is_a_fault() -> None:
 
 
 def test_noise_can_be_found_from_the_total_alone() -> None:
-    assert privacy_faults(PrivacyConfig("pate", total_epsilon=3.0), None, None) == []
-    (fault,) = privacy_faults(PrivacyConfig("pate"), None, None)
+    assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
+    (fault,) = privacy_faults(PATE(), None, None)
     assert "privacy.epsilon is inf" in fault
 
 

@@ -18,13 +18,13 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.account import DATA, Account, Entry, LedgerError, Spent
 from fedstill.node.anchor import Totals
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.purse import Purse
 from fedstill.node.witness import released
-from fedstill.privacy.config import OutputsConfig, PrivacyConfig
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
@@ -366,14 +366,16 @@ def test_nodes_that_share_a_holder_pay_each_for_its_own_release() -> None:
     question = Question(
         "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=4, reads=()
     )
-    config = PrivacyConfig("noisy-outputs", outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
+    config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
     side, x = NodeSide({"predict": question}), {"x": torch.zeros(4, 1, 4, 4)}
     spent, left = [], []
     for name in ("first", "second", "second"):
-        guard = Guard(name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3)
-        guard.binding = "the same data, model and options"
+        mechanism = Mechanism(
+            name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3
+        )
+        mechanism.binding = "the same data, model and options"
         gate = Gate(name, PolicyConfig(), Ledger())
-        gate.purse = Purse(guard, account, "run", DATA)
+        gate.budgets = Budgets(mechanism, account, "run", DATA)
         asked = Asked(0, "predict", "content", "", {})
         gate.admit(asked, question, x)
         left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, question, x)["logits"])

@@ -349,3 +349,20 @@ def test_calibration_says_where_no_noise_is_enough() -> None:
 def test_delta_has_a_range(delta: float) -> None:
     with pytest.raises(ArgumentError, match="delta"):
         epsilon(DPSGD, delta)
+
+
+@pytest.mark.parametrize(("each", "times"), [(2.0, 1), (0.5, 10), (0.1, 300)])
+def test_pure_events_cost_what_randomised_response_does_and_hardly_more(each: float, times: int) -> None:
+    """By hand: so many answers that are right with odds of e^each."""
+    right, counts = 1 / (1 + math.exp(-each)), np.arange(times + 1)
+    with_it, without = stats.binom.pmf(counts, times, right), stats.binom.pmf(counts, times, 1 - right)
+
+    def delta(most: float) -> float:
+        return float(np.maximum(with_it - math.exp(most) * without, 0).sum())
+
+    exact = optimize.brentq(lambda most: delta(most) - 1e-5, 0, times * each)
+    for accountant in ("pld", "rdp"):
+        cost = epsilon({Event("pure", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
+        assert exact <= cost <= 1.08 * exact
+        assert cost >= epsilon({Event("laplace", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
+    assert epsilon({Event("pure", 1 / each): times}, 0.0) == pytest.approx(times * each)

@@ -17,13 +17,13 @@ from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import SLACK, kept, lengths, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import secure, seeded
-from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised
+from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, Sanitised
 from fedstill.privacy.votes import Votes
 
 PROTECTING: list[Rule] = [
     NoisyCounts(10.0),
-    NoisyOutputs("laplace", 2.0, 3.0),
-    NoisyOutputs("gaussian", 2.0, 3.0),
+    NoisyRows("laplace", 2.0, 3.0),
+    NoisyRows("gaussian", 2.0, 3.0),
     Votes(10, 4.0),
     Votes(10, 4.0, "label", 5.0),
     Sanitised(1.0, 2.0),
@@ -32,8 +32,8 @@ PROTECTING: list[Rule] = [
 BARE: list[Rule] = [
     Exact(),
     NoisyCounts(0.0),
-    NoisyOutputs("laplace", 2.0, 0.0),
-    NoisyOutputs("gaussian", 0.0, 3.0),
+    NoisyRows("laplace", 2.0, 0.0),
+    NoisyRows("gaussian", 0.0, 3.0),
     Votes(10, 0.0),
     Votes(10, 0.0, "label", 5.0),
     Sanitised(1.0, 0.0, 10),
@@ -74,7 +74,7 @@ def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
     for out in (
         shorten(x, clip),
         Sanitised(clip, 1.0).bound(x),
-        NoisyOutputs("gaussian", 1.0, clip).bound(x),
+        NoisyRows("gaussian", 1.0, clip).bound(x),
     ):
         assert out.dtype is torch.float32
         assert out.shape == x.shape
@@ -117,7 +117,7 @@ def test_even_what_is_too_short_to_be_measured_is_within_its_clip() -> None:
 @given(ANY_ROWS, st.floats(1e-4, 1e4))
 def test_no_value_is_beyond_its_bound(array: np.ndarray, bound: float) -> None:
     x = torch.from_numpy(array)
-    out = NoisyOutputs("laplace", 1.0, bound).bound(x)
+    out = NoisyRows("laplace", 1.0, bound).bound(x)
     assert out.shape == x.shape
     assert (out.double().abs() <= bound).all()
     within = x.double().abs() < 0.999 * bound
@@ -163,9 +163,9 @@ def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ..
 @pytest.mark.parametrize(
     ("rule", "x", "law"),
     [
-        (NoisyOutputs("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
-        (NoisyOutputs("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
-        (NoisyOutputs("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
+        (NoisyRows("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
+        (NoisyRows("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
+        (NoisyRows("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
         (Sanitised(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (Sanitised(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
@@ -203,7 +203,7 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
     assert torch.equal(Exact().noise(Exact().bound(x), seeded(0)), x)
     assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded(0)), x)
     assert torch.equal(NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded(0)), x.clamp(min=0))
-    outputs = NoisyOutputs("laplace", 0.0, 5.0)
+    outputs = NoisyRows("laplace", 0.0, 5.0)
     clamped = torch.tensor([[0.1, 5.0], [5.0, -3.0]])
     assert torch.allclose(outputs.noise(outputs.bound(x), seeded(0)), clamped)
 
@@ -221,10 +221,10 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         (NoisyCounts(10.0, moves=14), (14,), {Event("laplace", 10 / 14): 1}),
         (NoisyCounts(10.0, 4, moves=5), (14,), {Event("laplace", 0.5): 1}),
         # 10 values of each of 64 rows move by 2 * 5 each: 100 in L1
-        (NoisyOutputs("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
-        (NoisyOutputs("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
+        (NoisyRows("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
+        (NoisyRows("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
         # 16 rows move by 2 * 5 each: 40 in L2
-        (NoisyOutputs("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
+        (NoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
         # 8 rows move by sqrt(2) votes each: 4 in L2; the most of 4 rows by 1: 2
         (Votes(10, 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
         (Votes(10, 40.0, "label"), (8, 10), {Event("gaussian", 10.0): 1}),
@@ -295,12 +295,12 @@ def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 12), st.floats(0.01, 100))
 def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, bound: float) -> None:
     one, other = networks(seed, (B, C))
-    rule: Rule = NoisyOutputs("laplace", 3.0, bound)
+    rule: Rule = NoisyRows("laplace", 3.0, bound)
     event, times = only(rule.price((B, C)))
     moved = (rule.bound(one).double() - rule.bound(other).double()).abs().sum(1)  # L1 of each row
     assert times == B
     assert (event.noise * moved <= 3.0).all()
-    rule = NoisyOutputs("gaussian", 3.0, bound)
+    rule = NoisyRows("gaussian", 3.0, bound)
     event, times = only(rule.price((B, C)))
     assert times == 1
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0
@@ -318,7 +318,7 @@ def test_the_charge_is_not_too_high_either() -> None:
     """Opposite answers beyond the bound use all of it, but a millionth."""
     far = torch.full((4, 5), 100.0)
     for rule, scale in (
-        (NoisyOutputs("gaussian", 3.0, 2.0), 3.0),
+        (NoisyRows("gaussian", 3.0, 2.0), 3.0),
         (Sanitised(2.0, 1.5), 3.0),
     ):
         event, _ = only(rule.price((4, 5)))
@@ -405,9 +405,9 @@ def test_rounding_shares_before_the_noise_would_move_every_count_by_a_whole_one(
         (lambda: NoisyCounts(-1.0), "scale of counts is -1.0"),
         (lambda: NoisyCounts(1.0, 0), "group of counts is 0"),
         (lambda: NoisyCounts(1.0, moves=0.0), "moves of counts is 0.0"),
-        (lambda: NoisyOutputs("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
-        (lambda: NoisyOutputs("laplace", math.nan, 1.0), "scale of outputs is nan"),
-        (lambda: NoisyOutputs("laplace", 1.0, math.inf), "bound of outputs is inf"),
+        (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
+        (lambda: NoisyRows("laplace", math.nan, 1.0), "scale of outputs is nan"),
+        (lambda: NoisyRows("laplace", 1.0, math.inf), "bound of outputs is inf"),
         (lambda: Votes(0, 1.0), "pate.teachers is 0"),
         (lambda: Votes(2, -1.0), "sigma of votes is -1.0"),
         (lambda: Votes(2, 1.0, "all"), "pate.release is 'all'"),  # type: ignore[arg-type]

@@ -8,18 +8,19 @@ import pytest
 
 from fedstill.federation.replies import LONGEST
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.config import MECHANISMS, POISSON, NoPrivacy, PrivacyConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
+from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import (
-    ASSUMES,
     CHOSEN_BEFORE,
-    POISSON,
     SEVERAL,
     Statement,
     epsilon_text,
     state,
     summary,
 )
+from tests.privacies import protected
 
 RECORD = "one training record of this node, added or removed"
 LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
@@ -39,7 +40,7 @@ def cost(noise: float, delta: float = 1e-5) -> str:
 
 
 def test_nodes_with_one_kind_of_guarantee_have_one_line() -> None:
-    pate = PrivacyConfig("pate")
+    pate = PATE()
     expected = f"epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate)"
     assert text({"a": (pate, LESS), "b": (pate, MORE)}) == expected
 
@@ -55,8 +56,8 @@ def test_nodes_with_one_kind_of_guarantee_have_one_line() -> None:
 def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
     change: dict[str, Any], delta: float, unit: str, mechanism: str
 ) -> None:
-    pate = PrivacyConfig("pate")
-    other = PrivacyConfig(**{"mechanism": "pate", **change})
+    pate = PATE()
+    other = protected(**{"mechanism": "pate", **change})
     said = text({"a": (pate, LESS), "b": (other, MORE), "c": (pate, MORE)})
     assert said == (
         f"a, c: epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate); "
@@ -66,22 +67,23 @@ def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
 
 def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        pld = PrivacyConfig(mechanism=mechanism)  # type: ignore[arg-type]
+        pld = protected(mechanism)
         assert CHOSEN_BEFORE in told(pld).assumes
-        rdp = PrivacyConfig(mechanism=mechanism, accountant="rdp")  # type: ignore[arg-type]
+        rdp = protected(mechanism, accountant="rdp")
         assert not any("accountant" in line for line in told(rdp).assumes)
-    assert told(PrivacyConfig()).assumes == ()
+    assert told(NoPrivacy()).assumes == ()
 
 
 def test_the_number_of_records_is_taken_as_known_under_each_mechanism() -> None:
-    for lines in ASSUMES.values():
-        assert any(line.startswith("how many records the node has is taken as known") for line in lines)
-    assert any("rate at which it draws them tells it" in line for line in ASSUMES["pate"])
+    for name in ("dp-sgd", "pate", "noisy-outputs"):
+        assumed = MECHANISMS[name].assumes
+        assert any(line.startswith("how many records the node has is taken as known") for line in assumed)
+    assert any("rate at which it draws them tells it" in line for line in PATE.assumes)
 
 
 def test_no_line_is_longer_than_servers_keep() -> None:
-    every = (*ASSUMES.values(), (CHOSEN_BEFORE, SEVERAL))
-    assert all(len(line) <= LONGEST for lines in every for line in lines)
+    said = [line for name in MECHANISMS.own for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)]
+    assert all(len(line) <= LONGEST for line in (*said, CHOSEN_BEFORE, SEVERAL))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_no_line_is_longer_than_servers_keep() -> None:
     [("gaussian(2.0)", False), ("gaussian(2.0, rate=1.0)", False), ("gaussian(2.0, rate=0.5)", True)],
 )
 def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: str, drawn: bool) -> None:
-    private = told(PrivacyConfig("dp-sgd"))
+    private = told(DPSGD())
     (node,) = summary({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
     assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
     assert POISSON in private.assumes
@@ -98,7 +100,7 @@ def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: s
 
 
 def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected() -> None:
-    one, group = PrivacyConfig("dp-sgd"), PrivacyConfig("dp-sgd", group_size=4)
+    one, group = DPSGD(), DPSGD(group_size=4)
     assert SEVERAL in state(one, {}, (), several=True).assumes
     assert SEVERAL not in state(one, {}, ()).assumes
     assert SEVERAL not in state(group, {}, (), several=True).assumes

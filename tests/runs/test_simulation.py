@@ -27,7 +27,8 @@ from fedstill.methods.server import Server
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import PrivacyConfig, StepsConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.assemble import told_cases
 from fedstill.runs.setting import Setting
@@ -384,9 +385,9 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
         return str(experiment.run().get("notes"))
 
     noise = StepsConfig(noise=4.0)
-    assert "privacy.group_size = 5" in notes(PrivacyConfig("dp-sgd", training=noise))
-    assert notes(PrivacyConfig("dp-sgd", training=noise, group_size=5)) == "None"
-    assert notes(PrivacyConfig()) == "None"
+    assert "privacy.group_size = 5" in notes(DPSGD(training=noise))
+    assert notes(DPSGD(training=noise, group_size=5)) == "None"
+    assert notes(NoPrivacy()) == "None"
 
 
 # --- stops -----------------------------------------------------------------------------------------

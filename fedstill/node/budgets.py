@@ -12,13 +12,11 @@ import torch
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.account import Account, Entry, Spent
 from fedstill.node.asked import Asked
-from fedstill.node.guard import Guard, unpriced
 from fedstill.node.ledger import ANSWER
+from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text
-from fedstill.privacy.pate import epsilon_data_dependent
-from fedstill.privacy.votes import Votes
 from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
 
@@ -27,24 +25,24 @@ TRAINING = "training"  # what the first release of a run pays for beside itself
 LEARNED = "learned"  # what came of it, for a question: nothing is paid, and nothing leaves
 
 
-class Purse:
+class Budgets:
     """Budgets and ledger of one node in one run.
 
     Args:
-        guard: rules and prices.
+        mechanism: rules and prices.
         account: the ledger of the node's data.
         run: names the run there.
         holder: who pays: whose totals count; None is the node under its name. Nodes with one holder share
             its budgets, and what each of them releases is charged, however alike they are.
     """
 
-    def __init__(self, guard: Guard, account: Account, run: str, holder: str | None = None) -> None:
-        self.guard, self.account, self.run = guard, account, run
-        self.holder = guard.node if holder is None else holder
-        config = guard.config
+    def __init__(self, mechanism: Mechanism, account: Account, run: str, holder: str | None = None) -> None:
+        self.mechanism, self.account, self.run = mechanism, account, run
+        self.holder = mechanism.node if holder is None else holder
+        config = mechanism.config
         self.budget = Budget(config.epsilon, config.delta, config.accountant)
         self.total_budget = Budget(*config.over_all, config.accountant)
-        self.first = total(guard.first())
+        self.first = total(mechanism.first())
         self._objections: dict[str, str | None] = {}
         self._run_objection: str | None = None
         self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
@@ -56,24 +54,24 @@ class Purse:
 
     def seal(self, text: str) -> str:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
-        return chained(f"{self.guard.binding} {self.guard.salt}", text)
+        return chained(f"{self.mechanism.binding} {self.mechanism.salt}", text)
 
     def objection(self, question: Question) -> str | None:
         """Why a question, or the run that its method declares, can never be paid for, or None."""
         if question.name not in self._objections:
-            self._objections[question.name] = unpriced(self.guard, question)
+            self._objections[question.name] = unpriced(self.mechanism, question)
         return self._objections[question.name] or self._too_dear()
 
     def _too_dear(self) -> str | None:
         """Why the run as declared cannot be paid for; computed once, since it takes a while."""
         if self._covered is None and self._run_objection is None:
-            for question in self.guard.side.questions.values():
-                found = unpriced(self.guard, question)
+            for question in self.mechanism.side.questions.values():
+                found = unpriced(self.mechanism, question)
                 if found is not None:
                     self._run_objection = f"{found}, in question {question.name}"
                     return self._run_objection
             spent = self.account.spent(self.holder, self.run)
-            price, others = total(self.guard.schedule()), _others(spent)
+            price, others = total(self.mechanism.schedule()), _others(spent)
             try:
                 self._refuse_bare(spent)
                 self.budget.check(Price(), price)
@@ -90,18 +88,18 @@ class Purse:
         Raises:
             QuestionRefused: saying what is left, and what it would have cost.
         """
-        shapes = self.guard.expected(question, sent)[ANSWER]
-        price = total(self.guard.bill(question, ANSWER, shapes, sent))
+        shapes = self.mechanism.expected(question, sent)[ANSWER]
+        price = total(self.mechanism.bill(question, ANSWER, shapes, sent))
         if self._owes_first(asked):
             price = None if price is None or self.first is None else price + self.first
-        learned = total(self.guard.learning(question, sent))
+        learned = total(self.mechanism.learning(question, sent))
         if price is not None and learned and self.attempts(asked, question, sent):
             price = price - learned  # the answer was lost, and is asked for again
         self._check(self.spent(), price, question.name)
 
     def attempts(self, asked: Asked, question: Question, sent: Tensors) -> int:
         """How often learning for this question has been charged: once for each result that differs."""
-        if total(self.guard.learning(question, sent)) == Price():
+        if total(self.mechanism.learning(question, sent)) == Price():
             return 0
         return self.account.siblings(self._learning(asked, question, sent, 0))
 
@@ -136,7 +134,7 @@ class Purse:
             QuestionRefused: it cannot be paid for.
             LedgerError: the ledger is not what it was, and its owner has not settled that.
         """
-        price = total(self.guard.learning(question, sent))
+        price = total(self.mechanism.learning(question, sent))
         if price == Price():
             return
         self._pay_first(asked)
@@ -144,7 +142,7 @@ class Purse:
 
     def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
         """One attempt of what networks learn for a question, as the ledger has it."""
-        bill = self.guard.learning(question, sent)
+        bill = self.mechanism.learning(question, sent)
         rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
         about = asked.number, question.name, TRAINING, str(attempt), chained(asked.after, asked.content)
         return self._entry(*about, {}, total(bill), rule)
@@ -161,7 +159,7 @@ class Purse:
         """What a release follows from that was charged by itself: what it is, its fingerprint, its price."""
         if self.first != Price():
             yield "before", asked.origin, self.first
-        learned = total(self.guard.learning(question, sent)) if part == ANSWER else Price()
+        learned = total(self.mechanism.learning(question, sent)) if part == ANSWER else Price()
         if learned != Price():
             yield "for", asked.past, learned
 
@@ -213,7 +211,7 @@ class Purse:
         return self.account.siblings(self._first("")) > 0
 
     def _first(self, origin: str) -> Entry:
-        noise = self.guard.levels.training
+        noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
         rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
         return self._entry(-1, TRAINING, TRAINING, origin, "", {}, self.first, rule)
 
@@ -242,18 +240,18 @@ class Purse:
         price: Price | None,
         rule: str,
     ) -> Entry:
-        guard = self.guard
-        own = self.holder == guard.node
+        mechanism = self.mechanism
+        own = self.holder == mechanism.node
         # Another node has other noise, so that its release is another one.
-        binding = guard.binding if own else chained(guard.binding, guard.node)
+        binding = mechanism.binding if own else chained(mechanism.binding, mechanism.node)
         return Entry(
             run=self.run,
             node=self.holder,
             number=number,
             question=question,
             part=part,
-            content=chained(f"{binding} {guard.salt}", content),
-            after=after if own else chained(after, guard.node),
+            content=chained(f"{binding} {mechanism.salt}", content),
+            after=after if own else chained(after, mechanism.node),
             up=dict(up),
             rule=rule,
             price=as_text(price or Price()),
@@ -268,20 +266,16 @@ class Purse:
             self.budget.check(from_text(spent.run), price)
             self.total_budget.check(from_text(spent.total), price)
         except BudgetSpent as error:
-            raise QuestionRefused(self.guard.node, question, f"privacy budget: {error}") from error
+            raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
 
     def votes(self, question: Question, tensors: Tensors, noised: Tensors) -> Sequence[Sequence[int]]:
-        """The votes behind a release, as the node's own ledger keeps them for an owner who wants to know."""
-        kept: list[Sequence[int]] = []
-        for name in tensors if self.guard.config.pate.data_dependent else ():
-            rule = self.guard.rule(question, name)
-            if isinstance(rule, Votes):
-                answered = (noised[name] != 0).any(1, keepdim=True)
-                kept += torch.cat([answered, rule.votes(tensors[name])], 1).int().tolist()
-        return kept
+        """What the node's own ledger keeps of a release for an owner who wants to know its votes."""
+        config, rule = self.mechanism.config, self.mechanism.rule
+        found = [config.votes(rule(question, name), exact, noised[name]) for name, exact in tensors.items()]
+        return [row for rows in found for row in rows]
 
     def data_dependent(self, votes: Sequence[Sequence[int]]) -> float | None:
-        """Epsilon of all labels released, by the votes (Papernot et al. 2018); not to be published.
+        """Epsilon of all labels released, by the votes; not to be published.
 
         Args:
             votes: as :meth:`votes` gives them, of all releases.
@@ -289,12 +283,7 @@ class Purse:
         Returns:
             None where nobody has asked for it, or nothing has left.
         """
-        config = self.guard.config
-        if not votes or not self.guard.levels.pate:
-            return None
-        rows = torch.tensor(votes)
-        thresholds = (config.pate.threshold, config.pate.threshold_noise, rows[:, 0] > 0)
-        return epsilon_data_dependent(rows[:, 1:], self.guard.levels.pate, config.delta, *thresholds)
+        return self.mechanism.config.data_dependent(votes, self.mechanism.levels)
 
     def _is_covered(self, spent: Spent, price: Price | None) -> bool:
         """Whether a price is a part of what the run declared, all of which is known to be affordable."""

@@ -1,6 +1,6 @@
 """What protects one node's records in one run: a rule for each tensor that leaves, noise, and prices.
 
-A guard follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
+It follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
 declares of its questions. It releases nothing and writes nothing: that is the gate's part.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,12 +17,12 @@ from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.privacy import dpsgd
 from fedstill.privacy.accounting import calibrate
 from fedstill.privacy.bill import Bill, add, total
-from fedstill.privacy.config import Accountant, PrivacyConfig
-from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.config import Accountant, PrivacyConfig, Release, StepsConfig
+from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.events import Price
 from fedstill.privacy.randomness import Draws, make_draws
-from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyOutputs, Rule, Sanitised, Votes
-from fedstill.privacy.statement import Statement, state
+from fedstill.privacy.rules import Derived, Exact, NoisyCounts, Rule
+from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
 from fedstill.protocol.kinds import INPUTS, Kind
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
@@ -30,24 +30,12 @@ from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
+Levels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
 
 SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
-PARTS = ("training", "critic", "pate", "gradients", "outputs")  # what a config gives noise for
-FOR = {Votes: "pate", Sanitised: "gradients", NoisyOutputs: "outputs", NoisyCounts: "counts"}
 
 
-@dataclass(frozen=True)
-class Levels:
-    """Noise of each part as it is drawn; 0 is none."""
-
-    training: float = 0.0
-    critic: float = 0.0
-    pate: float = 0.0
-    gradients: float = 0.0
-    outputs: float = 0.0
-
-
-class Guard:
+class Mechanism:
     """Rules and prices of one node.
 
     Args:
@@ -90,7 +78,7 @@ class Guard:
         self.binding, self.salt = "", salt
         self.several = False
         self._draws = make_draws(config.randomness)
-        self.name = config.mechanism
+        self.name = config.called
         for question in side.questions.values():
             self._check(question)
         self.levels = self._find_levels()
@@ -98,22 +86,18 @@ class Guard:
     @property
     def protects(self) -> bool:
         """Whether there is a mechanism at all."""
-        return self.name != "none"
+        return self.config.protects
 
     def _check(self, question: Question) -> None:
         """Refuse a question that the mechanism cannot protect, whatever the noise."""
-        rule, releases, task = None, {kind.of for kind in question.releases.values()}, self.task
-        if self.protects and releases and question.reads is None:
+        rule, unknown = None, sorted(set(question.trains) - (set(self.config.learns) - {"model"}))
+        if self.protects and question.releases and question.reads is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
-        elif self.protects and set(question.trains) - {"critic"}:
-            unknown = ", ".join(sorted(set(question.trains) - {"critic"}))
-            rule = f"mechanism {self.name} cannot protect it: it trains {unknown}, which learns without noise"
-        elif self.name == "pate" and question.span is not None:
-            rule = "teachers learn once, before the first question, and this one trains the model"
-        elif self.name == "pate" and releases - {"counts"} and task.kind != "class":
-            rule = f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
-        elif self.name == "noisy-outputs" and "scores" in releases and task.kind in ("map", "image"):
-            rule = f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
+        elif self.protects and unknown:
+            learned = f"it trains {', '.join(unknown)}, which learns without noise"
+            rule = f"mechanism {self.name} cannot protect it: {learned}"
+        else:
+            rule = self.config.refusal(question, self.task)
         if rule is not None:
             raise QuestionRefused(self.node, question.name, f"privacy: {rule}")
 
@@ -121,36 +105,37 @@ class Guard:
 
     def rule(self, question: Question, name: str, levels: Levels | None = None) -> Rule:
         """What is done to one tensor of an answer, or of the gradients that follow it."""
-        config, kind, level = self.config, question.kinds()[name], levels or self.levels
+        config, kind = self.config, question.kinds()[name]
         pulled = name not in question.releases  # a gradient, whatever its kind is called
         if not self.protects or question.reads is None:
             return Exact()
-        noisy = NoisyOutputs(config.outputs.how, level.outputs, config.outputs.bound)
-        if kind.of == "rows" and self.name == "noisy-outputs":  # whatever they are computed from
-            return noisy
-        if name in question.reads or kind.of == "records":
-            if kind.of != "counts" or kind.package:  # by how much a record moves others' counts is not known
-                return Exact()
+        # Gradients of what is computed from the records carry them, whatever the networks learned with.
+        reads = self._reads_records(question) if pulled else name in question.reads or kind.of == "records"
+        if kind.of == "counts" and not kind.package:  # by how much a record moves others' is not known
+            if not reads:
+                return Derived("counts that have left with noise")
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
             least = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
-        if pulled and self._reads_records(question):
-            # They carry the records themselves, whatever the networks learned with.
-            return Exact() if self.name == "dp-sgd" else Sanitised(config.gradients.clip, level.gradients)
-        if kind.of == "counts" and not kind.package:
-            return Derived("counts that have left with noise")
-        if self.name == "dp-sgd" or (kind.of == "critic" and not pulled and self._critics):
+        if not reads and ("model" in config.learns or (kind.of == "critic" and not pulled and self._critics)):
             # What it costs that they learn is billed where they do.
             return Derived("networks that learn with DP-SGD")
-        teachers = config.pate.teachers if self.name == "pate" else 1
-        if pulled:
-            return Sanitised(config.gradients.clip, level.gradients, teachers)
-        if kind.of == "scores" and self.name == "pate":
-            pate = config.pate
-            return Votes(
-                teachers, level.pate, pate.release, pate.threshold, pate.threshold_noise, pate.sharpness
-            )
-        return noisy if kind.of == "scores" else Exact()
+        found = config.rule(Release(kind, pulled, reads), self._at(levels))
+        # What follows from what is paid for is known here, and to no mechanism.
+        return Exact() if isinstance(found, Derived) else found
+
+    def says(self, question: Question, name: str, shape: Sequence[int]) -> str:
+        """What is done to one tensor, in words that never say more than its price."""
+        rule = self.rule(question, name)
+        bare = self._price(rule, shape, None) is None and NO_GUARANTEE not in rule.text
+        return f"{rule.text}: {NO_GUARANTEE}" if bare else rule.text
+
+    @staticmethod
+    def _price(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> Price | None:
+        """What a rule asks for; something for nothing is no guarantee, but where it is paid for already."""
+        price = rule.price(shape) if noised is None else rule.paid(shape, noised)
+        free = price is not None and not price and math.prod(shape) > 0
+        return None if free and not isinstance(rule, Derived) else price
 
     @property
     def _critics(self) -> bool:
@@ -181,30 +166,28 @@ class Guard:
             raise ArgumentError("binding", self.binding, "a fingerprint, set before anything is drawn")
         return self._draws(self._secret, self.node, self.binding, self.salt, *names)
 
-    def networks(self) -> Mapping[str, DPSGD]:
+    def networks(self) -> Mapping[str, PrivateSteps]:
         """The networks that learn with DP-SGD, by role, and how."""
-        roles = {"none": (), "dp-sgd": ("model", "critic")}.get(self.name, ("critic",))
-        return {role: self._steps(role, self.levels) for role in roles}
+        return {role: self._steps(role, self.levels) for role in self.config.learns}
 
-    def _steps(self, role: str, levels: Levels) -> DPSGD:
+    def _steps(self, role: str, levels: Levels) -> PrivateSteps:
         def draws(*names: str | int) -> Draws:
             return self.draws("dp-sgd", role, *names)
 
-        config = self.config
-        if role == "model":
-            return DPSGD(levels.training, config.training.clip, draws, config.group_size)
-        return DPSGD(levels.critic, config.critic.clip, draws, config.group_size)
+        part = self.config.learns[role]
+        table: StepsConfig = getattr(self.config, part)
+        return PrivateSteps(levels[part], table.clip, draws, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
         rules = {
-            f"{name} of {question.name}: {self.rule(question, name).text}"
+            f"{name} of {question.name}: {self.says(question, name, shape)}"
             for question in self.side.questions.values()
             for shapes in self.expected(question).values()
-            for name in shapes
+            for name, shape in shapes.items()
         }
         schedule = self.schedule()
-        used = {part: level for part, level in vars(self.levels).items() if schedule.get(part)}
+        used = {part: level for part, level in self.levels.items() if schedule.get(part)}
         return state(self.config, used, sorted(rules), several=self.several)
 
     # --- what it costs --------------------------------------------------------------------------------
@@ -249,24 +232,23 @@ class Guard:
         bill = Bill()
         for name, shape in shapes.items():
             rule = self.rule(question, name, levels)
-            price = rule.price(shape) if noised is None else rule.paid(shape, noised[name])
-            add(bill, FOR.get(type(rule), "other"), price)
+            add(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
         return bill
 
     def learning(self, question: Question, sent: Tensors, levels: Levels | None = None) -> Bill:
         """What it costs that networks learn from the records before a question is answered."""
-        level, bill = levels or self.levels, Bill()
+        level, bill = self._at(levels), Bill()
         if self.protects and "critic" in question.trains:
-            bill["critic"] = self._learning("critic", level, max(question.rows, 1), 1)
+            bill[self.config.learns["critic"]] = self._learning("critic", level, max(question.rows, 1), 1)
         if self.protects and question.span is not None:
-            bill["training"] = self._local(len(question.span(sent).steps(self._all())), level)
+            bill[self.training] = self._local(len(question.span(sent).steps(self._all())), level)
         return bill
 
     def first(self, levels: Levels | None = None) -> Bill:
         """What the local training before the first question costs, whatever is asked about it later."""
         span = self.side.first if self.side.learns else None
         steps = 0 if span is None else len(span.steps(self._all()))
-        return {"training": self._local(steps, levels or self.levels)}
+        return {self.training: self._local(steps, self._at(levels))}
 
     def schedule(self, levels: Levels | None = None) -> Bill:
         """What the whole run costs at most, as its method declares it."""
@@ -276,7 +258,7 @@ class Guard:
         bill = self.first(levels)
         if rounds:
             parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
-            bill = {"training": self._local(max(self._all(), parts), levels or self.levels)}
+            bill = {self.training: self._local(max(self._all(), parts), self._at(levels))}
         for question in questions:
             unspanned = replace(question, span=None)
             for part, shapes in self.expected(question).items():
@@ -300,12 +282,20 @@ class Guard:
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
         return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
 
+    def _at(self, levels: Levels | None) -> Levels:
+        return self.levels if levels is None else levels
+
+    @property
+    def training(self) -> str:
+        """What local training is billed as."""
+        return self.config.learns.get("model", "training")
+
     def _all(self) -> int:
         return self.local.steps(self.examples)
 
     def _local(self, steps: int, levels: Levels) -> Price | None:
-        """Steps of local training: under other mechanisms than dp-sgd the releases are paid for instead."""
-        if self.name != "dp-sgd" or not steps:
+        """Steps of local training: where the model learns without noise, releases are paid for instead."""
+        if "model" not in self.config.learns or not steps:
             return Price()
         return self._learning("model", levels, self.local.batch, steps)
 
@@ -320,10 +310,10 @@ class Guard:
         Where several parts have none, each gets its share of epsilon; since all together cost less than
         the sum of what each costs alone, all of them are then lowered alike.
         """
-        config = self.config
-        given = Levels(**{part: getattr(config, part).noise or 0.0 for part in PARTS})
-        missing = [part for part in PARTS if getattr(config, part).noise is None]
-        self.supposed = replace(given, **dict.fromkeys(missing, 1.0))
+        config, parts = self.config, self.config.parts
+        given = {part: table.noise or 0.0 for part, table in parts.items()}
+        missing = [part for part, table in parts.items() if table.noise is None]
+        self.supposed = {**given, **dict.fromkeys(missing, 1.0)}
         used = self.schedule(self.supposed)
         missing = [part for part in missing if used.get(part)]
         # The run must stay within both; what stays within less stays within more.
@@ -331,15 +321,15 @@ class Guard:
         budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
         if not self.protects or not budgets or not missing or total(used) is None:
             return given
-        (most, delta), shares = budgets[0], {part: getattr(config, part).share for part in missing}
+        (most, delta), shares = budgets[0], {part: parts[part].share for part in missing}
         alone = {
             part: self._enough(given, {part: 1.0}, most * share / sum(shares.values()), delta, "rdp", part)
             for part, share in (shares if len(missing) > 1 else {}).items()
         }
         base = alone or dict.fromkeys(missing, 1.0)
-        levels = replace(given, **base)
+        levels = {**given, **base}
         factor = max(self._enough(levels, base, *budget, config.accountant) for budget in budgets)
-        return replace(given, **{part: factor * level for part, level in base.items()})
+        return given | {part: factor * level for part, level in base.items()}
 
     def _enough(
         self,
@@ -353,7 +343,7 @@ class Guard:
         """By which factor some levels must be multiplied for a run (or one part of it) to cost ``most``."""
 
         def spent(factor: float) -> Price:
-            bill = self.schedule(replace(levels, **{part: factor * level for part, level in base.items()}))
+            bill = self.schedule({**levels, **{part: factor * level for part, level in base.items()}})
             return (bill[only] if only else total(bill)) or Price()
 
         try:
@@ -364,22 +354,23 @@ class Guard:
             raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
 
 
-def unpriced(guard: Guard, question: Question) -> str | None:
+def unpriced(mechanism: Mechanism, question: Question) -> str | None:
     """Why a question has no price that a budget could pay, or None."""
-    if math.isinf(guard.config.epsilon) and math.isinf(guard.config.over_all[0]):
+    if math.isinf(mechanism.config.budget):
         return None
     bare_question = replace(question, span=None)
     bare = sorted(
         {
             question.kinds()[name]
-            for part, shapes in guard.expected(question).items()
+            for part, shapes in mechanism.expected(question).items()
             for name in shapes
-            if total(guard.bill(bare_question, part, {name: shapes[name]}, {}, guard.supposed)) is None
+            if total(mechanism.bill(bare_question, part, {name: shapes[name]}, {}, mechanism.supposed))
+            is None
         }
     )
     if bare:
         cures = "".join(f"; {kind.without}" for kind in bare if kind.without)
-        named = f"mechanism {guard.name} gives no guarantee for {', '.join(bare)}"
+        named = f"mechanism {mechanism.name} gives no guarantee for {', '.join(bare)}"
         return f"privacy: a budget is set, and {named}{cures}"
     return None
 

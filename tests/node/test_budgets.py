@@ -14,14 +14,17 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node.account import Account, LedgerError, Spent
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.guard import Guard
 from fedstill.node.ledger import Ledger
+from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.purse import Purse
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import OutputsConfig, PateConfig, PrivacyConfig, StepsConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, from_text
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
@@ -36,27 +39,27 @@ PREDICT = Question(
 )
 RANGE = Question("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, reads=())
 BARE = {"range": torch.ones(())}
-PATE = PrivacyConfig("pate", pate=PateConfig(teachers=20, noise=40.0))
+VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a question about 8 inputs
-TRAINED = PrivacyConfig("dp-sgd", training=StepsConfig(noise=1.5))
+TRAINED = DPSGD(training=StepsConfig(noise=1.5))
 STEP = Event("gaussian", 1.5, rate=0.1)
-OUTPUTS = PrivacyConfig("noisy-outputs", outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
+OUTPUTS = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
 
 
 class Node:
     """A node of one question, or two: its gate, and what it has paid."""
 
     def __init__(
-        self, config: PrivacyConfig = PATE, account: Account | None = None, run: str = "one", **change: Any
+        self, config: PrivacyConfig = VOTES, account: Account | None = None, run: str = "one", **change: Any
     ) -> None:
         questions = (replace(PREDICT, **change), RANGE)
         self.question, self.run = questions[0], run
         self.account = account or Account(None, 7)
         self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
-        self.guard = Guard("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
-        self.guard.binding = "data"
+        self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
+        self.mechanism.binding = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), Ledger())
-        self.gate.purse = Purse(self.guard, self.account, run)
+        self.gate.budgets = Budgets(self.mechanism, self.account, run)
 
     def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
         """As the desk does."""
@@ -89,7 +92,7 @@ def fit(event: Event, most: float, start: Price | None = None) -> int:
 
 
 def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
-    node = Node(replace(PATE, epsilon=1.5))
+    node = Node(replace(VOTES, epsilon=1.5))
     answered = node.asks()
     assert answered == fit(ONE, 1.5) > 2
     assert from_text(node.spent().run) == Price({ONE: answered})
@@ -99,7 +102,7 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
 
 
 def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
-    node = Node(replace(PATE, epsilon=1.5))
+    node = Node(replace(VOTES, epsilon=1.5))
     answered = node.asks()
     before, after = (epsilon(Price({ONE: times}), 1e-5) for times in (answered, answered + 1))
     with pytest.raises(QuestionRefused) as caught:
@@ -112,7 +115,7 @@ def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
 
 
 def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing() -> None:
-    node = Node(replace(PATE, epsilon=1.5))
+    node = Node(replace(VOTES, epsilon=1.5))
     answered = node.asks()
     spent = node.spent()
     asked = Asked(answered, "predict", "c", "", {})
@@ -125,7 +128,7 @@ def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing
 
 
 def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
-    node = Node(replace(PATE, epsilon=1.5))
+    node = Node(replace(VOTES, epsilon=1.5))
     asked = Asked(0, "predict", "c", "", {})
     many = {"x": torch.zeros(2000, 1, 4, 4)}
     with pytest.raises(QuestionRefused, match="privacy budget"):
@@ -134,7 +137,7 @@ def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> Non
 
 
 def test_the_budget_of_the_data_holds_over_runs() -> None:
-    account, config = Account(None, 7), replace(PATE, epsilon=1.5, total_epsilon=2.0)
+    account, config = Account(None, 7), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
     first = Node(config, account, "one").asks()
     assert first == fit(ONE, 1.5), "one run may not take all"
     second = Node(config, account, "two")
@@ -146,7 +149,7 @@ def test_the_budget_of_the_data_holds_over_runs() -> None:
 
 
 def test_budgets_hold_over_a_restart(tmp_path: Path) -> None:
-    config, path = replace(PATE, epsilon=1.5), tmp_path / "ledger.sqlite"
+    config, path = replace(VOTES, epsilon=1.5), tmp_path / "ledger.sqlite"
     whole, answered = fit(ONE, 1.5), 0
     for turn in range(3):
         account = Account(path, 7)
@@ -159,21 +162,21 @@ def test_budgets_hold_over_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
 def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> None:
     most = fit(ONE, 1.5)
-    assert Node(replace(PATE, **{budget: 1.5}), times=most).gate.objection(PREDICT) is None
-    objection = Node(replace(PATE, **{budget: 1.5}), times=most + 1).gate.objection(PREDICT)
+    assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.objection(PREDICT) is None
+    objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.objection(PREDICT)
     assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
 
 
 def test_a_run_that_was_declared_within_the_budget_is_answered_to_its_end() -> None:
     most = fit(ONE, 1.5)
-    node = Node(replace(PATE, epsilon=1.5), times=most)
+    node = Node(replace(VOTES, epsilon=1.5), times=most)
     assert node.gate.objection(PREDICT) is None
     assert node.asks() == most
 
 
 def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
     account, most = Account(None, 7), fit(ONE, 1.5)
-    config = replace(PATE, epsilon=1.5, total_epsilon=1.5)
+    config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
     first = Node(config, account, times=most)
     assert first.asks(most=most - 1) == most - 1
     again = Node(config, account, times=most)
@@ -184,7 +187,7 @@ def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
 
 
 def test_without_a_budget_nothing_is_refused_and_all_is_charged() -> None:
-    node = Node(replace(PATE, epsilon=math.inf))
+    node = Node(replace(VOTES, epsilon=math.inf))
     assert node.asks(most=40) == 40
     assert node.spent().run == {str(ONE): 40}
 
@@ -243,7 +246,7 @@ def test_after_a_stop_the_training_is_not_counted_a_second_time() -> None:
 
 
 def test_a_method_that_trains_nothing_beforehand_has_no_row_of_training() -> None:
-    node = Node(PATE)
+    node = Node(VOTES)
     node.ask(0)
     assert [row["part"] for row in node.account.entries()] == ["answer"]
 
@@ -252,7 +255,7 @@ def test_a_method_that_trains_nothing_beforehand_has_no_row_of_training() -> Non
 
 
 def test_the_same_release_again_is_the_same_and_costs_nothing() -> None:
-    node = Node(replace(PATE, epsilon=1.5))
+    node = Node(replace(VOTES, epsilon=1.5))
     first = node.ask(0)
     spent = node.spent()
     assert torch.equal(node.ask(0)["logits"], first["logits"])
@@ -261,10 +264,10 @@ def test_the_same_release_again_is_the_same_and_costs_nothing() -> None:
 
 def test_what_was_released_may_be_released_again_though_the_budget_is_spent() -> None:
     account = Account(None, 7)
-    node = Node(replace(PATE, epsilon=1.5), account)
+    node = Node(replace(VOTES, epsilon=1.5), account)
     left = [node.ask(number) for number in range(fit(ONE, 1.5))]
     # after a stop, with nothing but the account: the ledger of the run is lost
-    again = Node(replace(PATE, epsilon=1.5), account)
+    again = Node(replace(VOTES, epsilon=1.5), account)
     asked = Asked(0, "predict", "c0", "", {})
     released = again.gate.release(asked, "answer", LOGITS, again.question, X)
     assert torch.equal(released["logits"], left[0]["logits"])
@@ -296,9 +299,11 @@ def test_another_stamp_is_another_release_with_other_noise() -> None:
     assert torch.equal(left[0], left[2])
     assert ((left[0] - left[1]).abs() > 1e-3).all()
     assert list(node.spent().run.values()) == [2]
-    purse = node.gate.purse
-    assert purse is not None
-    paid = [purse.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")]
+    budgets = node.gate.budgets
+    assert budgets is not None
+    paid = [
+        budgets.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")
+    ]
     assert [anew for _, anew in paid] == [True, False, True, False]
     assert [row for row, _ in paid] == [3, 3, 4, 3]
 
@@ -306,8 +311,8 @@ def test_another_stamp_is_another_release_with_other_noise() -> None:
 def test_another_salt_is_another_release() -> None:
     account = Account(None, 7)
     for salt, times in (("", 1), ("one", 2), ("two", 3), ("one", 3)):
-        node = Node(PATE, account)
-        node.guard.salt = salt
+        node = Node(VOTES, account)
+        node.mechanism.salt = salt
         node.ask(0)
         assert node.spent().run == {str(ONE): times}
 
@@ -374,7 +379,7 @@ def test_learning_without_noise_has_no_guarantee() -> None:
 
 
 def test_what_learns_nothing_is_charged_nothing_as_it_is_let_in() -> None:
-    for config in (PATE, TRAINED, OUTPUTS):
+    for config in (VOTES, TRAINED, OUTPUTS):
         node = Node(config)
         admitted(node)
         assert charged(node) == []
@@ -384,8 +389,8 @@ def test_other_data_are_another_release() -> None:
     account = Account(None, 7)
     left = []
     for binding in ("data", "other data"):
-        node = Node(PATE, account)
-        node.guard.binding = binding
+        node = Node(VOTES, account)
+        node.mechanism.binding = binding
         left.append(node.ask(0)["logits"])
     assert not torch.equal(*left)
     assert account.spent("clinic", "one").run == {str(ONE): 2}
@@ -395,11 +400,11 @@ def test_other_data_are_another_release() -> None:
 
 
 def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
-    node = Node(PATE)
+    node = Node(VOTES)
     node.ask(0, RANGE, BARE)
     assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
-        strict = Node(replace(PATE, **{budget: 1.5}))
+        strict = Node(replace(VOTES, **{budget: 1.5}))
         with pytest.raises(QuestionRefused, match="no guarantee for logit range"):
             strict.ask(0, RANGE, BARE)
         with pytest.raises(QuestionRefused, match="without any guarantee"):
@@ -410,28 +415,28 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
 def test_what_left_without_a_guarantee_voids_the_budget() -> None:
     account = Account(None, 7)
     for number, run in enumerate(("one", "one", "zero")):
-        Node(PATE, account, run).ask(number, RANGE, BARE)
+        Node(VOTES, account, run).ask(number, RANGE, BARE)
 
     def said(config: PrivacyConfig, run: str) -> str:
         with pytest.raises(QuestionRefused) as refused:
             Node(config, account, run).ask(9)
         return refused.value.rule
 
-    same = said(replace(PATE, epsilon=1.5), "one")
+    same = said(replace(VOTES, epsilon=1.5), "one")
     assert same == (
         "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
         "any guarantee before it was set, in run one (2): allowed is a new run, or privacy.epsilon = inf"
     )
-    for config in (replace(PATE, total_epsilon=1.5), replace(PATE, epsilon=1.5)):  # it is of the data, too
+    for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):  # it is of the data, too
         rule = said(config, "two")
         assert "cannot hold, as 3 releases left without any guarantee" in rule
         assert "in runs zero (1), one (2): its owner may set privacy.total_epsilon = inf" in rule
-    apart = replace(PATE, epsilon=1.5, total_epsilon=math.inf)
+    apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
     assert Node(apart, account, "two").asks(most=1) == 1, "a run of its own is one"
 
 
 def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
-    node = Node(PrivacyConfig("none", epsilon=3.0))
+    node = Node(NoPrivacy(epsilon=3.0))
     with pytest.raises(QuestionRefused, match="mechanism none gives no guarantee for logits"):
         node.ask(0)
 
@@ -454,7 +459,7 @@ class Refusing(Account):
 
 
 def test_where_the_account_refuses_nothing_leaves() -> None:
-    node = Node(PATE, Refusing(None, 7))
+    node = Node(VOTES, Refusing(None, 7))
     with pytest.raises(LedgerError, match="is broken"):
         node.ask(0)
     assert node.gate.ledger.summary() == Ledger().summary(), "nor is anything written of a release"
@@ -465,12 +470,12 @@ def test_an_edited_ledger_lets_nothing_leave(tmp_path: Path) -> None:
 
     path = tmp_path / "ledger.sqlite"
     account = Account(path, 7)
-    Node(PATE, account).ask(0)
+    Node(VOTES, account).ask(0)
     account.close()
     with sqlite3.connect(path) as database:
         database.execute("UPDATE rows SET price = '{}'")
     database.close()
-    again = Node(PATE, Account(path, 7))
+    again = Node(VOTES, Account(path, 7))
     with pytest.raises(LedgerError, match="its owner has settled it"):
         again.ask(1)
     assert again.gate.ledger.answers("clinic") == 0

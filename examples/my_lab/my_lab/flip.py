@@ -1,0 +1,60 @@
+"""Randomised response (Warner, 1965): of each row of scores only its best class leaves, and not always that.
+
+With probability e^eps / (e^eps + C - 1) it is the best of C classes, else one of the others, all alike.
+Whatever the records, no answer is more than e^eps times likelier: an epsilon of eps a row, at delta 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.privacy import COUNTED, Draws, Event, Price, PrivacyConfig, Question, Release, Rule, Task
+
+
+@dataclass(frozen=True)
+class FlipConfig:
+    noise: float | None = None
+    """One over the epsilon of a row; none: as much as privacy.epsilon asks for."""
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Flipped(Rule):
+    pays: ClassVar[str] = "flip"  # the table of Flip whose noise this is
+    level: float
+
+    @property
+    def text(self) -> str:
+        return f"the best class of each row by randomised response, 1/epsilon {self.level:.4g}"
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:  # (B, C) scores: 10 for the best class, else 0
+        return 10.0 * F.one_hot(tensor.nan_to_num().argmax(1), tensor.shape[1])
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        best, C = tensor.argmax(1).cpu(), tensor.shape[1]
+        kept, other = draws.uniform((2, len(tensor)))
+        flipped = kept * (1 + (C - 1) * math.exp(-1 / self.level) if self.level else 0) > 1
+        return 10.0 * F.one_hot((best + flipped * (1 + (other * (C - 1)).long())) % C, C).to(tensor.device)
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        return Price({Event("pure", self.level): shape[0]}) if self.level else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip(PrivacyConfig):
+    about: ClassVar[str] = "the class that its network answers is told by randomised response"
+    assumes: ClassVar[tuple[str, ...]] = ("nothing of the model but its flipped classes leaves", COUNTED)
+    flip: FlipConfig = field(default_factory=FlipConfig)
+
+    def refusal(self, question: Question, task: Task) -> str | None:
+        return None if task.kind == "class" else f"task {task.name} has not one class an input to flip"
+
+    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+        scores = release.kind.of == "scores" and not release.pulled and not release.reads
+        return Flipped(levels["flip"]) if scores else super().rule(release, levels)  # Exact: nothing claimed

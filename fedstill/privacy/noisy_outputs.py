@@ -1,0 +1,87 @@
+"""Noisy outputs: each answer of a network that learned without protection is bounded, and gets noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from fedstill.core.choices import check_choices
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy.config import (
+    COUNTED,
+    GradientsConfig,
+    PrivacyConfig,
+    Release,
+    StepsConfig,
+    check_noise,
+    check_positive,
+)
+from fedstill.privacy.rules import NoisyRows, Rule, Sanitised
+from fedstill.protocol.questions import Question
+from fedstill.tasks import Task
+
+
+@dataclass(frozen=True)
+class OutputsConfig:
+    """Noise on the outputs of a model that was trained without protection."""
+
+    how: Literal["laplace", "gaussian"] = "laplace"
+    """Which noise."""
+    noise: float | None = None
+    """Its scale (Laplace) or standard deviation (Gaussian), in units of the outputs; none: as much as
+    privacy.epsilon asks for."""
+    bound: float = 0.0
+    """Outputs are limited to this: each value (Laplace), or the L2 norm of a row (Gaussian). 0: no bound,
+    and then no guarantee, whatever the noise."""
+    share: float = 1.0
+    """Of the epsilon that is divided among all whose noise is none, in parts."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "outputs")
+        check_noise(self.noise)
+        check_positive(self, "share")
+        if not 0 <= self.bound < math.inf:
+            raise ArgumentError("outputs.bound", self.bound, "0 (none: no guarantee) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyOutputs(PrivacyConfig):
+    """Noise on each answer."""
+
+    about: ClassVar[str] = "its network learned without protection, and each answer has noise"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "nothing of the model but its bounded, noisy outputs leaves",
+        COUNTED,
+    )
+    learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
+
+    outputs: OutputsConfig = field(default_factory=OutputsConfig)
+    """Noise on answers."""
+    critic: StepsConfig = field(default_factory=StepsConfig)
+    """How the node's critic learns, where a method has one."""
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    """What is pulled back to a question's inputs."""
+
+    def refusal(self, question: Question, task: Task) -> str | None:
+        """Pictures."""
+        scores = any(kind.of == "scores" for kind in question.releases.values())
+        if scores and task.kind in ("map", "image"):
+            return f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
+        return None
+
+    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+        """Scores, and other rows whatever they are computed from: a bound holds for either."""
+        if release.pulled:
+            return Sanitised(self.gradients.clip, levels["gradients"])
+        if release.kind.of == "rows" or (release.kind.of == "scores" and not release.reads):
+            return NoisyRows(self.outputs.how, levels["outputs"], self.outputs.bound)
+        return super().rule(release, levels)
+
+    def faults(self) -> list[ArgumentError]:
+        """A budget without a bound."""
+        if self.outputs.bound or math.isinf(self.budget):
+            return []
+        told = "above 0, where a budget is set: without a bound noise guarantees nothing"
+        return [ArgumentError("privacy.outputs.bound", self.outputs.bound, told)]

@@ -1,0 +1,15 @@
+"""Mechanisms by name, with what they have of some options: for tests that hold for several of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fedstill.privacy.config import MECHANISMS, PrivacyConfig
+
+
+def protected(mechanism: str, **options: Any) -> PrivacyConfig:
+    """A mechanism with those of the options that it knows."""
+    kind = MECHANISMS[mechanism]
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in options.items() if name in known})
