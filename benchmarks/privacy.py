@@ -45,7 +45,7 @@ from fedstill.privacy.config import (
 )
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import Classification
 
 ROWS, CLASSES, RECORDS = 64, 10, 400
 NOISY = PrivacyConfig(
@@ -84,7 +84,7 @@ def question_seconds(
     """Of so many questions, each: what the gate takes."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
     config = FedIOD(steps=times, batch=ROWS)
-    setting = NodeSetting(make_task(TaskConfig(), CLASSES), LocalConfig(), compute)
+    setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
     side = config.node_side(setting)
     path = Path(tempfile.mkdtemp(dir=folder))
     if privacy is not None:
@@ -109,7 +109,7 @@ def question_seconds(
 
 def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
     """One step of plain training and one of DP-SGD, taken in turn: medians."""
-    compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task(TaskConfig(), CLASSES)
+    compute, task = Compute(EngineConfig("one-by-one", threads=1)), Classification(CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
     setting, method = NodeSetting(task, local, compute), FedIOD(gan=0.0)

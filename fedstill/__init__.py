@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     )
     from fedstill.protocol.schedule import LocalConfig
     from fedstill.tasks.config import TaskConfig
+    from fedstill.tasks.instances import InstancesConfig
+    from fedstill.tasks.reconstruction import ReconstructionConfig
+    from fedstill.tasks.segmentation import SegmentationConfig
 
 __all__ = [
     "FLMRCM",
@@ -62,6 +65,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "GradientsConfig",
+    "InstancesConfig",
     "LGFedAvg",
     "LinkConfig",
     "LocalConfig",
@@ -72,6 +76,8 @@ __all__ = [
     "PolicyConfig",
     "PrivacyConfig",
     "PublicOnly",
+    "ReconstructionConfig",
+    "SegmentationConfig",
     "Standalone",
     "StepsConfig",
     "TaskConfig",
@@ -101,6 +107,7 @@ _HOMES = {
     "FedPer": "fedstill.methods.fedper",
     "FedProx": "fedstill.methods.fedprox",
     "GradientsConfig": "fedstill.privacy.config",
+    "InstancesConfig": "fedstill.tasks.instances",
     "LGFedAvg": "fedstill.methods.lg_fedavg",
     "LinkConfig": "fedstill.federation.link",
     "LocalConfig": "fedstill.protocol.schedule",
@@ -110,6 +117,8 @@ _HOMES = {
     "PolicyConfig": "fedstill.node.policy",
     "PrivacyConfig": "fedstill.privacy.config",
     "PublicOnly": "fedstill.methods.public_only",
+    "ReconstructionConfig": "fedstill.tasks.reconstruction",
+    "SegmentationConfig": "fedstill.tasks.segmentation",
     "Standalone": "fedstill.methods.standalone",
     "StepsConfig": "fedstill.privacy.config",
     "TaskConfig": "fedstill.tasks.config",

@@ -215,7 +215,7 @@ def _print_questions(questions: Questions) -> None:
         "method": str(questions.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "form": f"{form.task.name}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
+        "form": f"{form.task.called}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
     }
     _print_facts(facts)
 

@@ -276,9 +276,8 @@ def _side(method: Method, found: Examined, public: Public | None, task_config: T
     from fedstill.core.compute import Compute
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
-    from fedstill.tasks import any_task
 
-    task = found.form.make_task() if found.form else any_task(task_config)
+    task = found.form.make_task() if found.form else task_config.example()
     local = found.file.local if found.file else None
     known = public or stand_in(task, found.form.shape if found.form else ())
     setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
@@ -329,8 +328,8 @@ def _print_methods(console: Console, found: Examined) -> None:
     from rich.table import Table
 
     from fedstill.cli.node_privacy import unprotected
+    from fedstill.data.loaders import CLASSIFICATION
     from fedstill.protocol.method import METHODS
-    from fedstill.tasks import TaskConfig
 
     if found.file is None:
         return
@@ -341,7 +340,7 @@ def _print_methods(console: Console, found: Examined) -> None:
     unseen = found.data is None or found.model is None or found.compute is None
     for name in (*METHODS.own, *found.file.policy.methods):
         method = METHODS[name]()
-        side = _side(method, found, None, TaskConfig())
+        side = _side(method, found, None, CLASSIFICATION)
         questions = side.questions
         rules, against = _rules(method, None, found, questions, None)
         bare, dear, _ = unprotected(found, side, None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal
 
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks.config import TaskName
+from fedstill.tasks import TaskConfig
 
 MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
 
-# By name: the tasks that a data set serves. A path serves all.
-TASKS_OF: Mapping[str, tuple[TaskName, ...]] = MappingProxyType(
+# By name: the tasks that a data set serves, and with them all that are like these. A path serves all.
+TASKS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "digits": ("classification",),
         "mnist": ("classification",),
@@ -29,7 +29,6 @@ TASKS_OF: Mapping[str, tuple[TaskName, ...]] = MappingProxyType(
         "ag-news": ("text",),
     }
 )
-PATHS: tuple[TaskName, ...] = get_args(TaskName)
 
 # Which data have an option that not all have: names, and for paths the task.
 _OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -150,7 +149,7 @@ def available() -> tuple[str, ...]:
     return tuple(TASKS_OF)
 
 
-def tasks_of(name: str) -> tuple[TaskName, ...]:
+def tasks_of(name: str) -> tuple[str, ...]:
     """The tasks that a data set with a name serves.
 
     >>> tasks_of("brain-mri")
@@ -159,29 +158,29 @@ def tasks_of(name: str) -> tuple[TaskName, ...]:
     return TASKS_OF[name]
 
 
-def check_options(config: DataConfig, task: TaskName) -> None:
+def check_options(config: DataConfig, task: TaskConfig) -> None:
     """Refuse a data set that does not serve a task, and options that the data do not have.
 
     Raises:
         ArgumentError: naming what is allowed.
 
-    >>> check_options(DataConfig(name="digits"), "segmentation")
+    >>> from fedstill.tasks.segmentation import SegmentationConfig
+    >>> check_options(DataConfig(name="digits"), SegmentationConfig())
     Traceback (most recent call last):
     ...
     fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path ...
     """
-    tasks = TASKS_OF.get(config.name, PATHS)
-    if task not in tasks:
-        serving = [name for name, served in TASKS_OF.items() if task in served]
+    if task.like not in TASKS_OF.get(config.name, (task.like,)):
+        serving = [name for name, served in TASKS_OF.items() if task.like in served]
         allowed = ", ".join(serving) + " or a path"
-        raise ArgumentError("data.name", config.name, f"{allowed} for task {task}")
-    kind = config.name if config.name in TASKS_OF else task
+        raise ArgumentError("data.name", config.name, f"{allowed} for task {task.called}")
+    kind = config.name if config.name in TASKS_OF else task.like
     for field in fields(config):
         value = getattr(config, field.name)
         if kind not in _OPTIONS.get(field.name, (kind,)) and value != field.default:
             shown = list(value) if isinstance(value, tuple) else value
             default = "empty" if field.default in ((), "") else str(field.default).lower()
-            told = f"{default}, as data {config.name!r} have no such option for task {task}"
+            told = f"{default}, as data {config.name!r} have no such option for task {task.called}"
             raise ArgumentError(f"data.{field.name}", shown, told)
 
 

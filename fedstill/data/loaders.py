@@ -18,11 +18,12 @@ from fedstill.data.located import _listed, find_pack, folders, located
 from fedstill.data.packs import Raw, read_folder, read_npz
 from fedstill.data.parts import parted
 from fedstill.data.splits import Ints
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
 
 __all__ = ["MEAN", "STD", "DataConfig", "available", "find_pack", "folders", "load", "located", "tasks_of"]
 
-CLASSIFICATION = TaskConfig()
+CLASSIFICATION = ClassificationConfig()
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
     (torch.Size([100, 1, 8, 8]), 359, 10)
     """
     check_config(config)
-    check_options(config, task.name)
-    if task.name == "text":
+    check_options(config, task)
+    if task.like == "text":
         from fedstill.data.text import load_text
 
         data = load_text(config)
-    elif task.name == "classification":
+    elif task.like == "classification":
         data = _classified(config)
-    elif task.name == "instances":
+    elif task.like == "instances":
         from fedstill.data.nuclei import load_nuclei
 
         data = load_nuclei(config, task)
@@ -98,7 +99,7 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
         from fedstill.data.medical import load_medical
 
         data = load_medical(config, task)
-    made = make_task(task, data.classes)
+    made = task.make(data.classes)
     if train_needed or len(data.train):
         made.check(data.train, f"train part of {data.name}")
     made.check(data.test, f"test part of {data.name}")
@@ -159,7 +160,7 @@ def _known(config: DataConfig) -> tuple[Raw, str, str]:
 
 
 def _path(config: DataConfig) -> tuple[Raw, str, str]:
-    place = located(config, CLASSIFICATION.name)
+    place = located(config, CLASSIFICATION.like)
     if place.is_dir():
         return read_folder(place), place.resolve().name, ""
     return read_npz(place), place.stem, ""

@@ -12,7 +12,7 @@ from fedstill.core.errors import DataError
 from fedstill.data.assembled import PATIENT, SITE, Source, data_set
 from fedstill.data.config import DataConfig
 from fedstill.data.packs import Raw, arrays_of, need
-from fedstill.tasks.config import TaskConfig
+from fedstill.tasks import TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
 
@@ -27,7 +27,7 @@ def load_medical(config: DataConfig, task: TaskConfig) -> DataSet:
     from fedstill.data.located import find_pack  # which imports this file
 
     if config.name == "brain-mri":
-        if task.name == "reconstruction" and not config.channels:
+        if task.like == "reconstruction" and not config.channels:
             config = replace(config, channels=(FLAIR,))
         return data_set(brain_mri(find_pack(config, "brain_mri_lgg.npz")), config, task)
     if config.name == "chest-xray":
@@ -85,6 +85,6 @@ def own(config: DataConfig, task: TaskConfig) -> Source:
     from fedstill.data.located import located  # which imports this file
     from fedstill.data.own import read_own
 
-    place = located(config, task.name, *((".csv",) if task.name == "multi-label" else ()))
-    raw = read_own(place, task.name, size=config.size, slices=config.slices)
+    place = located(config, task.like, *((".csv",) if task.like == "multi-label" else ()))
+    raw = read_own(place, task.like, size=config.size, slices=config.slices)
     return Source(raw, place.resolve().name if place.is_dir() else place.stem)

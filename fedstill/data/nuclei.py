@@ -30,7 +30,7 @@ from fedstill.data.pictures import Picture, picture
 from fedstill.data.rasters import grown, nearest, places, resized
 from fedstill.data.units import drawn_units, strata, whole
 from fedstill.data.validation import set_aside
-from fedstill.tasks.config import TaskConfig
+from fedstill.tasks import TaskConfig
 
 PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")
@@ -70,7 +70,7 @@ def load_nuclei(config: DataConfig, task: TaskConfig) -> DataSet:
     if config.name not in ("monuseg", "dsb2018", "nuclei"):
         from fedstill.data.own import read_pictures
 
-        place = located(config, task.name)
+        place = located(config, task.like)
         pictures = read_pictures(place)
         return data_set(pictures, config, place.resolve().name if place.is_dir() else place.stem, "", column)
     return data_set(pictures, config, config.name, note, column)

@@ -22,7 +22,7 @@ from fedstill.data.loaders import CLASSIFICATION, DataConfig, available, load
 from fedstill.data.rasters import resized_maps
 from fedstill.data.splits import stratified
 from fedstill.data.units import Ints, labels_of, strata, whole
-from fedstill.tasks.config import TaskConfig, TaskName
+from fedstill.tasks import TASKS, TaskConfig
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
@@ -173,9 +173,9 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         raise ArgumentError(
             "public.name", config.name, f"{NONE} or {HELD_OUT}, as other texts have token ids of their own"
         )
-    same = task.name in TASKS_OF.get(config.name, (task.name,))
-    served = task if same else TaskConfig(_images_of(config.name, task))
-    patch = data.train.inputs.shape[-1] if served.name == "instances" else 0  # nuclei stay as large
+    same = task.like in TASKS_OF.get(config.name, (task.like,))
+    served = task if same else TASKS[_images_of(config.name, task)]()
+    patch = data.train.inputs.shape[-1] if served.like == "instances" else 0  # nuclei stay as large
     try:
         other = load(DataConfig(name=config.name, root=config.root, patch=patch), served)
     except ArgumentError as error:
@@ -195,25 +195,25 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
-    images = part.targets if served.name == "reconstruction" else part.inputs
+    images = part.targets if served.like == "reconstruction" else part.inputs
     inputs = in_form(images, other, data)
     labels = _in_form_too(part.targets, inputs, task) if known else None
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         inputs = observed(inputs, task)
     return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
 
 
-def _images_of(name: str, task: TaskConfig) -> TaskName:
+def _images_of(name: str, task: TaskConfig) -> str:
     """Another task that a data set's images are of, for a task that can take them without labels."""
     for served in TASKS_OF[name]:
         if served != "text":
             return served
-    raise ArgumentError("public.name", name, f"images, as task {task.name} takes no texts")
+    raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
 
 
 def _in_form_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
     """Targets of images that were brought into another form: maps become as large, images are the images."""
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         return images
     return resized_maps(targets, images.shape[2], images.shape[3]) if targets.ndim == 3 else targets
 
@@ -281,7 +281,7 @@ def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _column(data.mean)) / _column(data.std)
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         return Public(NOISE, observed(inputs, task), inputs, _generated(count, config))
     return Public(NOISE, inputs, None, _generated(count, config))
 

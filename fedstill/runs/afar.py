@@ -46,6 +46,7 @@ from fedstill.node.session import SALT
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 from fedstill.runs.experiment import Experiment
+from fedstill.tasks import TASKS
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
@@ -294,11 +295,14 @@ def write_nodes(config: RunConfig, experiment: Experiment, folder: Path) -> None
 
 
 def _allowing(config: RunConfig) -> PolicyConfig:
-    """The policy of a rehearsal's nodes: whoever rehearses a method has installed it, and allows it."""
-    policy, name = config.nodes.policy, method_name(config.method)
-    if METHODS.origin(name) == OURS or name in policy.methods:
-        return policy
-    return replace(policy, methods=(*policy.methods, name))
+    """The policy of a rehearsal's nodes: whoever rehearses a method and a task has installed them, and allows
+    them."""
+    policy, method, task = config.nodes.policy, method_name(config.method), config.task.called
+    if METHODS.origin(method) != OURS and method not in policy.methods:
+        policy = replace(policy, methods=(*policy.methods, method))
+    if TASKS.origin(task) != OURS and task not in policy.tasks:
+        policy = replace(policy, tasks=(*policy.tasks, task))
+    return policy
 
 
 def _looked_into(

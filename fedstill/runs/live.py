@@ -40,7 +40,6 @@ from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.evaluation import Evaluation, plain
 from fedstill.runs.result import common, told_cases
 from fedstill.runs.turns import drive
-from fedstill.tasks import make_task
 
 
 class Live:
@@ -66,7 +65,7 @@ class Live:
         self.method: Method = config.method
         self.needs = self.method.needs()
         self.data = load(config.data, config.task, train_needed=False)
-        self.task = make_task(config.task, self.data.classes)
+        self.task = config.task.make(self.data.classes)
         reason = refusal(self.needs, self.task)
         if reason is not None:
             raise MethodRefused(self.method.title, "every node", reason)

@@ -167,7 +167,7 @@ def answer(
         raise QuestionRefused(host.name, QUESTIONS, rule)
     with limited(host.name, QUESTIONS):
         signers = None if server_key is None else [server_key]
-        given = read_questions(questions, signers, policy.most_header, policy.methods)
+        given = read_questions(questions, signers, policy.most_header, policy.methods, policy.tasks)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
     kept = folder / "runs" / plan.run / KEPT
@@ -258,7 +258,7 @@ def _again(
         ledger.close()
     blob = kept.read_bytes()
     _check_let_out(host, kept, blob)
-    header, answers, crossed = unpack_answers(kept, blob)
+    header, answers, crossed = unpack_answers(kept, blob, host.file.policy.tasks)
     return replace(header, asked_by=given.signer, compared=given.trusted), answers, crossed
 
 
@@ -350,7 +350,7 @@ def distil(
         ArgumentError: an option is not the one that the nodes were asked with.
         RunFolderError: the folder holds something else.
     """
-    given = read_questions(questions, methods=[method_name(config.method)])
+    given = read_questions(questions, methods=[method_name(config.method)], tasks=[config.task.called])
     _same_questions(config, given, questions)
     read = [read_answers(path, given, keys) for path in answers]
     files = Files(given, read)

@@ -59,6 +59,7 @@ def common(
         "method": method_name(method),
         "title": method.title,
         "task": task.name,
+        "kind": task.kind,
         "metric": task.metric,
         "figures": [dataclasses.asdict(figure) for figure in task.figures],
         "seed": seed,

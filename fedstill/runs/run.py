@@ -30,7 +30,6 @@ from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.runs.experiment import Experiment
 from fedstill.runs.result import told_cases
 from fedstill.runs.setting import Setting
-from fedstill.tasks import make_task
 
 REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
@@ -149,7 +148,7 @@ def prepare(config: RunConfig) -> tuple[Experiment, dict[str, Any]]:
         The experiment, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
-    task, method = make_task(config.task, data.classes), config.method
+    task, method = config.task.make(data.classes), config.method
     reason = refusal(method.needs(), task)
     if reason is not None:  # before all that could be mended in vain
         raise MethodRefused(method.title, "every node", reason)
@@ -206,7 +205,7 @@ def assemble(
 
     specs = [names[index % len(names)] for index in range(len(parts))]
     setting = Setting(
-        task=make_task(config.task, data.classes),
+        task=config.task.make(data.classes),
         parts=parts,
         models=[network(spec, "model", index) for index, spec in enumerate(specs)],
         student=network(config.student.model, "student"),

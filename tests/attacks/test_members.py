@@ -14,7 +14,7 @@ from fedstill.attacks.members import MembersConfig, outsider, section
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.runs.experiment import Experiment
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.reconstruction import ReconstructionConfig
 from tests.attacks.runs import FEDAVG, SGD, replay
 
 FEW = MembersConfig(shadows=8)
@@ -188,6 +188,6 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
             MembersConfig(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
     experiment, heard = done(again)
-    experiment.task = make_task(TaskConfig("reconstruction"), 1)
+    experiment.task = ReconstructionConfig().make(1)
     with pytest.raises(MethodRefused, match="one label an input"):
         section(again, experiment, heard, FEW, 0)

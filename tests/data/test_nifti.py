@@ -15,10 +15,11 @@ from fedstill.data.config import SplitConfig
 from fedstill.data.loaders import DataConfig, load
 from fedstill.data.nifti import read_volumes
 from fedstill.data.splits import split
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 nibabel = pytest.importorskip("nibabel")
-SEGMENTATION, RECONSTRUCTION = TaskConfig("segmentation"), TaskConfig("reconstruction")
+SEGMENTATION, RECONSTRUCTION = SegmentationConfig(), ReconstructionConfig()
 
 
 def write(path: Path, volume: np.ndarray[Any, Any], axes: str = "RAS") -> None:

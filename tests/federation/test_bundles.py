@@ -51,15 +51,14 @@ from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import offline
 from fedstill.runs.config import read_toml
-from fedstill.tasks import TaskConfig
-from fedstill.tasks.classification import Classification
+from fedstill.tasks.classification import Classification, ClassificationConfig
 
 pytest.importorskip("cryptography")
 
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
 CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
-FORM = Form(TaskConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+FORM = Form(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 

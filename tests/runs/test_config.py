@@ -161,7 +161,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"name": "a/b"}, "name is 'a/b': allowed is letters, digits"),
         ({"name": ""}, "name is '': allowed is letters, digits"),
         ({"task": "regression"}, "task is 'regression': allowed is a table"),
-        ({"task": {"name": "regression"}}, "task.name is 'regression': allowed is one of 'classification'"),
+        ({"task": {"name": "regression"}}, "unknown task 'regression': allowed are classification, text"),
         ({"split": {"how": "random"}}, "split.how is 'random': allowed is one of 'iid', 'dirichlet'"),
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
         ({"split": {"alpha": True}}, "split.alpha is True: allowed is a number"),
@@ -371,7 +371,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
 ) -> None:
     """FedIOD, appendix; of reconstruction it prints no batch."""
     run = config.load(f"paper-{name}")
-    check_options(run.data, run.task.name)
+    check_options(run.data, run.task)
     given, method = run.nodes.local, run.method
     assert (given.lr, given.batch, given.epochs, given.optimiser) == (*local, "adam")
     assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
@@ -384,7 +384,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
 
 def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     run = config.load("paper-xray")
-    check_options(run.data, run.task.name)
+    check_options(run.data, run.task)
     local, method = run.nodes.local, run.method
     assert (local.optimiser, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
     assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)

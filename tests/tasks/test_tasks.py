@@ -8,11 +8,14 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.report.matrix import tasks_by_method
-from fedstill.tasks import TASKS, Task, TaskConfig, any_task
+from fedstill.runs.config import from_dict
+from fedstill.tasks import TASKS, Task
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 
 def tasks() -> list[Task]:
-    return [any_task(TaskConfig(name)) for name in TASKS]  # type: ignore[arg-type]
+    return [TASKS[name]().example() for name in TASKS]
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
@@ -36,11 +39,12 @@ def test_blank_targets_are_targets(task: Task) -> None:
 
 
 def test_options_of_another_task_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"task\.acceleration is 4: allowed is none"):
-        TaskConfig("segmentation", acceleration=4)
+    with pytest.raises(
+        ArgumentError, match=r"task\.acceleration is 4: allowed is none, as task 'segmentation'"
+    ):
+        from_dict({"method": {"name": "fedavg"}, "task": {"name": "segmentation", "acceleration": 4}})
     with pytest.raises(ArgumentError, match=r"task\.dice is -1"):
-        TaskConfig("segmentation", dice=-1.0)
-    assert TaskConfig("reconstruction", acceleration=8).acceleration == 8
+        SegmentationConfig(dice=-1.0)
 
 
 def test_methods_refuse_tasks_with_a_reason() -> None:
@@ -54,4 +58,4 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert "label maps" in str(found["asyndgan"]["classification"])
     assert found["asyndgan"]["segmentation"] is None
     needs = METHODS["fedgen"]().needs()
-    assert refusal(needs, any_task(TaskConfig())) is None
+    assert refusal(needs, ClassificationConfig().example()) is None
