@@ -298,10 +298,10 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
         console.print()
     side = _side(method, found, asking.public, config.task)
     questions = side.questions
-    rules, against = _rules(method, config, found, questions, _student(asking, found))
+    rules, against = _rules(method, found, questions, _student(asking, found))
     bare, dear, guard = unprotected(found, side, folder)
     rules = {**bare, **rules}
-    against = against or _first_refusal(bare) or dear
+    against = _stranger(config, found) or against or _first_refusal(bare) or dear
     console.print(f"In {asking.target} ({method.title}) it would be asked:")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     for name, question in questions.items():
@@ -342,7 +342,7 @@ def _print_methods(console: Console, found: Examined) -> None:
         method = METHODS[name]()
         side = _side(method, found, None, CLASSIFICATION)
         questions = side.questions
-        rules, against = _rules(method, None, found, questions, None)
+        rules, against = _rules(method, found, questions, None)
         bare, dear, _ = unprotected(found, side, None)
         rules = {**bare, **rules}
         against = against or _first_refusal(bare) or dear
@@ -367,7 +367,6 @@ def _by_rule(rules: dict[str, str]) -> dict[str, list[str]]:
 
 def _rules(
     method: Method,
-    config: RunConfig | None,
     found: Examined,
     questions: Mapping[str, Any],
     student: Any,
@@ -395,6 +394,15 @@ def _rules(
             same = architecture(student) == architecture(found.model)
             against = None if same else "its model is not of the student's architecture"
     return rules, against
+
+
+def _stranger(config: RunConfig, found: Examined) -> str | None:
+    """Which of a run's method and task is neither the package's own nor allowed by the owner."""
+    for option, chosen in (("methods", config.method), ("tasks", config.task)):
+        allowed = getattr(found.file.policy, option) if found.file else ()
+        if chosen.called not in (*chosen.registry.own, *allowed):
+            return f"policy.{option} does not name {chosen.called}"
+    return None
 
 
 def _first_refusal(rules: Mapping[str, str]) -> str | None:

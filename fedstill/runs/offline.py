@@ -18,7 +18,7 @@ from fedstill.core import owner_only
 from fedstill.core.errors import ArgumentError, BundleError, MethodRefused, QuestionRefused, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
-from fedstill.core.tables import options
+from fedstill.core.tables import as_table, options
 from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
@@ -388,9 +388,9 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
     """
     method = config.method
     free = (*LATER, *(f"method.{name}" for name in method.later))
+    tables = as_table(asked), as_table(config)
     for name in options(config):
-        path = name.split(".")
-        before, now = (reduce(getattr, path, given) for given in (asked, config))
+        before, now = (reduce(dict.get, name.split("."), table) for table in tables)
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
             raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
 

@@ -335,6 +335,10 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
         ),
         (lambda h, t: h["plan"]["form"].update(std=[0.0]), "form.std is"),
         (
+            lambda h, t: h["plan"]["form"].update(task={"name": "antigravity:geohash"}),
+            "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
+        ),
+        (
             lambda h, t: h["plan"].update(public_note=3),
             "has no plan that this version of fedstill can follow",
         ),
@@ -398,6 +402,10 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         (lambda h, t: h["form"]["classes"].append("d"), "is about data of 4 classes: allowed is 3"),
         (lambda h, t: h["form"].update(classes=["a", "c", "b"]), "is about data of 3 classes"),
         (lambda h, t: h["form"].update(mean=[0.4]), "is about data of mean (0.4,): allowed is (0.5,)"),
+        (
+            lambda h, t: h["form"].update(task={"name": "antigravity:geohash"}),
+            "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
+        ),
         (lambda h, t: t.pop("1.logits"), "has no answer to question 1 (predict)"),
         (
             lambda h, t: t.update({"0.weights": torch.zeros(2)}),
