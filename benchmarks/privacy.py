@@ -42,7 +42,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import Classification
 
 ROWS, CLASSES, RECORDS = 64, 10, 400
 CRITIC, GRADIENTS = StepsConfig(noise=20.0), GradientsConfig(noise=1000.0)
@@ -81,7 +81,7 @@ def question_seconds(
     """Of so many questions, each: what the gate takes."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
     config = FedIOD(steps=times, batch=ROWS)
-    setting = NodeSetting(make_task(TaskConfig(), CLASSES), LocalConfig(), compute)
+    setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
     side = config.node_side(setting)
     path = Path(tempfile.mkdtemp(dir=folder))
     if privacy is not None:
@@ -106,7 +106,7 @@ def question_seconds(
 
 def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
     """One step of plain training and one of DP-SGD, taken in turn: medians."""
-    compute, task = Compute(EngineConfig("one-by-one", threads=1)), make_task(TaskConfig(), CLASSES)
+    compute, task = Compute(EngineConfig("one-by-one", threads=1)), Classification(CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
     setting, method = NodeSetting(task, local, compute), FedIOD(gan=0.0)

@@ -33,7 +33,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import WHOLE, LocalConfig
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import Classification
 
 SHOWN = 600  # dots a panel
 SIDE, GAP, HEADING = 220, 20, 30  # pixels of a panel, between two, and above each
@@ -72,7 +72,7 @@ def main(
     except DataError:
         data = load(Digits())
     compute = Compute(EngineConfig(threads=1))
-    task = make_task(TaskConfig(), len(data.classes))
+    task = Classification(len(data.classes))
     channels, height, width = data.test.inputs.shape[1:]
     setting = NodeSetting(task, LocalConfig(epochs=epochs, batch=64, smoothing=0.0), compute)
     model = split(build("lenet5", (channels, height, width), task.classes, seed), "teacher")

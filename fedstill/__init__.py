@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from fedstill.privacy.pate import PATE, PateConfig
     from fedstill.protocol.schedule import LocalConfig
     from fedstill.tasks.config import TaskConfig
+    from fedstill.tasks.instances import InstancesConfig
+    from fedstill.tasks.reconstruction import ReconstructionConfig
+    from fedstill.tasks.segmentation import SegmentationConfig
 
 __all__ = [
     "DPSGD",
@@ -61,6 +64,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "GradientsConfig",
+    "InstancesConfig",
     "LGFedAvg",
     "LinkConfig",
     "LocalConfig",
@@ -73,6 +77,8 @@ __all__ = [
     "PolicyConfig",
     "PrivacyConfig",
     "PublicOnly",
+    "ReconstructionConfig",
+    "SegmentationConfig",
     "Standalone",
     "StepsConfig",
     "TaskConfig",
@@ -103,6 +109,7 @@ _HOMES = {
     "FedPer": "fedstill.methods.fedper",
     "FedProx": "fedstill.methods.fedprox",
     "GradientsConfig": "fedstill.privacy.config",
+    "InstancesConfig": "fedstill.tasks.instances",
     "LGFedAvg": "fedstill.methods.lg_fedavg",
     "LinkConfig": "fedstill.federation.link",
     "LocalConfig": "fedstill.protocol.schedule",
@@ -115,6 +122,8 @@ _HOMES = {
     "PolicyConfig": "fedstill.node.policy",
     "PrivacyConfig": "fedstill.privacy.config",
     "PublicOnly": "fedstill.methods.public_only",
+    "ReconstructionConfig": "fedstill.tasks.reconstruction",
+    "SegmentationConfig": "fedstill.tasks.segmentation",
     "Standalone": "fedstill.methods.standalone",
     "StepsConfig": "fedstill.privacy.config",
     "TaskConfig": "fedstill.tasks.config",

@@ -27,7 +27,7 @@ from fedstill.report import write_report
 from fedstill.runs.run import REHEARSED, check_folder, finish
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import Task, TaskConfig, make_task
+from fedstill.tasks import TASKS, Task, TaskConfig
 
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
 
@@ -84,7 +84,8 @@ def distil(
         classes: number of classes, or their names, by which reports call them; every module gives
             ``(B, classes)``, or ``(B, classes, H, W)`` where each pixel has one, or ``(B, 1, H, W)`` where
             outputs are images.
-        task: what is learned: a name, as in ``fedstill list``, or a ``TaskConfig`` with options.
+        task: what is learned: a name, as in ``fedstill list``, or ``module:Name``, or a task with options, as
+            ``SegmentationConfig(dice=0.5)``.
         method: which method, with its options, as ``FedAvg(rounds=10)``; None is FedIOD with its
             defaults.
         local: how nodes train their models; None is the default.
@@ -131,11 +132,11 @@ def distil(
     if engine is not None and engine.name in REHEARSED:
         allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
         raise ArgumentError("engine.name", engine.name, allowed)
-    config = TaskConfig(task) if isinstance(task, str) else task  # type: ignore[arg-type]
+    config = TASKS[task]() if isinstance(task, str) else task
     if isinstance(classes, str):
         raise ArgumentError("classes", classes, "how many there are, or a list of their names")
     known = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
-    learned = make_task(config, known if isinstance(classes, Sequence) else int(classes))
+    learned = config.make(known if isinstance(classes, Sequence) else int(classes))
     setting = Setting(
         task=learned,
         parts=[_tensors(examples, f"data[{index}]", learned) for index, examples in enumerate(data)],

@@ -358,7 +358,7 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     """Or else another run could go on in its folder."""
     given = few()
     parts = {"mark", "samples"}  # not arguments of distil
-    task = api.make_task(api.TaskConfig(), 3)
+    task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
         task=task,
         parts=[api._tensors(data, "data", task) for data in given["data"]],

@@ -191,9 +191,10 @@ def _show(words: list[str]) -> None:
         raise ArgumentError("fedstill questions show", " ".join(words), "one file of questions")
     from fedstill.federation import bundles
     from fedstill.protocol.method import METHODS
+    from fedstill.tasks import TASKS
 
-    # Of methods that are not the package's own those that are installed: a file's word imports nothing else.
-    questions = bundles.read_questions(Path(words[0]), methods=tuple(METHODS))
+    # Of what is not the package's own that which is installed: a file's word imports nothing else.
+    questions = bundles.read_questions(Path(words[0]), methods=tuple(METHODS), tasks=tuple(TASKS))
     _print_questions(questions)
     _print_facts({"SHA-256": questions.sha256, "signed by": questions.signer})
 
@@ -216,7 +217,7 @@ def _print_questions(questions: Questions) -> None:
         "method": str(questions.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "form": f"{form.task.name}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
+        "form": f"{form.task.called}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
     }
     _print_facts(facts)
 

@@ -276,9 +276,8 @@ def _side(method: Method, found: Examined, public: Public | None, task_config: T
     from fedstill.core.compute import Compute
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
-    from fedstill.tasks import any_task
 
-    task = found.form.make_task() if found.form else any_task(task_config)
+    task = found.form.make_task() if found.form else task_config.example()
     local = found.file.local if found.file else None
     known = public or stand_in(task, found.form.shape if found.form else ())
     setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
@@ -299,10 +298,10 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
         console.print()
     side = _side(method, found, asking.public, config.task)
     questions = side.questions
-    rules, against = _rules(method, config, found, questions, _student(asking, found))
+    rules, against = _rules(method, found, questions, _student(asking, found))
     bare, dear, mechanism = unprotected(found, side, folder)
     rules = {**bare, **rules}
-    against = against or _first_refusal(bare) or dear
+    against = _stranger(config, found) or against or _first_refusal(bare) or dear
     console.print(f"In {asking.target} ({method.title}) it would be asked:")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     for name, question in questions.items():
@@ -329,8 +328,8 @@ def _print_methods(console: Console, found: Examined) -> None:
     from rich.table import Table
 
     from fedstill.cli.node_privacy import unprotected
+    from fedstill.data.loaders import CLASSIFICATION
     from fedstill.protocol.method import METHODS
-    from fedstill.tasks import TaskConfig
 
     if found.file is None:
         return
@@ -341,9 +340,9 @@ def _print_methods(console: Console, found: Examined) -> None:
     unseen = found.data is None or found.model is None or found.compute is None
     for name in (*METHODS.own, *found.file.policy.methods):
         method = METHODS[name]()
-        side = _side(method, found, None, TaskConfig())
+        side = _side(method, found, None, CLASSIFICATION)
         questions = side.questions
-        rules, against = _rules(method, None, found, questions, None)
+        rules, against = _rules(method, found, questions, None)
         bare, dear, _ = unprotected(found, side, None)
         rules = {**bare, **rules}
         against = against or _first_refusal(bare) or dear
@@ -368,7 +367,6 @@ def _by_rule(rules: dict[str, str]) -> dict[str, list[str]]:
 
 def _rules(
     method: Method,
-    config: RunConfig | None,
     found: Examined,
     questions: Mapping[str, Any],
     student: Any,
@@ -396,6 +394,15 @@ def _rules(
             same = architecture(student) == architecture(found.model)
             against = None if same else "its model is not of the student's architecture"
     return rules, against
+
+
+def _stranger(config: RunConfig, found: Examined) -> str | None:
+    """Which of a run's method and task is neither the package's own nor allowed by the owner."""
+    for option, chosen in (("methods", config.method), ("tasks", config.task)):
+        allowed = getattr(found.file.policy, option) if found.file else ()
+        if chosen.called not in (*chosen.registry.own, *allowed):
+            return f"policy.{option} does not name {chosen.called}"
+    return None
 
 
 def _first_refusal(rules: Mapping[str, str]) -> str | None:

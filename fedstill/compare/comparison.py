@@ -22,7 +22,6 @@ from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting, Question, stand_in
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict
-from fedstill.tasks import any_task
 
 SINGLE = ""  # the name of the only setting, where a comparison names none
 
@@ -139,7 +138,7 @@ class Comparison:
 
 def questions(config: RunConfig) -> Mapping[str, Question]:
     """The questions that a run's method declares, by name."""
-    task = any_task(config.task)
+    task = config.task.example()
     setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
     questions: Mapping[str, Question] = side_of(config.method, setting).questions
     return questions

@@ -22,7 +22,7 @@ from fedstill.core.tables import options, read_table
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
-from fedstill.runs.config import PaperFigure, RunConfig, from_dict, to_dict
+from fedstill.runs.config import PaperFigure, RunConfig, check_paper, from_dict, to_dict
 
 __all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
 
@@ -179,8 +179,7 @@ def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any])
         changed=(*changes, *(str(option) for option in table.get("changed", []) if option not in changes)),
         leakage=_leakage(table),
     )
-    for place in comparison.places():
-        comparison.config(place)
+    check_paper(paper, [comparison.config(place).task for place in comparison.places()])
     return comparison
 
 

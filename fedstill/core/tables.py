@@ -247,8 +247,8 @@ def _is_chosen(kind: Any) -> bool:
 
 
 def _is_anothers(base: type[Registered], key: str) -> bool:
-    """Whether it is an option of some of those that could have been chosen."""
-    return any(key in _fields(kind) for kind in base.registry.working().values())
+    """Whether it is an option of another of the package's own: for a wrong key nothing else is imported."""
+    return any(key in _fields(base.registry[name]) for name in base.registry.own)
 
 
 def _fields(kind: Any) -> dict[str, Any]:

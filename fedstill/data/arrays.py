@@ -48,7 +48,7 @@ class ArrayData(DataConfig):
         if targets_of(task) == "class":
             raw = packs.from_arrays(Path(name), packs.with_numbers(arrays))
             return classified(raw, self, name, self.note)
-        return data_set(Source(own.from_arrays(Path(name), arrays, task.name), name, self.note), self, task)
+        return data_set(Source(own.from_arrays(Path(name), arrays, task.like), name, self.note), self, task)
 
     def _given(self) -> dict[str, Column]:
         try:

@@ -21,7 +21,7 @@ from fedstill.data.packs import Images, Raw
 from fedstill.data.rasters import resized, resized_maps
 from fedstill.data.units import drawn_units, labels_of, strata, whole
 from fedstill.data.validation import set_aside
-from fedstill.tasks.config import TaskConfig
+from fedstill.tasks import TaskConfig
 
 PATIENT, SITE = "patient", "site"
 
@@ -84,12 +84,12 @@ def data_set(
     train_rows, limited = _limited(raw, train_rows, config, unit)
     notes.append(limited)
 
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         if len(channels) > 1:
             raise ArgumentError("data.channels", list(channels), "one, as reconstruction rebuilds one image")
         channels = channels or (0,)
     images = with_channels(raw.images, channels, "data.channels")
-    classes = ("image",) if task.name == "reconstruction" else raw.classes
+    classes = ("image",) if task.like == "reconstruction" else raw.classes
     sides = (size, size) if size else images.shape[2:]
     mean, std = (MEAN,) * images.shape[1], (STD,) * images.shape[1]
     cases = patients(raw.columns)
@@ -134,19 +134,17 @@ def part(
     if tuple(images.shape[2:]) != (height, width):
         images = resized(images, height, width)
     inputs = normalised(images, (MEAN,) * channels, (STD,) * channels)
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         return TensorData(observed(inputs, task), inputs, cases=cases)
     targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
-    if task.name == "segmentation":
+    if task.like == "segmentation":
         targets = resized_maps(targets, height, width)
     return TensorData(inputs, targets, cases=cases)
 
 
 def observed(pictures: torch.Tensor, task: TaskConfig) -> torch.Tensor:
     """What a network of a task sees of images ``(N, C, H, W)``: for reconstruction, what is measured."""
-    from fedstill.tasks import make_task
-
-    made = make_task(task, 1)
+    made = task.make(1)
     with torch.no_grad():
         return torch.cat([made.observe(some) for some in torch.split(pictures, 256)]).contiguous()
 

@@ -11,7 +11,7 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry, not_options
 from fedstill.core.tables import read_table
-from fedstill.tasks import TaskConfig, task_type
+from fedstill.tasks import TaskConfig
 
 MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
 
@@ -22,13 +22,13 @@ Targets = Literal["class", "labels", "map", "image", "instances", "texts"]
 def targets_of(task: TaskConfig) -> Targets:
     """What examples must teach for a task.
 
-    >>> targets_of(TaskConfig("segmentation")), targets_of(TaskConfig("text"))
-    ('map', 'texts')
+    >>> from fedstill.tasks.segmentation import SegmentationConfig
+    >>> targets_of(SegmentationConfig())
+    'map'
     """
-    if task.name == "instances":
+    if task.like == "instances":
         return "instances"
-    kind = task_type(task.name)
-    return "texts" if kind.tokens else kind.kind
+    return "texts" if task.makes.tokens else task.makes.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,8 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
     Raises:
         ArgumentError: naming those that do.
 
-    >>> check_serves(named("digits"), TaskConfig("segmentation"))
+    >>> from fedstill.tasks.segmentation import SegmentationConfig
+    >>> check_serves(named("digits"), SegmentationConfig())
     Traceback (most recent call last):
     ...
     fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path ...
@@ -167,5 +168,5 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
     targets = targets_of(task)
     if targets not in config.targets:
         serving = [name for name, kind in DATA.working().items() if targets in kind.targets]
-        allowed = f"{', '.join(serving)} or a path for task {task.name}"
+        allowed = f"{', '.join(serving)} or a path for task {task.called}"
         raise ArgumentError("data.name", config.called, allowed)

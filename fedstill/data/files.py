@@ -64,16 +64,16 @@ class Files(nuclei.PictureData, text.TextData):
     def read(self, task: TaskConfig) -> DataSet:
         """What the path holds for a task."""
         targets = targets_of(task)
-        self._check_options(targets, task.name)
+        self._check_options(targets, task.called)
         if targets == "texts":
             return text.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
-        place = located(self, task.name, *((".csv",) if targets == "labels" else ()))
+        place = located(self, task.like, *((".csv",) if targets == "labels" else ()))
         name = place.resolve().name if place.is_dir() else place.stem
         if targets == "class":
             return classified(read_folder(place) if place.is_dir() else read_npz(place), self, name, "")
         if targets == "instances":
             return nuclei.data_set(self.pictures(), self, name, "", "site")
-        source = Source(read_own(place, task.name, size=self.size, slices=self.slices), name)
+        source = Source(read_own(place, task.like, size=self.size, slices=self.slices), name)
         return data_set(source, self, task, size=self.size, channels=self.channels, sites=self.sites)
 
     def pictures(self) -> Sequence[Picture]:

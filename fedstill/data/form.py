@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks import Task, TaskConfig, make_task, task_type
+from fedstill.core.tables import as_table, read_table
+from fedstill.tasks import TASKS, Task, TaskConfig
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Form:
     vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        kind = task_type(self.task.name)
+        kind = self.task.makes
         axes = "length" if kind.tokens else "channels, height and width"
         if len(self.shape) != (1 if kind.tokens else 3) or not all(1 <= size < 2**31 for size in self.shape):
             raise ArgumentError("form.shape", self.shape, f"{axes}, each 1 or more, below 2**31")
@@ -65,7 +66,7 @@ class Form:
 
     def make_task(self) -> Task:
         """The task, with as many classes."""
-        return make_task(self.task, self.classes)
+        return self.task.make(self.classes)
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -74,17 +75,38 @@ class Form:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives the same form back."""
-        return asdict(self)
+        table: dict[str, Any] = as_table(self)
+        return table
 
     @classmethod
-    def from_dict(cls, table: Any) -> Form:
+    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> Form:
         """The form that JSON values describe.
+
+        Args:
+            table: the values, as somebody sent them.
+            tasks: names that may be looked up beside the package's own. Nothing is imported for any other.
 
         Raises:
             ArgumentError: they do not describe one.
         """
-        from fedstill.core.tables import read_table  # which reads what nodes are configured with, too
-
-        if not isinstance(table, Mapping):
-            raise ArgumentError("form", type(table).__name__, "a table")
+        check_task(table, tasks)
         return read_table(cls, table, "form.")
+
+
+def check_task(form: Any, tasks: Collection[str] = ()) -> None:
+    """Refuse a form that somebody sent, before it is read, if reading it would import a stranger's task.
+
+    Args:
+        form: as JSON values.
+        tasks: names that may be looked up beside the package's own.
+
+    Raises:
+        ArgumentError: it names none of these, or is no form.
+    """
+    task = form.get("task") if isinstance(form, Mapping) else None
+    if not isinstance(task, Mapping):
+        raise ArgumentError("form", type(form).__name__, "a table, with a table task in it")
+    named = task.get(TaskConfig.key, TaskConfig.default)
+    if not TASKS.allows(named, tasks):
+        allowed = f"one that policy.tasks of the node names, or one of {', '.join(TASKS.own)}"
+        raise ArgumentError("task.name", named, allowed)

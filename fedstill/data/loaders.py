@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fedstill.core.dataset import DataSet
 from fedstill.data.config import DataConfig, check_serves
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
 
-CLASSIFICATION = TaskConfig()
+CLASSIFICATION = ClassificationConfig()
 
 
 def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed: bool = True) -> DataSet:
@@ -37,7 +38,7 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
     """
     check_serves(config, task)
     data = config.read(task)
-    made = make_task(task, data.classes)
+    made = task.make(data.classes)
     if train_needed or len(data.train):
         made.check(data.train, f"train part of {data.name}")
     made.check(data.test, f"test part of {data.name}")

@@ -14,7 +14,7 @@ from fedstill.data.assembled import PATIENT, SITE, Source, data_set
 from fedstill.data.config import DataConfig, Targets, multiple_of_four, targets_of
 from fedstill.data.located import find_file
 from fedstill.data.packs import Raw, arrays_of, need
-from fedstill.tasks.config import TaskConfig
+from fedstill.tasks import TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
 

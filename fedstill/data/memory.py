@@ -13,8 +13,8 @@ COPIES = 3  # of a node's data while they are read: as they come, as they are br
 def of_example(form: Form) -> int:
     """Bytes of one input with its target, in a form.
 
-    >>> from fedstill.tasks import TaskConfig
-    >>> of_example(Form(TaskConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    >>> from fedstill.tasks.classification import ClassificationConfig
+    >>> of_example(Form(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
     264
     """
     task = form.make_task()

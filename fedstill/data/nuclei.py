@@ -33,7 +33,7 @@ from fedstill.data.pictures import Picture, picture
 from fedstill.data.rasters import grown, nearest, places, resized
 from fedstill.data.units import drawn_units, strata, whole
 from fedstill.data.validation import set_aside
-from fedstill.tasks.config import TaskConfig
+from fedstill.tasks import TaskConfig
 
 PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")

@@ -24,6 +24,7 @@ from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.images import decoded
 from fedstill.data.in_form import groups_of, inputs_of, locate, own_function, times
+from fedstill.data.loaders import CLASSIFICATION
 from fedstill.data.packs import (
     MOST_CLASSES,
     Images,
@@ -36,7 +37,7 @@ from fedstill.data.packs import (
 )
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.untold import of_arrays, other_than_classes
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks import TaskConfig
 
 
 def load(
@@ -68,7 +69,7 @@ def load(
         TooLarge: they would take more than that.
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
-    if form is None and task is not None and task.name != "classification":
+    if form is None and task is not None and task.like != CLASSIFICATION.like:
         from fedstill.data.private_tasks import own_form  # which imports this file
 
         form = own_form(config, folder, task, what)
@@ -78,7 +79,7 @@ def load(
         if form is None:
             raise _run_needed(what, "tensors in a server's form")
         return load_tensors(config, locate(config, folder), form, what), form
-    if form is not None and form.task.name != "classification":
+    if form is not None and form.task.like != CLASSIFICATION.like:
         from fedstill.data.private_tasks import load_task  # which imports this file
 
         return load_task(config, folder, form, what, most), form
@@ -94,11 +95,11 @@ def load(
         raw = Raw(raw.images[rows], raw.labels[rows], raw.classes)
         groups = None if groups is None else groups[torch.from_numpy(rows)]
     if form is None:
-        form = _own_form(raw, config.source, what)
+        form = _own_form(raw, config.source, what, task or CLASSIFICATION)
     targets = torch.from_numpy(_class_numbers(raw, named, form, what))
     memory.check_examples(len(raw.images), form, most)
     data = TensorData(inputs_of(raw.images, config, form, what), targets, groups)
-    make_task(form.task, len(form.classes)).check(data, what)
+    form.make_task().check(data, what)
     return data, form
 
 
@@ -115,7 +116,7 @@ def _check_classification(config: PrivateConfig) -> None:
             raise ArgumentError(f"data.{name}", shown, "empty for classification")
 
 
-def _own_form(raw: Raw, source: str, what: str) -> Form:
+def _own_form(raw: Raw, source: str, what: str, task: TaskConfig) -> Form:
     """What data say of their own form."""
     channels, height, width = raw.images.shape[1:]
     classes = raw.classes
@@ -123,7 +124,7 @@ def _own_form(raw: Raw, source: str, what: str) -> Form:
         classes = tuple(map(str, range(int(classes[-1]) + 1)))  # numbers from 0, some of which do not occur
     if len(classes) < 2:
         raise DataError(f"{what}: one class does not tell which others there are: name the run, which does")
-    return Form(TaskConfig(), classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+    return Form(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
 # --- classes ------------------------------------------------------------------------------------------

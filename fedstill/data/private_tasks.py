@@ -28,7 +28,7 @@ from fedstill.data.packs import Raw, arrays_of
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.rasters import resized_maps
 from fedstill.data.tables import read_csv
-from fedstill.tasks import TaskConfig, task_type
+from fedstill.tasks import TaskConfig
 
 
 def load_task(config: PrivateConfig, folder: Path, form: Form, what: str, most: int = 0) -> TensorData:
@@ -47,11 +47,11 @@ def load_task(config: PrivateConfig, folder: Path, form: Form, what: str, most: 
         TooLarge: they would take more than that.
     """
     task = form.task
-    if config.vocabulary and task.name != "text":
-        raise ArgumentError("data.vocabulary", config.vocabulary, f"empty for task {task.name}")
-    if task.name == "text":
+    if config.vocabulary and task.like != "text":
+        raise ArgumentError("data.vocabulary", config.vocabulary, f"empty for task {task.called}")
+    if task.like == "text":
         data = _texts(config, folder, form, what, most)
-    elif task.name == "instances":
+    elif task.like == "instances":
         data = _pictures(config, folder, form, what, most)
     else:
         data = _images(config, folder, form, what, most)
@@ -73,13 +73,13 @@ def own_form(config: PrivateConfig, folder: Path, task: TaskConfig, what: str) -
             patches, or to which images are to be fitted; all findings there are; how tensors were made.
         DataError: data that cannot be read.
     """
-    known = task.name in ("segmentation", "reconstruction") or (
-        task.name == "multi-label" and config.source == "npz"
+    known = task.like in ("segmentation", "reconstruction") or (
+        task.like == "multi-label" and config.source == "npz"
     )
     if not known or config.fit or config.source == "tensors":
-        told = f"its form for task {task.name} is the run's to say, and the run's own data are not here"
+        told = f"its form for task {task.called} is the run's to say, and the run's own data are not here"
         raise RunNeeded(f"{what}: {told}")
-    least = ("",) * task_type(task.name).least
+    least = ("",) * task.makes.least
     raw, _ = _read(config, folder, Form(task, least, (1, 8, 8), (MEAN,), (STD,)))  # whose size is not used
     images = with_channels(raw.images[:1], config.channels, "data.channels")
     channels, height, width = images.shape[1:]
@@ -127,17 +127,17 @@ def _images(config: PrivateConfig, folder: Path, form: Form, what: str, most: in
         raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
     inputs = inputs_of(images, config, form, what)
     groups = None if groups is None else groups[torch.from_numpy(rows)]
-    if form.task.name == "reconstruction":
+    if form.task.like == "reconstruction":
         return TensorData(observed(inputs, form.task), inputs, groups)
     targets = torch.from_numpy(labels[rows])
-    if form.task.name == "segmentation":
+    if form.task.like == "segmentation":
         targets = resized_maps(targets, form.shape[1], form.shape[2])
     return TensorData(inputs, targets, groups)
 
 
 def _read(config: PrivateConfig, folder: Path, form: Form, most: int = 0) -> tuple[Raw, bool]:
     """What a source holds, and whether its classes are named."""
-    path, task = locate(config, folder), form.task.name
+    path, task = locate(config, folder), form.task.like
     masks = task == "segmentation"
     size = form.shape[1] if config.fit and form.shape[1] == form.shape[2] else 0
     if config.source == "npz":
@@ -182,20 +182,20 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, npt.ND
 
 def _labels(raw: Raw, named: bool, form: Form, what: str) -> npt.NDArray[np.int64]:
     """Masks or findings as the form numbers its classes; findings that the owner does not know are -1."""
-    if form.task.name == "reconstruction" or raw.classes == form.classes:
+    if form.task.like == "reconstruction" or raw.classes == form.classes:
         return raw.labels
     if named:
         unknown = next((name for name in raw.classes if name not in form.classes), None)
         if unknown is not None:
             raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(form.classes)}")
         places = [form.classes.index(name) for name in raw.classes]
-        if form.task.name == "segmentation":
+        if form.task.like == "segmentation":
             return np.array(places, dtype=np.int64)[raw.labels]
         labels = np.full((len(raw.labels), len(form.classes)), -1, dtype=np.int64)
         labels[:, places] = raw.labels
         return labels
     found = len(raw.classes)
-    if found > len(form.classes) or (form.task.name == "multi-label" and found < len(form.classes)):
+    if found > len(form.classes) or (form.task.like == "multi-label" and found < len(form.classes)):
         allowed = f"{len(form.classes)}: {', '.join(form.classes)}"
         raise DataError(f"{what}: has {found} classes without names: allowed are {allowed}")
     return raw.labels

@@ -23,13 +23,13 @@ from fedstill.data.config import DATA, Targets, named, targets_of
 from fedstill.data.loaders import CLASSIFICATION, load
 from fedstill.data.rasters import resized_maps
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
-from fedstill.tasks.config import TaskConfig, TaskName
+from fedstill.tasks import TASKS, TaskConfig
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
 BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
 # By what a target is: a task that has such.
-_TASKS: Mapping[Targets, TaskName] = MappingProxyType(
+_TASKS: Mapping[Targets, str] = MappingProxyType(
     {
         "class": "classification",
         "labels": "multi-label",
@@ -187,7 +187,7 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     try:
         targets = DATA[config.name].targets
         same = targets_of(task) in targets
-        served = task if same else TaskConfig(_images_of(targets, config.name, task))
+        served = task if same else TASKS[_images_of(targets, config.name, task)]()
         # Nuclei stay as large.
         size = {"patch": data.train.inputs.shape[-1]} if targets_of(served) == "instances" else {}
         other = load(named(config.name, root=config.root, **size), served)
@@ -208,24 +208,24 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
-    images = part.targets if served.name == "reconstruction" else part.inputs
+    images = part.targets if served.like == "reconstruction" else part.inputs
     inputs = in_form(images, other, data)
     labels = _in_form_too(part.targets, inputs, task) if known else None
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         inputs = observed(inputs, task)
     return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
 
 
-def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskName:
+def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> str:
     """Another task that a data set's images are of, for a task that can take them without labels."""
     if targets[0] not in _TASKS:
-        raise ArgumentError("public.name", name, f"images, as task {task.name} takes no texts")
+        raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
     return _TASKS[targets[0]]
 
 
 def _in_form_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
     """Targets of images that were brought into another form: maps become as large, images are the images."""
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         return images
     return resized_maps(targets, images.shape[2], images.shape[3]) if targets.ndim == 3 else targets
 
@@ -293,7 +293,7 @@ def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _column(data.mean)) / _column(data.std)
-    if task.name == "reconstruction":
+    if task.like == "reconstruction":
         return Public(NOISE, observed(inputs, task), inputs, _generated(count, config))
     return Public(NOISE, inputs, None, _generated(count, config))
 

@@ -99,7 +99,7 @@ def answer(
         raise QuestionRefused(host.name, QUESTIONS, rule)
     with limited(host.name, QUESTIONS):
         signers = None if server_key is None else [server_key]
-        given = read_questions(questions, signers, policy.most_header, policy.methods)
+        given = read_questions(questions, signers, policy.most_header, policy.methods, policy.tasks)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
     kept = folder / "runs" / plan.run / KEPT
@@ -190,7 +190,7 @@ def _again(
         ledger.close()
     blob = kept.read_bytes()
     _check_let_out(host, kept, blob)
-    header, answers, crossed = unpack_answers(kept, blob)
+    header, answers, crossed = unpack_answers(kept, blob, host.file.policy.tasks)
     return replace(header, asked_by=given.signer, compared=given.trusted), answers, crossed
 
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import BundleError, DataError, FedstillError, QuestionMismatch
+from fedstill.core.errors import ArgumentError, BundleError, DataError, FedstillError, QuestionMismatch
 from fedstill.core.tables import read_table
 from fedstill.core.version import __version__
-from fedstill.data.form import Form
+from fedstill.data.form import Form, check_task
 from fedstill.data.public import Public
 from fedstill.federation import signed
 from fedstill.federation.order import natural
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-FORMAT = 3  # of both kinds of file
+FORMAT = 4  # of both kinds of file
 # What a node is that has answered all there is.
 READY = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
 QUESTIONS, ANSWERS = "questions", "answers"
@@ -182,6 +182,7 @@ def read_questions(
     signers: Collection[str] | None = None,
     most_header: int = MOST_HEADER,
     methods: Collection[str] = (),
+    tasks: Collection[str] = (),
 ) -> Questions:
     """The questions in a file, once its signature has been found good.
 
@@ -189,7 +190,7 @@ def read_questions(
         path: the file.
         signers: fingerprints of keys of which one must have signed; None is any.
         most_header: bytes before its tensors; 0 is no limit.
-        methods: names of methods that may be looked up beside the package's own.
+        methods, tasks: names that may be looked up beside the package's own.
 
     Raises:
         BundleError: missing, changed, unsigned, of a key that is not expected, or no questions that this
@@ -197,7 +198,7 @@ def read_questions(
     """
     file = signed.read(path, signers)
     table, tensors = _unpack(path, QUESTIONS, file.blob, most_header)
-    plan = _plan(path, table.pop("plan", None), methods)
+    plan = _plan(path, table.pop("plan", None), methods, tasks)
     header = _header(path, QuestionsHeader, table)
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     public = None
@@ -215,11 +216,11 @@ def read_questions(
     return questions
 
 
-def _plan(path: Path, table: object, methods: Collection[str]) -> Plan:
+def _plan(path: Path, table: object, methods: Collection[str], tasks: Collection[str]) -> Plan:
     if not isinstance(table, dict):
         raise BundleError(f"{path} has no plan")
     try:
-        return Plan.from_dict(table, methods)
+        return Plan.from_dict(table, methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
 
@@ -288,23 +289,28 @@ def pack_answers(
         for number, answer in answers.items()
         for name, tensor in answer.items()
     }
-    return _pack(ANSWERS, {**asdict(header), "bytes": crossed}, tensors)
+    return _pack(ANSWERS, {**asdict(header), "form": header.form.to_dict(), "bytes": crossed}, tensors)
 
 
 def unpack_answers(
-    path: Path, blob: bytes
+    path: Path, blob: bytes, tasks: Collection[str] = ()
 ) -> tuple[AnswersHeader, Mapping[int, Tensors], Mapping[str, Mapping[str, int]]]:
     """What :func:`pack_answers` was given.
 
     Args:
         path: where the bytes are from, for the error.
         blob: the bytes.
+        tasks: names that may be looked up beside the package's own.
 
     Raises:
         BundleError: they are no answers, or those of another version.
     """
     table, tensors = _unpack(path, ANSWERS, blob)
     crossed = table.pop("bytes", None)
+    try:
+        check_task(table.get("form"), tasks)
+    except ArgumentError as error:
+        raise BundleError(f"{path}: {error}") from error
     return _header(path, AnswersHeader, table), _by_number(path, tensors), crossed
 
 
@@ -321,7 +327,7 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
             that it says it holds.
     """
     file = signed.read(path, None if keys is None else set(keys.values()))
-    header, parts, said = unpack_answers(path, file.blob)
+    header, parts, said = unpack_answers(path, file.blob, [questions.plan.form.task.called])
     if keys is not None and keys.get(header.node) != file.signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "

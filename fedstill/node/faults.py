@@ -19,38 +19,39 @@ from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.method import METHODS, refusal, side_of
 from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks import TaskConfig, TaskName, any_task
+from fedstill.tasks import TASKS
 
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
-    """Methods that are not installed here; and questions that no method asks: misspelt, they are refused."""
+    """Methods and tasks that are not installed here; and questions that no method asks, being misspelt."""
     found = []
-    for name in policy.methods:
-        try:
-            METHODS[name]
-        except FedstillError as error:
-            found.append(f"policy.methods: {error}")
+    for option, registry in (("methods", METHODS), ("tasks", TASKS)):
+        for name in getattr(policy, option):
+            try:
+                registry[name]
+            except FedstillError as error:
+                found.append(f"policy.{option}: {error}")
     if found:
         return found
     named = [name for name in policy.questions if name != "*"]
     if not named:  # all questions of all methods are not quickly found
         return found
-    known = known_questions(policy.methods)
+    known = known_questions(policy.methods, policy.tasks)
     unknown = [name for name in named if name not in known]
     return [str(UnknownName("question of policy.questions", name, sorted(known))) for name in unknown]
 
 
 @cache
-def known_questions(more: tuple[str, ...] = ()) -> frozenset[str]:
+def known_questions(methods: tuple[str, ...] = (), tasks: tuple[str, ...] = ()) -> frozenset[str]:
     """The names of all questions that some method asks, with some of its options.
 
     Args:
-        more: methods beside the package's own.
+        methods, tasks: beside the package's own.
     """
     found: set[str] = set()
-    for task in (any_task(TaskConfig(name)) for name in get_args(TaskName)):
+    for task in (TASKS[name]().example() for name in (*TASKS.own, *tasks)):
         setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
-        for name in (*METHODS.own, *more):
+        for name in (*METHODS.own, *methods):
             for variant in _variants(METHODS[name]()):
                 if refusal(variant.needs(), task) is not None:
                     continue

@@ -119,7 +119,8 @@ class Host:
             server = header.get("server", "")
             if not isinstance(server, str) or len(server) > LONGEST:
                 raise ArgumentError("server", short(server, 40), f"up to {LONGEST} letters")
-            told = self.join(Plan.from_dict(header.get("plan"), self.file.policy.methods), tensors)
+            policy = self.file.policy
+            told = self.join(Plan.from_dict(header.get("plan"), policy.methods, policy.tasks), tensors)
             self._begin_with(server)
             return told, {}
         if self.session is None or self.session.plan.run != header.get("run"):

@@ -60,10 +60,10 @@ def make_model(file: NodeFile, folder: Path, form: Form, most: int = 0) -> nn.Mo
 
 def _predictor(source: Any, form: Form, config: OwnModelConfig) -> Predictor:
     """What is no torch module, as one; these classify images."""
-    if form.task.name != "classification":
+    if form.task.like != "classification":
         raise ModelError(
-            f"model.name {config.name!r} gives a {type(source).__name__}: allowed for {form.task.name} is a "
-            "torch.nn.Module"
+            f"model.name {config.name!r} gives a {type(source).__name__}: allowed for {form.task.called} is "
+            "a torch.nn.Module"
         )
     channels, height, width = form.shape
     return Predictor(source, (channels, height, width), form.classes, config.gives)

@@ -21,6 +21,10 @@ class PolicyConfig:
     methods: tuple[str, ...] = ()
     """Methods that may be run here beside the package's own, by the names under which they are installed: a
     server can name no other, and none is imported for it."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that may be learned here beside the package's own, by the names under which they are installed: a
+    server can name no other, and none is imported for it. What a task counts of a record, and that its loss
+    takes records one by one, is what privacy mechanisms go by: read it before you allow it."""
     kinds: tuple[str, ...] = ()
     """Kinds of tensor that may leave beside those that outputs_only lets out; those of methods that are not
     the package's own bear the name of theirs: "my_lab: class logits"."""

@@ -16,7 +16,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import WireConfig
 from fedstill.protocol.method import METHODS
 
-PROTOCOL = 3  # of the messages between a server and a node
+PROTOCOL = 4  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
@@ -75,12 +75,13 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, table: Any, methods: Collection[str] = ()) -> Plan:
+    def from_dict(cls, table: Any, methods: Collection[str] = (), tasks: Collection[str] = ()) -> Plan:
         """The plan that JSON values describe.
 
         Args:
             table: the values, as somebody sent them.
-            methods: names that may be looked up beside the package's own. Nothing is imported for any other.
+            methods, tasks: names that may be looked up beside the package's own. Nothing is imported for any
+                other.
 
         Raises:
             ArgumentError: they do not describe one, or are of another version of the protocol.
@@ -107,7 +108,7 @@ class Plan:
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
-        form = Form.from_dict(table["form"])
+        form = Form.from_dict(table["form"], tasks)
         return cls(table["run"], table["method"], form, wire, table["public"], (note[0], note[1]))
 
 

@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstill.protocol.method import METHODS, refusal
-from fedstill.tasks import TASKS, TaskConfig, any_task
+from fedstill.tasks import TASKS
 
 
 def tasks_by_method() -> dict[str, dict[str, str | None]]:
     """For each method and task, why it cannot run it; None where it can."""
-    tasks = {name: any_task(TaskConfig(name)) for name in TASKS}  # type: ignore[arg-type]
+    tasks = {name: kind().example() for name, kind in TASKS.working().items()}
     return {
         name: {task: refusal(method().needs(), made) for task, made in tasks.items()}
         for name, method in METHODS.working().items()
@@ -23,7 +23,7 @@ def print_tasks(console: Console) -> None:
     found = tasks_by_method()
     table = Table(title="tasks", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    for head in TASKS:
+    for head in TASKS.working():
         table.add_column(head, justify="center", overflow="fold")
     reasons: dict[str, list[str]] = {}
     for name, tasks in found.items():

@@ -14,7 +14,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.report.table import CENTRAL, NEEDS
 from fedstill.runs.config import from_dict
-from fedstill.tasks import TASKS, TaskConfig, any_task
+from fedstill.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def terms(name: str) -> Terms:
     method = METHODS[name]()
     own = method.needs()
     needs = vars(own)
-    able = [task for task in TASKS if refusal(own, any_task(TaskConfig(task))) is None]  # type: ignore[arg-type]
+    able = [task for task, kind in TASKS.working().items() if refusal(own, kind().example()) is None]
     run = from_dict({"method": {"name": name}, "task": {"name": able[0]}})
     asked = questions(run)
     times = {

@@ -44,23 +44,20 @@ REFERENCE_STYLES = {
 
 MOST_PANELS = 24  # small plots of local training
 
-# What the counts of a node are, by task: a heading, a sentence and whether they sum to its examples.
+# What a node's counts are, by the task's kind: a heading, a sentence, whether they sum to its examples.
 HELD: Mapping[str, tuple[str, str, bool]] = {
     "": ("The classes each node holds", "Training examples of each class at each node", True),
-    "multi-label": (
+    "labels": (
         "The findings each node holds",
         "Training examples with each finding at each node (one may have several, or none)",
         False,
     ),
-    **dict.fromkeys(
-        ("segmentation", "instances"),
-        (
-            "What each node's images show",
-            "Training images at each node, each parted over the classes as its pixels are",
-            True,
-        ),
+    "map": (
+        "What each node's images show",
+        "Training images at each node, each parted over the classes as its pixels are",
+        True,
     ),
-    "reconstruction": ("The images each node holds", "Training images at each node", True),
+    "image": ("The images each node holds", "Training images at each node", True),
 }
 
 
@@ -130,7 +127,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "own_title": f"{metric.title} {'alone' if _own_values(result, metric)[0] else 'of its own'}",
         "last_value": line[-1][1] if line else None,
         "holdings": _holdings(result),
-        "held": HELD.get(words(result, "task") or "", HELD[""]),
+        "held": HELD.get(words(result, "kind") or "", HELD[""]),
         "findings": findings.section(result),
         "sites": findings.sites(result),
         "pictures": pictures.section(folder, result),

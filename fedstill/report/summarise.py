@@ -54,10 +54,9 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
 def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
     """The figures of a setting's task."""
     from fedstill.compare.plan import Place
-    from fedstill.tasks import task_type
 
     first = Place(setting, next(iter(comparison.methods)), comparison.seeds[0])
-    return task_type(comparison.config(first).task.name).figures
+    return comparison.config(first).task.makes.figures
 
 
 def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:

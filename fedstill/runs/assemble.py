@@ -21,7 +21,6 @@ from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import make_task
 
 
 def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
@@ -31,7 +30,7 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         The run, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
-    task, method = make_task(config.task, data.classes), config.method
+    task, method = config.task.make(data.classes), config.method
     reason = refusal(method.needs(), task)
     if reason is not None:  # before all that could be mended in vain
         raise MethodRefused(method.title, "every node", reason)
@@ -124,7 +123,7 @@ def assemble(
 def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
     """What of a run is its server's: all but nodes. By ``local`` it trains what it trains by itself."""
     return Setting(
-        task=make_task(config.task, data.classes),
+        task=config.task.make(data.classes),
         parts=(),
         models=(),
         student=_network(config, data, config.student.model, "student"),

@@ -102,7 +102,7 @@ def distil(
         ArgumentError: an option is not the one that the nodes were asked with.
         RunFolderError: the folder holds something else.
     """
-    given = read_questions(questions, methods=[method_name(config.method)])
+    given = read_questions(questions, methods=[method_name(config.method)], tasks=[config.task.called])
     _same_questions(config, given, questions)
     read = [read_answers(path, given, keys) for path in answers]
     files = Files(given, read)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
-from fedstill.tasks import TASKS, TaskConfig, task_type
+from fedstill.tasks import TASKS, TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
 
 __all__ = [
     "EvaluationConfig",
@@ -135,18 +136,34 @@ class PaperFigure:
     """The setting of a comparison that it belongs to; none is every setting."""
 
     def __post_init__(self) -> None:
-        known = {figure.key: figure for name in TASKS for figure in task_type(name).figures}
-        key = self.figure.removeprefix("local ")
-        if key not in known:
-            raise UnknownName("published figure", self.figure, known)
-        most = 100 if known[key].unit == "%" else math.inf
-        allowed = "from 0 to 100, in percent" if most == 100 else "a number from 0 up"
-        if not 0 <= self.value <= most or math.isinf(self.value):
-            raise ArgumentError("paper.value", self.value, allowed)
-        if self.std is not None and (not 0 <= self.std <= most or math.isinf(self.std)):
-            raise ArgumentError("paper.std", self.std, f"{allowed}, or none")
         if not self.source:
             raise ArgumentError("paper.source", self.source, "the paper with its table or page")
+
+
+def check_paper(figures: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> None:
+    """Refuse published figures that no task has, or whose values none could have.
+
+    Args:
+        figures: to be checked.
+        tasks: of the runs that they stand beside; figures of others that have a name are let be.
+
+    Raises:
+        UnknownName: no task has such a figure.
+        ArgumentError: a value out of range.
+    """
+    figures = list(figures)
+    kinds = [task.makes for task in (*(TASKS.working().values() if figures else ()), *tasks)]
+    known = {figure.key: figure for kind in kinds for figure in kind.figures}
+    for paper in figures:
+        key = paper.figure.removeprefix("local ")
+        if key not in known:
+            raise UnknownName("published figure", paper.figure, known)
+        most = 100 if known[key].unit == "%" else math.inf
+        allowed = "from 0 to 100, in percent" if most == 100 else "a number from 0 up"
+        if not 0 <= paper.value <= most or math.isinf(paper.value):
+            raise ArgumentError("paper.value", paper.value, allowed)
+        if paper.std is not None and (not 0 <= paper.std <= most or math.isinf(paper.std)):
+            raise ArgumentError("paper.std", paper.std, f"{allowed}, or none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +176,7 @@ class RunConfig:
     seed: int = 0
     """Every random draw of the run follows from this number."""
 
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: TaskConfig = field(default_factory=ClassificationConfig)
     """What is learned."""
 
     data: DataConfig = field(default_factory=Digits)
@@ -197,6 +214,7 @@ class RunConfig:
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
         _at_least_zero("seed", self.seed)
         check_named(self.method, "method")
+        check_paper(self.paper, [self.task])
 
 
 def _at_least_zero(name: str, value: int) -> None:

@@ -221,6 +221,7 @@ class Run(ABC):
             "method": method_name(self.method),
             "title": self.method.title,
             "task": self.task.name,
+            "kind": self.task.kind,
             "metric": metric,
             "figures": [asdict(figure) for figure in self.task.figures],
             "seed": self.setting.seed,

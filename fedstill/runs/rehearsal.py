@@ -42,6 +42,7 @@ from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.config import RunConfig
 from fedstill.runs.deployed import raise_if_stopped, run_name, servers_part
 from fedstill.runs.simulation import Simulation
+from fedstill.tasks import TASKS
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
@@ -139,11 +140,14 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
 
 
 def _allowing(config: RunConfig) -> PolicyConfig:
-    """The policy of a rehearsal's nodes: whoever rehearses a method has installed it, and allows it."""
-    policy, name = config.nodes.policy, method_name(config.method)
-    if METHODS.allows(name, policy.methods):
-        return policy
-    return replace(policy, methods=(*policy.methods, name))
+    """The policy of a rehearsal's nodes: whoever rehearses a method and a task has installed them, and allows
+    them."""
+    policy, method, task = config.nodes.policy, method_name(config.method), config.task.called
+    if not METHODS.allows(method, policy.methods):
+        policy = replace(policy, methods=(*policy.methods, method))
+    if not TASKS.allows(task, policy.tasks):
+        policy = replace(policy, tasks=(*policy.tasks, task))
+    return policy
 
 
 def _looked_into(

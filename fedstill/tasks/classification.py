@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData, check_classification
+from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.softmax import SoftmaxTask
 from fedstill.tasks.task import Figure
 
@@ -42,3 +44,10 @@ class Classification(SoftmaxTask):
     ) -> Mapping[str, float]:
         """Accuracy in percent."""
         return {"accuracy": 100.0 * outputs.argmax(1).eq(targets).double().mean().item()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationConfig(TaskConfig):
+    """One label an image."""
+
+    makes = Classification

@@ -1,65 +1,92 @@
-"""Which task, and its options."""
+"""Which task, by name, and its options: a frozen dataclass beside each task's class."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from inspect import isabstract
+from types import MappingProxyType
+from typing import Any, ClassVar, get_args
 
 from fedstill.core.choices import check_choices
-from fedstill.core.errors import ArgumentError
+from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.tasks.task import Figure, Kind, Task
 
-TaskName = Literal["classification", "text", "multi-label", "segmentation", "instances", "reconstruction"]
+# By kind: the package's task whose data an own one learns from, where inputs are images.
+_LIKE: Mapping[Kind, str] = MappingProxyType(
+    {"class": "classification", "labels": "multi-label", "map": "segmentation", "image": "reconstruction"}
+)
 
 
-@dataclass(frozen=True)
-class TaskConfig:
-    """What is learned. An option of another task than the one named must be left at none."""
+class TaskConfig(Registered):
+    """The options of one task: below this base a frozen dataclass, whose fields its task is made with.
 
-    name: TaskName = "classification"
-    """classification: one label an image. text: one label a text. multi-label: any number of findings an
-    image. segmentation: one class a pixel. instances: objects that touch, as nuclei, each by itself.
-    reconstruction: images from too few measurements."""
+    Attributes:
+        makes: the class of the task; called with the number of classes, and with each field by its name.
+    """
 
-    class_weights: tuple[float, ...] | None = None
-    """segmentation, instances: weight of each class in the cross-entropy; none: all 1 (segmentation), or 1, 1
-    and 2 for background, inside and contour (instances)."""
-
-    dice: float | None = None
-    """segmentation: weight of the Dice loss beside the cross-entropy; none: 1."""
-
-    outline: bool | None = None
-    """segmentation: what inputs are generated from also tells the outline of the imaged body, as one more
-    class; none: yes."""
-
-    smallest: int | None = None
-    """instances: objects of fewer pixels are taken for noise; none: 20."""
-
-    acceleration: int | None = None
-    """reconstruction: one of so many lines of k-space is measured; none: 4."""
-
-    centre: float | None = None
-    """reconstruction: the share of lines in the middle of k-space that are always measured; none: 0.08."""
+    default = "classification"
+    makes: ClassVar[type[Task]]
 
     def __post_init__(self) -> None:
+        """Checks options; a configuration that checks more calls this, too.
+
+        Raises:
+            ArgumentError: a value that a field's ``Literal`` does not list.
+        """
         check_choices(self, "task")
-        own = {
-            "segmentation": ("class_weights", "dice", "outline"),
-            "instances": ("class_weights", "smallest"),
-            "reconstruction": ("acceleration", "centre"),
-        }.get(self.name, ())
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("name", *own) and value is not None:
-                raise ArgumentError(
-                    f"task.{field.name}", value, f"none, as task {self.name} has no such option"
-                )
-        if self.class_weights is not None and not all(0 < weight < 1e6 for weight in self.class_weights):
-            raise ArgumentError("task.class_weights", list(self.class_weights), "each above 0")
-        if self.dice is not None and not 0 <= self.dice < 1e6:
-            raise ArgumentError("task.dice", self.dice, "0 or more")
-        if self.smallest is not None and self.smallest < 0:
-            raise ArgumentError("task.smallest", self.smallest, "0 or more")
-        if self.acceleration is not None and self.acceleration < 2:
-            raise ArgumentError("task.acceleration", self.acceleration, "2 or more")
-        if self.centre is not None and not 0 <= self.centre < 1:
-            raise ArgumentError("task.centre", self.centre, "from 0 to below 1")
+
+    def make(self, classes: int | Sequence[str]) -> Task:
+        """The task.
+
+        Args:
+            classes: C, or the names of the C classes, labels or channels.
+        """
+        each: Any = self
+        kind: Any = self.makes
+        count = classes if isinstance(classes, int) else len(classes)
+        made: Task = kind(count, **{part.name: getattr(self, part.name) for part in fields(each)})
+        return made
+
+    def example(self) -> Task:
+        """The task of as few classes as it can have: what a method declares does not follow from how many."""
+        return self.make(self.makes.least)
+
+    @property
+    def like(self) -> str:
+        """The package's task with the same inputs and targets: data that serve that one serve this one."""
+        return self.makes.like or ("text" if self.makes.tokens else _LIKE[self.makes.kind])
+
+
+def _wrong(config: type[TaskConfig]) -> str | None:
+    """What a task of somebody else's lacks."""
+    made = getattr(config, "makes", None)
+    if not (isinstance(made, type) and issubclass(made, Task)):
+        return not_options(config) or "one with makes: ClassVar[type[Task]], the class of its task"
+    if isabstract(made):
+        return f"one whose {made.__name__} also has {', '.join(sorted(made.__abstractmethods__))}"
+    figures = getattr(made, "figures", ())
+    if not figures or not all(isinstance(figure, Figure) for figure in figures):
+        return f"one whose {made.__name__} has figures, a tuple of Figure"
+    if getattr(made, "kind", None) not in get_args(Kind):
+        return f"one whose {made.__name__} has a kind, one of {', '.join(get_args(Kind))}"
+    if not isinstance(getattr(made, "name", None), str):
+        return f"one whose {made.__name__} has a name, for messages"
+    return not_options(config)
+
+
+TASKS: Registry[type[TaskConfig]] = Registry(
+    "task",
+    {
+        "classification": "fedstill.tasks.classification:ClassificationConfig",
+        "text": "fedstill.tasks.text:TextConfig",
+        "multi-label": "fedstill.tasks.multi_label:MultiLabelConfig",
+        "segmentation": "fedstill.tasks.segmentation:SegmentationConfig",
+        "instances": "fedstill.tasks.instances:InstancesConfig",
+        "reconstruction": "fedstill.tasks.reconstruction:ReconstructionConfig",
+    },
+    base=TaskConfig,
+    wrong=_wrong,
+)
+
+TaskConfig.registry = TASKS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,11 @@ from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import objects, overlap
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask
+from fedstill.tasks.maps import MapTask, check_weights
 from fedstill.tasks.shapes import objects_of, separate, three_classes
 from fedstill.tasks.stitching import stitch
 from fedstill.tasks.synthetic import nuclei
 from fedstill.tasks.task import Figure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
 
@@ -41,6 +38,7 @@ class Instances(MapTask):
 
     name = "instances"
     least = 3
+    like = "instances"
     figures = (
         Figure("dice", "Dice"),
         Figure("object_dice", "Obj-Dice"),
@@ -57,15 +55,6 @@ class Instances(MapTask):
             raise ArgumentError("classes", classes, "3: background, inside and contour")
         super().__init__(classes, class_weights)
         self.smallest = smallest
-
-    @classmethod
-    def from_config(cls, config: TaskConfig, classes: int) -> Self:
-        """The task with the options that a configuration has for it."""
-        return cls(
-            classes,
-            WEIGHTS if config.class_weights is None else config.class_weights,
-            SMALLEST if config.smallest is None else config.smallest,
-        )
 
     # --- evaluation ---
 
@@ -135,6 +124,25 @@ class Instances(MapTask):
         return (
             torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width, dtype=torch.uint8)
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancesConfig(TaskConfig):
+    """Objects that touch, as nuclei, each by itself."""
+
+    makes = Instances
+
+    class_weights: tuple[float, ...] = WEIGHTS
+    """Weights of background, inside and contour in the cross-entropy."""
+
+    smallest: int = SMALLEST
+    """Objects of fewer pixels are taken for noise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_weights(self.class_weights)
+        if self.smallest < 0:
+            raise ArgumentError("task.smallest", self.smallest, "0 or more")
 
 
 def _dice(found: Objects, there: Objects) -> float:

@@ -66,6 +66,16 @@ def soft_dice_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return 1 - shares.mean(1)
 
 
+def check_weights(weights: Sequence[float]) -> None:
+    """Refuse weights of classes that are not all above 0.
+
+    Raises:
+        ArgumentError: ``task.class_weights``.
+    """
+    if not all(0 < weight < 1e6 for weight in weights):
+        raise ArgumentError("task.class_weights", list(weights), "each above 0")
+
+
 class MapTask(SoftmaxTask):
     """A class a pixel: outputs are logits ``(B, C, H, W)``, targets ``(B, H, W)`` int64, class 0 background.
 

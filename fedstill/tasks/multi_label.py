@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from fedstill.core.dataset import Cases, TensorData, check_images
 from fedstill.core.errors import DataError
 from fedstill.tasks import functional
+from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Task
 
 UNKNOWN = -1
@@ -158,6 +160,13 @@ class MultiLabel(Task):
     def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
         """AUC of each label in percent; NaN where it is never known to be there, or never to be absent."""
         return _aucs(outputs, targets)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelConfig(TaskConfig):
+    """Any number of findings an image."""
+
+    makes = MultiLabel
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +22,6 @@ from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
 from fedstill.tasks.task import Figure, Task
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
 ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others
@@ -64,12 +61,6 @@ class Reconstruction(Task):
             raise ArgumentError("classes", classes, "1 for task reconstruction: a model gives one image")
         super().__init__(classes)
         self.acceleration, self.centre = acceleration, centre
-
-    @classmethod
-    def from_config(cls, config: TaskConfig, classes: int) -> Self:
-        """With the acceleration and the centre that a configuration has, or 4 and 0.08."""
-        acceleration = ACCELERATION if config.acceleration is None else config.acceleration
-        return cls(classes, acceleration, CENTRE if config.centre is None else config.centre)
 
     def check(self, data: TensorData, what: str) -> None:
         """Refuse anything but images of one channel, in -1..1, with their undersampled twins.
@@ -205,6 +196,26 @@ class Reconstruction(Task):
     def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Heads from above, roughly: ``(count, H, W)`` uint8."""
         return regions(count, height, width, 0, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconstructionConfig(TaskConfig):
+    """Images from too few measurements."""
+
+    makes = Reconstruction
+
+    acceleration: int = ACCELERATION
+    """One of so many lines of k-space is measured."""
+
+    centre: float = CENTRE
+    """The share of lines in the middle of k-space that are always measured."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.acceleration < 2:
+            raise ArgumentError("task.acceleration", self.acceleration, "2 or more")
+        if not 0 <= self.centre < 1:
+            raise ArgumentError("task.centre", self.centre, "from 0 to below 1")
 
 
 def pixels(images: torch.Tensor) -> torch.Tensor:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 
 from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks import overlap
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask
+from fedstill.tasks.maps import MapTask, check_weights
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
 from fedstill.tasks.task import Figure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
 class Segmentation(MapTask):
@@ -49,16 +47,6 @@ class Segmentation(MapTask):
         super().__init__(classes, class_weights, dice)
         self.outline = outline
         self.conditions = classes + 1 if outline else classes
-
-    @classmethod
-    def from_config(cls, config: TaskConfig, classes: int) -> Self:
-        """The task with the options that a configuration has for it."""
-        return cls(
-            classes,
-            config.class_weights,
-            1.0 if config.dice is None else config.dice,
-            True if config.outline is None else config.outline,
-        )
 
     # --- evaluation ---
 
@@ -122,6 +110,28 @@ class Segmentation(MapTask):
         """Codes ``(count, H, W)`` uint8 of smooth regions in a head-like ellipse; of no data."""
         drawn = regions(count, height, width, self.classes - 1, generator)
         return drawn if self.outline else drawn.clamp_min(1).sub(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationConfig(TaskConfig):
+    """One class a pixel."""
+
+    makes = Segmentation
+
+    class_weights: tuple[float, ...] | None = None
+    """Weight of each class in the cross-entropy; none: all 1."""
+
+    dice: float = 1.0
+    """Weight of the Dice loss beside the cross-entropy."""
+
+    outline: bool = True
+    """What inputs are generated from also tells the outline of the imaged body, as one more class."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_weights(self.class_weights or ())
+        if not 0 <= self.dice < 1e6:
+            raise ArgumentError("task.dice", self.dice, "0 or more")
 
 
 def distances(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,8 @@ import torch
 
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
-from fedstill.tasks.config import TaskConfig
 
-if TYPE_CHECKING:  # the room data imports this one
-    from typing_extensions import Self  # typing has it from Python 3.11 on
-
+if TYPE_CHECKING:
     from fedstill.core.dataset import Cases, TensorData
 
 Kind = Literal["class", "labels", "map", "image"]
@@ -64,11 +61,12 @@ class Task(ABC):
         classes: C.
 
     Attributes:
-        name: in configurations.
+        name: in messages and results.
         figures: its metrics; the first one is what models are judged by, in percent, and higher is better.
         kind: what an output is: one class, labels that do not exclude each other, a class a pixel, an image.
         tokens: whether inputs are token ids ``(B, L)`` int64, and not images ``(B, channels, H, W)`` float32.
         least: the fewest classes it can have.
+        like: the package's task whose data it learns from, where that does not follow from kind and tokens.
         conditions: channels of what a generator of inputs is told of each, 0 where it is told nothing.
         counted: in how many classes one record is counted at most; what a node's counts can move by.
     """
@@ -78,16 +76,12 @@ class Task(ABC):
     kind: ClassVar[Kind]
     tokens: ClassVar[bool] = False
     least: ClassVar[int] = 2
+    like: ClassVar[str] = ""
     conditions: int = 0
     counted: int = 1
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
-
-    @classmethod
-    def from_config(cls, config: TaskConfig, classes: int) -> Self:
-        """The task with the options that a configuration has for it."""
-        return cls(classes)
 
     def options(self) -> str:
         """The task with its options, the same text for equal ones."""

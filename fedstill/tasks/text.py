@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from fedstill.core.dataset import TensorData, check_labels
 from fedstill.core.errors import DataError
 from fedstill.tasks.classification import Classification
+from fedstill.tasks.config import TaskConfig
 
 
 class TextClassification(Classification):
@@ -46,3 +49,10 @@ class TextClassification(Classification):
                 f"{what}: {len(negative)} texts hold ids below 0, the first is example {int(negative[0])}"
             )
         check_labels(targets, self.classes, what)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TaskConfig):
+    """One label a text."""
+
+    makes = TextClassification

@@ -15,7 +15,7 @@ from fedstill.attacks.outsider import federation, outsider
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.reconstruction import ReconstructionConfig
 from tests.attacks.runs import FEDAVG, SGD, replay
 
 FEW = MembershipInference(shadows=8)
@@ -189,6 +189,6 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
             MembershipInference(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
     experiment, heard = done(again)
-    experiment.task = make_task(TaskConfig("reconstruction"), 1)
+    experiment.task = ReconstructionConfig().make(1)
     with pytest.raises(MethodRefused, match="one label an input"):
         section(again, experiment, heard, FEW, 0)

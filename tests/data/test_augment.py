@@ -8,7 +8,10 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn, moved, posed, shifted
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.text import TextConfig
 
 HOWS = ("shift", "shift-flip", "turn")
 
@@ -21,7 +24,7 @@ def draws(count: int) -> torch.Tensor:
 def test_a_class_of_each_pixel_moves_with_its_pixel(how: str) -> None:
     classes = torch.randint(0, 3, (32, 16, 16), generator=torch_generator(1))
     images = classes.unsqueeze(1).float()
-    x, y = augmented(make_task(TaskConfig("segmentation"), 3), images, classes, draws(32), how)
+    x, y = augmented(SegmentationConfig().make(3), images, classes, draws(32), how)
     assert torch.equal(x.squeeze(1).long(), y)
     assert y.dtype == torch.int64
     assert not torch.equal(y, classes)
@@ -30,7 +33,7 @@ def test_a_class_of_each_pixel_moves_with_its_pixel(how: str) -> None:
 def test_turns_come_in_all_eight_poses() -> None:
     corner = torch.zeros(400, 1, 16, 16)
     corner[:, :, 4, 5] = 1  # far from the border, on no axis of the square
-    found = augmented(make_task(TaskConfig(), 2), corner, torch.zeros(400).long(), draws(400), "turn")[0]
+    found = augmented(ClassificationConfig().make(2), corner, torch.zeros(400).long(), draws(400), "turn")[0]
     centred = {(2 * y - 15, 2 * x - 15) for y, x in found.squeeze(1).nonzero()[:, 1:].tolist()}
     assert {(y > 0, x > 0, abs(y) > abs(x)) for y, x in centred} == {
         (up, left, steep) for up in (False, True) for left in (False, True) for steep in (False, True)
@@ -38,7 +41,7 @@ def test_turns_come_in_all_eight_poses() -> None:
 
 
 def test_a_measurement_is_made_anew_of_the_changed_image() -> None:
-    task = make_task(TaskConfig("reconstruction"), 1)
+    task = ReconstructionConfig().make(1)
     whole = torch.rand(4, 1, 16, 16, generator=torch_generator(2)) * 2 - 1
     x, y = augmented(task, task.observe(whole), whole, draws(4), "turn")
     torch.testing.assert_close(x, task.observe(y))
@@ -46,16 +49,16 @@ def test_a_measurement_is_made_anew_of_the_changed_image() -> None:
 
 def test_labels_of_whole_images_stay() -> None:
     y = torch.arange(3)
-    assert augmented(make_task(TaskConfig(), 3), torch.rand(3, 1, 8, 8), y, draws(3), "turn")[1] is y
+    assert augmented(ClassificationConfig().make(3), torch.rand(3, 1, 8, 8), y, draws(3), "turn")[1] is y
 
 
 def test_texts_and_oblong_images_are_refused() -> None:
     tokens = torch.ones(2, 8, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="texts have no direction"):
-        augmented(make_task(TaskConfig("text"), 2), tokens, torch.zeros(2).long(), draws(2), "shift")
+        augmented(TextConfig().make(2), tokens, torch.zeros(2).long(), draws(2), "shift")
     with pytest.raises(ArgumentError, match="images are not square"):
         augmented(
-            make_task(TaskConfig(), 2), torch.zeros(2, 1, 8, 12), torch.zeros(2).long(), draws(2), "turn"
+            ClassificationConfig().make(2), torch.zeros(2, 1, 8, 12), torch.zeros(2).long(), draws(2), "turn"
         )
 
 

@@ -18,9 +18,9 @@ from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups, numbered
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
 
-FORM = Form(TaskConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
+FORM = Form(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
 PATIENTS = ["ann", "bob", "ann", "eve"]
 IMAGES = np.arange(4 * 16, dtype=np.uint8).reshape(4, 4, 4)
 

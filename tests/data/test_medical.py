@@ -20,11 +20,14 @@ from fedstill.data.dividing import split
 from fedstill.data.packs import Raw
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.splits import IID
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks import TASKS, TaskConfig
+from fedstill.tasks.multi_label import MultiLabelConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-SEGMENTATION, FINDINGS = TaskConfig("segmentation"), TaskConfig("multi-label")
-RECONSTRUCTION = TaskConfig("reconstruction")
+SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
+RECONSTRUCTION = ReconstructionConfig()
 
 
 def slices(patients: int = 12, each: int = 3, side: int = 8) -> Raw:
@@ -114,7 +117,7 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
     rng = np.random.default_rng(0)
     raw = Raw(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
     data = data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(1,))
-    task = make_task(RECONSTRUCTION, 1)
+    task = RECONSTRUCTION.make(1)
     assert data.classes == ("image",)
     assert torch.equal(data.test.inputs, task.observe(data.test.targets))
     assert not torch.equal(data.test.inputs, data.test.targets)
@@ -144,7 +147,7 @@ def test_data_of_another_task_are_refused(name: str) -> None:
     with pytest.raises(
         ArgumentError, match=f"data.name is '{name}': allowed is .* or a path for task {other}"
     ):
-        load(named(name), TaskConfig(other))
+        load(named(name), TASKS[other]())
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_data_of_another_task_are_refused(name: str) -> None:
 )
 def test_options_that_would_do_nothing_are_refused(option: dict[str, Any], task: Any) -> None:
     with pytest.raises(ArgumentError, match=f"data.{next(iter(option))} is .*no such option for task {task}"):
-        load(named("mine.npz", **option), TaskConfig(task))
+        load(named("mine.npz", **option), TASKS[task]())
 
 
 @pytest.mark.parametrize("option", [{"size": 6}, {"size": -4}, {"patch": 3}, {"scale": 0.0}, {"slices": -1}])

@@ -20,7 +20,9 @@ from fedstill.data.text import Labelled, TextData
 from fedstill.data.words import texts_of
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.text import TextConfig
 
 HERE = __name__
 
@@ -109,16 +111,16 @@ def test_arrays_become_a_data_set_for_each_kind_of_target() -> None:
     assert torch.equal(data.train.targets, 1 - pixels % 2)
     assert data.columns["patient"].tolist() == [f"p{n // 2}" for n in pixels]
     assert (len(data.train), len(data.test)) == (10, 4)
-    maps = load(named(f"{HERE}:Masks"), TaskConfig("segmentation"))
+    maps = load(named(f"{HERE}:Masks"), SegmentationConfig())
     assert maps.train.targets.shape == (16, 8, 8)
     assert maps.classes == ("background", "foreground")
 
 
 def test_texts_of_ones_own_have_the_options_of_texts() -> None:
-    data = load(named(f"{HERE}:Letters", length=3, words=50), TaskConfig("text"))
+    data = load(named(f"{HERE}:Letters", length=3, words=50), TextConfig())
     assert (data.classes, data.vocabulary, data.train.inputs.shape) == (("good", "bad"), 51, (16, 3))
     with pytest.raises(ArgumentError, match="allowed is sst2, ag-news or a path for task text"):
-        load(named(f"{HERE}:Scans"), TaskConfig("text"))
+        load(named(f"{HERE}:Scans"), TextConfig())
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from fedstill.data import load, named
 from fedstill.data.dividing import split
 from fedstill.data.nifti import read_volumes
 from fedstill.data.splits import Sorted
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 nibabel = pytest.importorskip("nibabel")
-SEGMENTATION, RECONSTRUCTION = TaskConfig("segmentation"), TaskConfig("reconstruction")
+SEGMENTATION, RECONSTRUCTION = SegmentationConfig(), ReconstructionConfig()
 
 
 def write(path: Path, volume: np.ndarray[Any, Any], axes: str = "RAS") -> None:

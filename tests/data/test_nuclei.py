@@ -18,11 +18,11 @@ from fedstill.data.nuclei import cases_of, cut, data_set
 from fedstill.data.pictures import Picture
 from fedstill.data.public import PublicConfig, held_out, load_public
 from fedstill.data.splits import IID
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.shapes import three_classes
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-INSTANCES = TaskConfig("instances")
+INSTANCES = InstancesConfig()
 
 
 def picture(number: int, height: int = 20, width: int = 26, **more: Any) -> Picture:

@@ -11,8 +11,12 @@ from PIL import Image
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import load, named
 from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.instances import InstancesConfig
+from fedstill.tasks.multi_label import MultiLabelConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
-SEGMENTATION, FINDINGS = TaskConfig("segmentation"), TaskConfig("multi-label")
+SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 
 
 def folder(root: Path, count: int = 6) -> Path:
@@ -57,15 +61,15 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
     ("task", "kinds"),
     [
         (SEGMENTATION, r"\.npz or a folder"),
-        (TaskConfig("instances"), r"\.npz or a folder"),
-        (TaskConfig(), r"\.npz or a folder"),
+        (InstancesConfig(), r"\.npz or a folder"),
+        (ClassificationConfig(), r"\.npz or a folder"),
         (FINDINGS, r"\.npz or \.csv"),
     ],
 )
 def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
     path = tmp_path / ("table.txt" if task is FINDINGS else "table.csv")
     path.write_text("image,Mass\n")
-    told = rf"^{path}: is no kind of file that task {task.name} reads: allowed is {kinds}$"
+    told = rf"^{path}: is no kind of file that task {task.called} reads: allowed is {kinds}$"
     with pytest.raises(DataError, match=told):
         load(named(str(path)), task)
     path.unlink()

@@ -17,11 +17,11 @@ from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.data.form import Form
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
 
 HALF = (0.5,)
-PETS = Form(TaskConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
-DIGITS = Form(TaskConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
+PETS = Form(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
+DIGITS = Form(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
 PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
 NORMALISED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
 
@@ -61,7 +61,7 @@ def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None
 
 
 def test_the_servers_normalisation_is_used(tmp_path: Path) -> None:
-    form = Form(TaskConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
+    form = Form(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
     data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, form)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
 
@@ -97,7 +97,7 @@ def test_classes_count_by_name_and_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_numbers_are_class_numbers_even_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
-    form = Form(TaskConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
+    form = Form(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
     config = npz(tmp_path, images=PIXELS, labels=[1, 2])
     assert load(config, tmp_path, form)[0].targets.tolist() == [1, 2]
     with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
@@ -111,7 +111,7 @@ def test_test_examples_are_left_out(tmp_path: Path) -> None:
 
 
 def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
-    form = Form(TaskConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
+    form = Form(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
     flat = np.full((2, 4, 8), 51, dtype=np.uint8)
     config = npz(tmp_path, images=flat, labels=[0, 1])
     allowed = r"images are 1 x 4 x 8 \(channels, height, width\): allowed is 3 x 8 x 8; data.fit = true"
@@ -125,7 +125,7 @@ def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
 def test_without_a_server_data_tell_their_own_form(tmp_path: Path) -> None:
     config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
     data, form = load(config, tmp_path)
-    assert form == Form(TaskConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
+    assert form == Form(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
     torch.testing.assert_close(data.inputs, NORMALISED)
     with pytest.raises(DataError, match="one class does not tell which others there are"):
         load(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)

@@ -18,14 +18,19 @@ from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import load as load_data
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.instances import InstancesConfig
+from fedstill.tasks.multi_label import MultiLabelConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.text import TextConfig
 
 HALF = (0.5,)
-MAPS = Form(TaskConfig("segmentation"), ("background", "tumour"), (1, 8, 8), HALF, HALF)
-CLASSES = Form(TaskConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
-IMAGES = Form(TaskConfig("reconstruction"), ("image",), (1, 8, 8), HALF, HALF)
-FINDINGS = Form(TaskConfig("multi-label"), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
-NUCLEI = Form(TaskConfig("instances"), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
+MAPS = Form(SegmentationConfig(), ("background", "tumour"), (1, 8, 8), HALF, HALF)
+CLASSES = Form(ClassificationConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
+IMAGES = Form(ReconstructionConfig(), ("image",), (1, 8, 8), HALF, HALF)
+FINDINGS = Form(MultiLabelConfig(), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
+NUCLEI = Form(InstancesConfig(), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
 MASKS = (PIXELS > 200).astype(np.uint8)
@@ -107,8 +112,8 @@ def test_channels_are_chosen(tmp_path: Path) -> None:
 def test_images_are_measured_as_the_server_declares(tmp_path: Path) -> None:
     data, _ = load(npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
     assert torch.allclose(data.targets, NORMALISED, atol=1e-6)
-    assert torch.equal(data.inputs, make_task(IMAGES.task, 1).observe(data.targets))
-    eight = replace(IMAGES, task=TaskConfig("reconstruction", acceleration=8, centre=0.0))
+    assert torch.equal(data.inputs, IMAGES.make_task().observe(data.targets))
+    eight = replace(IMAGES, task=ReconstructionConfig(acceleration=8, centre=0.0))
     assert not torch.equal(load(npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs)
 
 
@@ -205,8 +210,8 @@ def test_an_own_function_gives_arrays_by_name(tmp_path: Path) -> None:
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
-    server = load_data(named(str(tmp_path / "mine.csv"), length=4, words=50), TaskConfig("text"))
-    form = Form(TaskConfig("text"), ("no", "yes"), (4,), (), (), server.vocabulary)
+    server = load_data(named(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
+    form = Form(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
     data, _ = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, form)
     theirs = torch.cat([server.train.inputs, server.test.inputs])
     assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, theirs.tolist()))

@@ -23,14 +23,14 @@ from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import Dirichlet
 from fedstill.data.text import code, read_table, read_tokens
 from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.text import TextConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"
 SENTENCES = st.lists(st.text(alphabet="abc '!", max_size=12), min_size=1, max_size=6)
 
 
 def load_text(config: DataConfig, *, train_needed: bool = True) -> DataSet:
-    return load(config, TaskConfig("text"), train_needed=train_needed)
+    return load(config, TextConfig(), train_needed=train_needed)
 
 
 def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> Files:

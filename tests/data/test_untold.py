@@ -72,7 +72,7 @@ def test_folders_volumes_tensors_and_functions(tmp_path: Path, monkeypatch: pyte
 
 def test_images_of_classes_are_read_and_what_is_wrong_with_them_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", images=PIXELS, labels=LABELS)
-    assert load(PrivateConfig(), tmp_path)[1].task.name == "classification"
+    assert load(PrivateConfig(), tmp_path)[1].task.called == "classification"
     np.savez(tmp_path / "data.npz", pictures=PIXELS)
     with pytest.raises(DataError, match="has no array 'images'") as caught:
         load(PrivateConfig(), tmp_path)

@@ -51,15 +51,14 @@ from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import bundles as runs
 from fedstill.runs.config import read_toml
-from fedstill.tasks import TaskConfig
-from fedstill.tasks.classification import Classification
+from fedstill.tasks.classification import Classification, ClassificationConfig
 
 pytest.importorskip("cryptography")
 
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
 CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
-FORM = Form(TaskConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+FORM = Form(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 
@@ -336,6 +335,10 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
         ),
         (lambda h, t: h["plan"]["form"].update(std=[0.0]), "form.std is"),
         (
+            lambda h, t: h["plan"]["form"].update(task={"name": "antigravity:geohash"}),
+            "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
+        ),
+        (
             lambda h, t: h["plan"].update(public_note=3),
             "has no plan that this version of fedstill can follow",
         ),
@@ -399,6 +402,10 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         (lambda h, t: h["form"]["classes"].append("d"), "is about data of 4 classes: allowed is 3"),
         (lambda h, t: h["form"].update(classes=["a", "c", "b"]), "is about data of 3 classes"),
         (lambda h, t: h["form"].update(mean=[0.4]), "is about data of mean (0.4,): allowed is (0.5,)"),
+        (
+            lambda h, t: h["form"].update(task={"name": "antigravity:geohash"}),
+            "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
+        ),
         (lambda h, t: t.pop("1.logits"), "has no answer to question 1 (predict)"),
         (
             lambda h, t: t.update({"0.weights": torch.zeros(2)}),

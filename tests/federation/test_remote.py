@@ -37,8 +37,7 @@ from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.served import Served
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import TaskConfig
-from fedstill.tasks.classification import Classification
+from fedstill.tasks.classification import Classification, ClassificationConfig
 
 Serve = Callable[[bytes], bytes]
 TINY: dict[str, Any] = {
@@ -240,7 +239,7 @@ def test_short_forms_are_the_same_everywhere_and_near_to_float32(form: str, tmp_
 
 # --- a federation of scripted nodes ---------------------------------------------------------------------
 
-FORM = Form(TaskConfig(), ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
+FORM = Form(ClassificationConfig(), ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
 X = torch.arange(8.0).view(2, 1, 2, 2) / 8
 
 

@@ -30,8 +30,8 @@ from fedstill.protocol.plan import Plan
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import ENSEMBLES, TaskConfig
-from fedstill.tasks.classification import Classification
+from fedstill.tasks import ENSEMBLES
+from fedstill.tasks.classification import Classification, ClassificationConfig
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -177,7 +177,7 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
 ) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    form = Form(TaskConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    form = Form(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
     plan = Plan("run", {"name": "ensemble", "ensemble": "trap:door"}, form)
     assert Plan.from_dict(plan.to_dict()).config().ensemble == "trap:door"
     assert "trap" not in sys.modules

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill import tasks
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
@@ -37,11 +38,11 @@ from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks import Task, TaskConfig, TaskName, make_task
+from fedstill.tasks import Task
 
 SIDE, LENGTH, WORDS, SEED = 8, 6, 9, 3
 LOCAL = LocalConfig(epochs=2, batch=8)
-TASKS: dict[TaskName, tuple[int, str]] = {  # classes, model
+TASKS: dict[str, tuple[int, str]] = {  # classes, model
     "multi-label": (3, "small-cnn:4"),
     "text": (2, "bag:8"),
     "segmentation": (2, "unet:4"),
@@ -49,20 +50,20 @@ TASKS: dict[TaskName, tuple[int, str]] = {  # classes, model
 }
 
 
-def task_of(name: TaskName) -> Task:
-    return make_task(TaskConfig(name), TASKS[name][0])
+def task_of(name: str) -> Task:
+    return tasks.TASKS[name]().make(TASKS[name][0])
 
 
 def shape_of(task: Task) -> tuple[int, ...]:
     return (LENGTH,) if task.tokens else (1, SIDE, SIDE)
 
 
-def model_of(name: TaskName, *names: Any) -> torch.nn.Module:
+def model_of(name: str, *names: Any) -> torch.nn.Module:
     task = task_of(name)
     return build(TASKS[name][1], shape_of(task), task.classes, 0, *names, vocabulary=WORDS * task.tokens)
 
 
-def data_of(name: TaskName, count: int, seed: int) -> TensorData:
+def data_of(name: str, count: int, seed: int) -> TensorData:
     task, draw = task_of(name), torch.Generator().manual_seed(seed)
     shape = {"class": (), "labels": (task.classes,), "map": (SIDE, SIDE), "image": (1, SIDE, SIDE)}[task.kind]
     x = torch.rand(count, *shape_of(task), generator=draw) * 2 - 1
@@ -76,7 +77,7 @@ def data_of(name: TaskName, count: int, seed: int) -> TensorData:
     return TensorData(ids, torch.randint(task.classes, (count, *shape), generator=draw))
 
 
-def setting(name: TaskName, method: Any, **changes: Any) -> Setting:
+def setting(name: str, method: Any, **changes: Any) -> Setting:
     public = data_of(name, 21, 77)
     given: dict[str, Any] = {
         "task": task_of(name),
@@ -110,7 +111,7 @@ METHODS = (
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", METHODS, ids=method_name)
-def test_each_method_runs_each_task_on_both_engines_alike(name: TaskName, method: Any) -> None:
+def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any) -> None:
     key = task_of(name).metric
     figures = [
         Simulation(setting(name, method, engine=EngineConfig(name=engine))).run()
@@ -125,7 +126,7 @@ def test_each_method_runs_each_task_on_both_engines_alike(name: TaskName, method
 # --- FedKD by hand -----------------------------------------------------------------------------------
 
 
-def world(name: TaskName, config: FedKD, parts: Sequence[TensorData]) -> tuple[list[Node], Server]:
+def world(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[list[Node], Server]:
     task, compute, ledger = task_of(name), Compute(), Ledger()
     data = data_of(name, 7, 77)
     public = Public("made", data.inputs)
@@ -188,7 +189,7 @@ def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
 @pytest.mark.parametrize(
     ("name", "predictions"), [("segmentation", 1), ("segmentation", 2), ("reconstruction", 1)]
 )
-def test_maps_and_images_are_ensembled_pixel_by_pixel(name: TaskName, predictions: int) -> None:
+def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: int) -> None:
     config = FedKD(epochs=1, batch=4, levels=0, gamma=math.inf, predictions=predictions)
     nodes, server = world(name, config, [data_of(name, 6, 0), data_of(name, 4, 1)])
     server.step()
@@ -236,7 +237,7 @@ def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
         ),
     ],
 )
-def test_what_would_be_shifted_and_cannot_be_is_refused(name: TaskName, options: Any, told: str) -> None:
+def test_what_would_be_shifted_and_cannot_be_is_refused(name: str, options: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         Simulation(setting(name, FedKD(epochs=1, batch=8, **options)))
 
@@ -296,7 +297,7 @@ def test_a_ceiling_with_public_data_needs_their_labels() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None:
+def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
     privacy = DPSGD(epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
     figures = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in figures["privacy"]["nodes"]:
@@ -312,7 +313,7 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: TaskName) -> None
 
 
 @pytest.mark.parametrize("name", ["multi-label", "segmentation", "reconstruction"])
-def test_teachers_and_noisy_pictures_are_refused_before_training(name: TaskName) -> None:
+def test_teachers_and_noisy_pictures_are_refused_before_training(name: str) -> None:
     method = FedKD(epochs=1, batch=8, z_max=10.0)
     pate = PATE(epsilon=30.0, pate=PateConfig(teachers=3))
     with pytest.raises(QuestionRefused, match=r"teachers vote for one class an input.*take dp-sgd"):

@@ -20,7 +20,7 @@ from fedstill.node.node import Node
 from fedstill.privacy import randomness
 from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks import Task, TaskConfig, TaskName, make_task
+from fedstill.tasks import TASKS, Task
 
 N, SIDE, LENGTH, WORDS = 5, 16, 6, 11
 Draw = Callable[..., torch.Tensor]
@@ -30,7 +30,7 @@ Draw = Callable[..., torch.Tensor]
 class Case:
     """A task with a network for it."""
 
-    task: TaskName
+    task: str
     model: str
     classes: int
     targets: tuple[int, ...]  # shape of one
@@ -51,7 +51,7 @@ CASES = (
 
 def made(case: Case) -> tuple[Task, nn.Module, TensorData]:
     draw = torch.Generator().manual_seed(0)
-    task = make_task(TaskConfig(case.task), case.classes)
+    task = TASKS[case.task]().make(case.classes)
     shape = (LENGTH,) if task.tokens else (case.channels, SIDE, SIDE)
     inputs = torch.randn(N, *shape, generator=draw)
     if task.tokens:

@@ -33,11 +33,11 @@ from fedstill.privacy.events import from_text
 from fedstill.protocol.messages import WireConfig, pack, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan
 from fedstill.protocol.questions import Question
-from fedstill.tasks import TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
-FORM = Form(TaskConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
+FORM = Form(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
 FEDIOD = {"name": "fediod", "steps": 6, "batch": B, "memory": 64, "critic_width": 4}
 PLAN = Plan("one", FEDIOD, FORM)
 NODE = """

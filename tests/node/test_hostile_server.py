@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from fedstill.data.public import Public
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.plan import PLAN_FILE, Plan, fingerprint, public_tensors
+from fedstill.tasks import TASKS
 from tests.node.test_host import FEDIOD, FORM, PLAN, SHAPE, Clinic, same
 
 
@@ -145,6 +148,33 @@ def test_what_is_wrong_with_the_owners_own_things_stays_in_the_owners_log(
     assert secret not in json.dumps(told)
     assert told["text"] == "its data or model fail here: its own log says more"
     assert secret in caplog.text
+
+
+@pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
+def test_a_task_that_the_owner_did_not_allow_is_refused_and_nothing_is_imported(
+    tmp_path: Path, name: Any
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
+    plan = PLAN.to_dict()
+    plan["form"]["task"]["name"] = name
+    told = clinic.say("join", plan=plan)
+    allowed = "allowed is one that policy.tasks of the node names, or one of classification, text,"
+    assert f"task.name is {name!r}: {allowed}" in told["text"]
+    assert "antigravity" not in sys.modules
+    assert clinic.host.session is None
+
+
+def test_for_an_option_that_a_task_has_not_no_plug_in_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks for the task that it may have meant looks among the package's own."""
+    point = EntryPoint("strange", "antigravity:geohash", TASKS.group)
+    monkeypatch.setattr("fedstill.core.registry._installed", lambda group: {"strange": point})
+    plan = PLAN.to_dict()
+    plan["form"]["task"]["strangeness"] = 1
+    told = Clinic(tmp_path / "clinic").say("join", plan=plan)
+    assert "unknown key 'form.task.strangeness'" in told["text"]
+    assert "antigravity" not in sys.modules
 
 
 PUBLIC = Public("ours", torch.zeros(6, *SHAPE), None, "")

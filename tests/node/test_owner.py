@@ -34,10 +34,10 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
-from fedstill.tasks import TaskConfig, make_task
+from fedstill.tasks.classification import ClassificationConfig
 
 TEN = tuple(map(str, range(10)))
-DIGITS = Form(TaskConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
+DIGITS = Form(ClassificationConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
 
 FACTORIES = """
 import torch
@@ -397,7 +397,7 @@ def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
 
 def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:
     folder = node(tmp_path)
-    other = Form(TaskConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
+    other = Form(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
     (fault,) = owner.faults(folder, other)
     assert "images are 1 x 8 x 8 (channels, height, width): allowed is 3 x 32 x 32" in fault
     found = owner.examine(folder)
@@ -433,7 +433,7 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
 
 
 def asked(method: str) -> Any:
-    setting = NodeSetting(make_task(TaskConfig(), 10), LocalConfig(), Compute())
+    setting = NodeSetting(ClassificationConfig().make(10), LocalConfig(), Compute())
     return METHODS[method]().node_side(setting).questions
 
 

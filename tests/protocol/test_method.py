@@ -23,8 +23,7 @@ from fedstill.protocol.method import METHODS, Method, method_name, side_of
 from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSetting, Question, question
 from fedstill.protocol.schedule import LocalConfig, Span
-from fedstill.tasks import TaskConfig
-from fedstill.tasks.classification import Classification
+from fedstill.tasks.classification import Classification, ClassificationConfig
 
 AT = NodeSetting(Classification(4), LocalConfig(), Compute())
 
@@ -165,7 +164,7 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
 def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for_it(name: Any) -> None:
-    form = Form(TaskConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    form = Form(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     table = Plan("run", {"name": "fedavg"}, form).to_dict()
     assert Plan.from_dict(table).config() == METHODS["fedavg"]()
     with pytest.raises(ArgumentError, match=r"method\.name is .*: allowed is one that policy\.methods"):

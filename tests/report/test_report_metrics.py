@@ -18,7 +18,7 @@ from fedstill.core.records import write_text
 from fedstill.report import write_report
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.metrics import Measured, figures_of, gap_text, metric_of, spread_text
-from fedstill.runs.config import PaperFigure
+from fedstill.runs.config import PaperFigure, check_paper
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_table import printed
@@ -47,7 +47,7 @@ def segmented() -> dict[str, Any]:
     """FedIOD's Table 2 as a run's result; its specificity is not a number."""
     result = a_result()
     student = by_key(75.38, 79.47, None, 11.76)
-    result.update(task="segmentation", metric="dice", figures=FIGURES, **student)
+    result.update(kind="map", metric="dice", figures=FIGURES, **student)
     result["student"] = {"model": "unet", "parameters": 9, **student}
     result["standalone"] = over_nodes((65.03, 3.31), (69.27, 4.72), (99.35, 0.15), (24.61, 3.62))
     result["ensemble"] = None
@@ -108,7 +108,7 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
     labels = {"names": ["Effusion", "<Mass>"], "central": [70.0, None], "centralised": [80.0, 60.0],
               "nodes": {"north": [60.0, None], "south": [50.0, 40.0]}}  # fmt: skip
     auc = [{"key": "auc", "title": "AUC", "unit": "%", "digits": 1, "better": "higher"}]
-    result = {**a_result(), "task": "multi-label", "metric": "auc", "figures": auc, "labels": labels}
+    result = {**a_result(), "kind": "labels", "metric": "auc", "figures": auc, "labels": labels}
     source = write_report(a_folder(tmp_path, result)).read_text(encoding="utf-8")
     text = Page(source).text
     assert "AUC of each finding" in text
@@ -246,10 +246,13 @@ def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
 
 
 def test_a_published_figure_is_one_of_a_tasks() -> None:
-    assert PaperFigure(method="a", figure="local psnr", value=134.0, source="s").value == 134
+    def check(figure: str, value: float) -> None:
+        check_paper([PaperFigure(method="a", figure=figure, value=value, source="s")], [])
+
+    check("local psnr", 134.0)
     with pytest.raises(UnknownName, match="unknown published figure 'hd59': did you mean 'hd95'"):
-        PaperFigure(method="a", figure="hd59", value=1.0, source="s")
+        check("hd59", 1.0)
     with pytest.raises(ArgumentError, match="from 0 to 100, in percent"):
-        PaperFigure(method="a", figure="local dice", value=101.0, source="s")
+        check("local dice", 101.0)
     with pytest.raises(ArgumentError, match="a number from 0 up"):
-        PaperFigure(method="a", figure="hd95", value=float("nan"), source="s")
+        check("hd95", float("nan"))

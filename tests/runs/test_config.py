@@ -162,7 +162,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"name": "a/b"}, "name is 'a/b': allowed is letters, digits"),
         ({"name": ""}, "name is '': allowed is letters, digits"),
         ({"task": "regression"}, "task is 'regression': allowed is a table"),
-        ({"task": {"name": "regression"}}, "task.name is 'regression': allowed is one of 'classification'"),
+        ({"task": {"name": "regression"}}, "unknown task 'regression': allowed are classification, text"),
         ({"split": {"how": "random"}}, "unknown split 'random': allowed are iid, dirichlet"),
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
         ({"split": {"alpha": True}}, "split.alpha is True: allowed is a number"),

@@ -11,8 +11,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.records import Records
 from fedstill.runs.evaluation import Evaluation, deviation, mean, plain
-from fedstill.tasks import TaskConfig, make_task
 from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabelConfig
 
 NAMES, SITES = ("p0", "p1", "p2", "p3"), ("A", "B", "A", "")
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_said_is_left_out_of_means_and_is_none_in_files() -> None
 
 
 def test_labels_are_told_one_by_one() -> None:
-    task = make_task(TaskConfig("multi-label"), 2)
+    task = MultiLabelConfig().make(2)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 1], [1, 1], [0, 1]]))
     outputs = torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
     told = Evaluation(task, data, Compute(), seed=0).details(
@@ -88,7 +88,7 @@ def test_labels_are_told_one_by_one() -> None:
 
 def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     """What no example of its data says anything of has no trained output, which guesses."""
-    task = make_task(TaskConfig("multi-label"), 2)
+    task = MultiLabelConfig().make(2)
     cases = Cases(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 0], [1, 1], [0, 0]]), cases=cases)
     # The first label, and that of one example only.

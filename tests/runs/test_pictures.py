@@ -10,13 +10,17 @@ import torch
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.runs.pictures import SIDE, portray, ranked
-from fedstill.tasks import Task, TaskConfig, make_task
+from fedstill.tasks import Task
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.instances import InstancesConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 ONE = ((0.0,), (1.0,))  # a normalisation that changes nothing
 
 
 def segmentation() -> Task:
-    return make_task(TaskConfig("segmentation"), 2)
+    return SegmentationConfig().make(2)
 
 
 def certain(maps: torch.Tensor) -> torch.Tensor:
@@ -95,9 +99,7 @@ def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
     )
     test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)
     logits = torch.nn.functional.one_hot(classes, 3).movedim(-1, 1).float() * 20
-    found = portray(
-        make_task(TaskConfig("instances"), 3), test, {"student": logits}, "student", (0.5,) * 3, (0.5,) * 3
-    )
+    found = portray(InstancesConfig().make(3), test, {"student": logits}, "student", (0.5,) * 3, (0.5,) * 3)
     assert found is not None
     [case] = found.about
     top, left, height, width = case["window"]
@@ -112,7 +114,7 @@ def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
 
 
 def test_images_are_in_units_of_the_truths_white() -> None:
-    task = make_task(TaskConfig("reconstruction"), 1)
+    task = ReconstructionConfig().make(1)
     truth = torch.full((1, 1, 16, 16), -1.0)
     truth[..., 4:12, 4:12] = 0.0  # half of what a scanner could give: white here
     made = truth + 0.1  # in pixels 0.05, a tenth of that white
@@ -127,7 +129,7 @@ def test_images_are_in_units_of_the_truths_white() -> None:
 
 
 def test_tasks_without_pictures_have_none() -> None:
-    task = make_task(TaskConfig(), 3)
+    task = ClassificationConfig().make(3)
     test = TensorData(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
     assert portray(task, test, {"student": torch.zeros(2, 3)}, "student", *ONE) is None
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError
-from fedstill.tasks import TaskConfig, make_task
-from fedstill.tasks.classification import Classification
+from fedstill.core.errors import DataError, UnknownName
+from fedstill.tasks import TASKS
+from fedstill.tasks.classification import Classification, ClassificationConfig
 
 TASK = Classification(3)
 SURE = 1e4
@@ -93,6 +93,6 @@ def test_accuracy_is_in_percent() -> None:
 
 
 def test_tasks_are_made_by_name() -> None:
-    assert make_task(TaskConfig(), 7).classes == 7
-    with pytest.raises(ArgumentError, match="name is 'juggling'"):
-        TaskConfig("juggling")  # type: ignore[arg-type]
+    assert ClassificationConfig().make(7).classes == 7
+    with pytest.raises(UnknownName, match="unknown task 'juggling'"):
+        TASKS["juggling"]

@@ -13,8 +13,7 @@ import torch
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks import TaskConfig, make_task
-from fedstill.tasks.instances import Instances
+from fedstill.tasks.instances import Instances, InstancesConfig
 from fedstill.tasks.shapes import three_classes
 from fedstill.tasks.synthetic import nuclei
 
@@ -203,11 +202,11 @@ def test_drawn_maps_have_objects_with_contours() -> None:
 
 
 def test_options_come_from_the_configuration() -> None:
-    plain = make_task(TaskConfig("instances"), ["background", "inside", "contour"])
+    plain = InstancesConfig().make(["background", "inside", "contour"])
     assert isinstance(plain, Instances)
     assert plain.class_weights is not None
     assert (plain.class_weights.tolist(), plain.smallest, plain.dice) == ([1, 1, 2], 20, 0)
-    told = make_task(TaskConfig("instances", class_weights=(1.0, 1.0, 5.0), smallest=0), 3)
+    told = InstancesConfig(class_weights=(1.0, 1.0, 5.0), smallest=0).make(3)
     assert isinstance(told, Instances)
     assert told.class_weights is not None
     assert (told.class_weights.tolist(), told.smallest) == ([1, 1, 5], 0)
@@ -215,4 +214,4 @@ def test_options_come_from_the_configuration() -> None:
 
 def test_there_are_three_classes() -> None:
     with pytest.raises(ArgumentError, match="background, inside and contour"):
-        make_task(TaskConfig("instances"), 2)
+        InstancesConfig().make(2)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError
-from fedstill.tasks import functional, make_task
+from fedstill.tasks import functional
 from fedstill.tasks.classification import Classification
-from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.multi_label import MultiLabel, entropy
+from fedstill.tasks.multi_label import MultiLabel, MultiLabelConfig, entropy
 
 TASK = MultiLabel(3)
 SURE = 1e4
@@ -301,6 +300,6 @@ def test_images_are_checked_too() -> None:
 
 
 def test_it_is_made_by_name() -> None:
-    task = make_task(TaskConfig("multi-label"), ("Edema", "Mass"))
+    task = MultiLabelConfig().make(("Edema", "Mass"))
     assert isinstance(task, MultiLabel)
     assert (task.classes, task.counted, task.outputs((1, 64, 64)), task.metric) == (2, 2, (2,), "auc")

@@ -10,8 +10,8 @@ from scipy import ndimage
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.tasks import TaskConfig, fidelity, make_task
-from fedstill.tasks.reconstruction import Reconstruction
+from fedstill.tasks import fidelity
+from fedstill.tasks.reconstruction import Reconstruction, ReconstructionConfig
 
 TASK = Reconstruction()
 
@@ -29,11 +29,11 @@ def data(count: int = 4, side: int = 32) -> TensorData:
 
 
 def test_options_reach_the_task() -> None:
-    task = make_task(TaskConfig(name="reconstruction", acceleration=8, centre=0.04), 1)
+    task = ReconstructionConfig(acceleration=8, centre=0.04).make(1)
     assert isinstance(task, Reconstruction)
     assert (task.acceleration, task.centre) == (8, 0.04)
     assert (TASK.acceleration, TASK.centre) == (4, 0.08)
-    assert make_task(TaskConfig(name="reconstruction"), ("image",)).outputs((1, 64, 48)) == (1, 64, 48)
+    assert ReconstructionConfig().make(("image",)).outputs((1, 64, 48)) == (1, 64, 48)
     assert (TASK.metric, TASK.kind, TASK.conditions) == ("ssim", "image", 2)
 
 

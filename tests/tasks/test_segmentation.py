@@ -9,8 +9,7 @@ import torch
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks import TaskConfig, make_task
-from fedstill.tasks.segmentation import Segmentation
+from fedstill.tasks.segmentation import Segmentation, SegmentationConfig
 
 TASK = Segmentation(2)
 
@@ -150,10 +149,10 @@ def test_drawn_maps_have_every_code_and_give_every_class(outline: bool, classes:
 
 
 def test_options_come_from_the_configuration() -> None:
-    plain = make_task(TaskConfig("segmentation"), ["background", "tumour"])
+    plain = SegmentationConfig().make(["background", "tumour"])
     assert isinstance(plain, Segmentation)
     assert (plain.dice, plain.outline, plain.class_weights) == (1.0, True, None)
-    told = make_task(TaskConfig("segmentation", class_weights=(1.0, 4.0), dice=0.0, outline=False), 2)
+    told = SegmentationConfig(class_weights=(1.0, 4.0), dice=0.0, outline=False).make(2)
     assert isinstance(told, Segmentation)
     assert (told.dice, told.outline, told.conditions) == (0.0, False, 2)
     assert told.class_weights is not None

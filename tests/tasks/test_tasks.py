@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError
+from fedstill.data.config import DataConfig
+from fedstill.data.form import Form
+from fedstill.data.loaders import load
+from fedstill.data.private import load as load_private
+from fedstill.data.private_config import PrivateConfig
+from fedstill.data.public import PublicConfig, load_public
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.report.matrix import tasks_by_method
-from fedstill.tasks import TASKS, Task, TaskConfig, any_task
+from fedstill.runs.config import from_dict
+from fedstill.tasks import TASKS, Task, TaskConfig
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 
 def tasks() -> list[Task]:
-    return [any_task(TaskConfig(name)) for name in TASKS]  # type: ignore[arg-type]
+    return [TASKS[name]().example() for name in TASKS]
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
@@ -36,11 +49,81 @@ def test_blank_targets_are_targets(task: Task) -> None:
 
 
 def test_options_of_another_task_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"task\.acceleration is 4: allowed is none"):
-        TaskConfig("segmentation", acceleration=4)
+    with pytest.raises(
+        ArgumentError, match=r"task\.acceleration is 4: allowed is none, as task 'segmentation'"
+    ):
+        from_dict({"method": {"name": "fedavg"}, "task": {"name": "segmentation", "acceleration": 4}})
     with pytest.raises(ArgumentError, match=r"task\.dice is -1"):
-        TaskConfig("segmentation", dice=-1.0)
-    assert TaskConfig("reconstruction", acceleration=8).acceleration == 8
+        SegmentationConfig(dice=-1.0)
+
+
+def test_what_a_task_of_somebody_elses_lacks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "careless_tasks.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedstill.tasks import Figure, Task, TaskConfig\n"
+        "from fedstill.tasks.classification import Classification\n"
+        "from fedstill.tasks.softmax import SoftmaxTask\n"
+        "class Half(SoftmaxTask):\n    name, kind, figures = 'half', 'class', (Figure('a', 'A'),)\n"
+        "class Kindless(Classification):\n    kind = 'classes'\n"
+        "class Figureless(Classification):\n    figures = ('accuracy',)\n"
+        "@dataclass(frozen=True)\nclass Empty(TaskConfig):\n    rate: float = 1.0\n"
+        "class Loose(TaskConfig):\n    makes = Classification\n"
+        "@dataclass(frozen=True)\nclass Abstract(TaskConfig):\n    makes = Half\n"
+        "@dataclass(frozen=True)\nclass NoKind(TaskConfig):\n    makes = Kindless\n"
+        "@dataclass(frozen=True)\nclass NoFigures(TaskConfig):\n    makes = Figureless\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (
+        ("Half", "a subclass of TaskConfig"),
+        ("Empty", "one with makes: ClassVar"),
+        ("Loose", "a frozen dataclass"),
+        ("Abstract", "one whose Half also has check, counts, loss, metrics"),
+        ("NoKind", "one whose Kindless has a kind, one of class, labels, map, image"),
+        ("NoFigures", "one whose Figureless has figures, a tuple of Figure"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^task is 'careless_tasks:{name}': allowed is {said}"):
+            TASKS[f"careless_tasks:{name}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(TaskConfig):
+    """Somebody's own, of any kind: the tests below set what it makes."""
+
+
+ARRAYS = {
+    "classification": {"labels": np.arange(12) % 2},
+    "multi-label": {"labels": np.eye(3, dtype=np.int64)[np.arange(12) % 3]},
+    "segmentation": {"masks": np.eye(8, dtype=np.uint8)[None].repeat(12, 0)},
+    "instances": {"instances": np.eye(8, dtype=np.int32)[None].repeat(12, 0)},
+    "reconstruction": {},
+}
+
+
+@pytest.mark.parametrize("like", ARRAYS)
+def test_data_that_serve_a_task_serve_all_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str
+) -> None:
+    ours = TASKS[like]()
+    kind = type("Mine", (type(ours.example()),), {"name": "mine"})
+    monkeypatch.setattr(Mine, "makes", kind, raising=False)
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", images=pixels, **ARRAYS[like])
+    config = DataConfig(name=str(tmp_path / "data.npz"), patch=8 if like == "instances" else 0)
+    data, mine = load(config, ours), load(config, Mine())
+    assert torch.equal(mine.train.inputs, data.train.inputs)
+    assert torch.equal(mine.train.targets, data.train.targets)
+    assert mine.classes == data.classes
+    node, form = load_private(PrivateConfig(), tmp_path, Form.of(Mine(), mine))
+    theirs, _ = load_private(PrivateConfig(), tmp_path, Form.of(ours, data))
+    assert torch.equal(node.targets, theirs.targets)
+    assert form.make_task().name == "mine"
+    if like != "instances":  # whose form the run says
+        assert load_private(PrivateConfig(), tmp_path, task=Mine())[1].task == Mine()
+    public = load_public(PublicConfig("noise", limit=3), mine, Mine())[1]
+    assert public is not None
+    assert len(public) == 3
 
 
 def test_methods_refuse_tasks_with_a_reason() -> None:
@@ -54,4 +137,4 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert "label maps" in str(found["asyndgan"]["classification"])
     assert found["asyndgan"]["segmentation"] is None
     needs = METHODS["fedgen"]().needs()
-    assert refusal(needs, any_task(TaskConfig())) is None
+    assert refusal(needs, ClassificationConfig().example()) is None

@@ -7,8 +7,7 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError
-from fedstill.tasks import TaskConfig, make_task
-from fedstill.tasks.text import TextClassification
+from fedstill.tasks.text import TextClassification, TextConfig
 
 TASK = TextClassification(3)
 IDS, LABELS = torch.tensor([[4, 1, 0], [0, 0, 0], [2, 2, 2]]), torch.tensor([0, 2, 1])
@@ -41,7 +40,7 @@ def test_what_is_no_text_is_refused(inputs: torch.Tensor, targets: torch.Tensor,
 
 
 def test_the_task_is_found_by_name_and_says_that_inputs_are_tokens() -> None:
-    task = make_task(TaskConfig("text"), ("negative", "positive"))
+    task = TextConfig().make(("negative", "positive"))
     assert isinstance(task, TextClassification)
     assert (task.name, task.metric, task.tokens, task.conditions, task.classes) == (
         "text",

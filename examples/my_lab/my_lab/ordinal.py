@@ -1,0 +1,57 @@
+"""Classes in an order, as grades of a disease: two grades off is worse than one.
+
+Hou, Yu, Samaras: "Squared Earth Mover's Distance-based Loss for Training Deep Neural Networks", 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.core.dataset import Cases
+from fedstill.tasks import Figure, TaskConfig
+from fedstill.tasks.classification import Classification
+
+
+class Ordinal(Classification):
+    """Grades: outputs are logits ``(B, C)``, targets ``(B,)``, as for classification."""
+
+    name = "ordinal"
+    figures = (Figure("accuracy", "Accuracy"), Figure("mae", "MAE", unit="", digits=2, better="lower"))
+
+    def __init__(self, classes: int, emd: float) -> None:
+        super().__init__(classes)
+        self.emd = emd
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        wanted = F.one_hot(targets, self.classes).to(outputs.dtype)  # (G, B, C)
+        far = emd(outputs.softmax(-1), wanted).mean(1)  # (G,)
+        return super().loss(outputs, targets, smoothing) + self.emd * far
+
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        far = emd(student.softmax(1), target.softmax(1))  # (B,)
+        return super().distance(student, target, tau) + self.emd * far
+
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        off = (outputs.argmax(1) - targets).abs().double()  # (N,) grades
+        return {"accuracy": 100 * off.eq(0).double().mean().item(), "mae": off.mean().item()}
+
+
+def emd(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Squared earth mover's distance of distributions ``(..., C)`` over classes in their order: ``(...,)``."""
+    return (p.cumsum(-1) - q.cumsum(-1)).square().sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrdinalConfig(TaskConfig):
+    """One of several grades an image."""
+
+    makes = Ordinal
+
+    emd: float = 1.0
+    """Weight of the earth mover's distance beside the cross-entropy."""
