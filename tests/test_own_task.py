@@ -66,8 +66,10 @@ def result(lab: Lab, name: str) -> dict[str, Any]:
     return found
 
 
-def test_it_is_one_short_file() -> None:
-    assert len((ROOT / "examples/my_lab/my_lab/ordinal.py").read_text().splitlines()) <= 60
+def test_it_is_one_short_file_as_the_page_has_it() -> None:
+    source = (ROOT / "examples/my_lab/my_lab/ordinal.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert source in (ROOT / "docs/own-task.md").read_text()
 
 
 def test_its_figures_stand_in_results_and_reports(lab: Lab) -> None:

@@ -311,10 +311,18 @@ def test_published_figures_survive_toml_and_are_no_options() -> None:
     assert not [name for name in config.options(config.RunConfig) if "paper" in name]
 
 
-def test_a_published_figure_must_be_one() -> None:
+def test_a_published_figure_must_be_one(tmp_path: Path) -> None:
     for bad in ({"value": -1.0}, {"std": -0.1}, {"figure": "loss"}, {"source": ""}):
-        with pytest.raises(ArgumentError):
-            PaperFigure(**{"method": "m", "value": 1.0, "source": "s", **bad})
+        with pytest.raises(ArgumentError, match=r"paper|published figure"):
+            config.from_dict(
+                {
+                    "method": {"name": "fedavg"},
+                    "paper": [{"method": "m", "value": 1.0, "source": "s", **bad}],
+                }
+            )
+    text = 'methods = ["fedavg"]\npaper = [{ method = "m", figure = "los", value = 1.0, source = "s" }]'
+    with pytest.raises(UnknownName, match="unknown published figure 'los'"):
+        compare.read(a_file(tmp_path, text))
     with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
         config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
 

@@ -43,7 +43,7 @@ class Ordinal(Classification):
 
 
 def emd(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Squared earth mover's distance of distributions ``(..., C)`` over classes in their order: ``(...,)``."""
+    """Squared earth mover's distance of distributions ``(..., C)`` over ordered classes: ``(...,)``."""
     return (p.cumsum(-1) - q.cumsum(-1)).square().sum(-1)
 
 
