@@ -400,7 +400,7 @@ def _stranger(config: RunConfig, found: Examined) -> str | None:
     """Which of a run's method and task is neither the package's own nor allowed by the owner."""
     for option, chosen in (("methods", config.method), ("tasks", config.task)):
         allowed = getattr(found.file.policy, option) if found.file else ()
-        if chosen.called not in (*chosen.registry.own, *allowed):
+        if not chosen.registry.allows(chosen.called, allowed):
             return f"policy.{option} does not name {chosen.called}"
     return None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.imports import OWN, find, first_line, is_path
+from fedstill.core.imports import find, first_line, is_path
 
 T = TypeVar("T")
 OURS = "fedstill"  # the package whose things need no leave
@@ -106,7 +106,23 @@ class Registry(Mapping[str, T], Generic[T]):
         >>> Registry("error", {"argument": "fedstill.core.errors:ArgumentError"}).name_of(ArgumentError)
         'argument'
         """
-        return self.canonical(f"{thing.__module__}:{thing.__qualname__}")
+        place = f"{thing.__module__}:{thing.__qualname__}"
+        short = self.canonical(place)
+        if short in self.own:  # which nobody else's is, whatever it says of itself
+            return short if self[short] is thing else place
+        if short != place:
+            return short
+        package = place.partition(":")[0].partition(".")[0]
+        for name, point in _installed(self.group).items():  # offered from where it is not defined
+            if name not in self.own and point.value.partition(":")[0].partition(".")[0] == package:
+                with suppress(ArgumentError):
+                    if self[name] is thing:
+                        return name
+        return place
+
+    def stands_for_others(self, kind: type) -> bool:
+        """Whether a class is the one for all names that nothing else has."""
+        return self.others is not None and self.others[1] == f"{kind.__module__}:{kind.__qualname__}"
 
     def canonical(self, name: str) -> str:
         """The one name that stands for all names of the same thing; nothing is imported to find it."""
@@ -115,8 +131,14 @@ class Registry(Mapping[str, T], Generic[T]):
         return {**places, **{place: short for short, place in self.own.items()}}.get(name, name)
 
     def allows(self, name: object, more: Iterable[str]) -> bool:
-        """Whether who allows the package's own and some more allows this one; nothing is imported."""
+        """Whether who allows the package's own and some more allows this one.
+
+        Only what is allowed is imported, to find its other names.
+        """
         known = {self.canonical(each) for each in (*self.own, *more)}
+        for each in more:
+            with suppress(ArgumentError):
+                known.add(self.name_of(self[each]))
         return isinstance(name, str) and self.canonical(name) in known
 
     def origin(self, name: str) -> str:
@@ -140,13 +162,19 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in installed:
             try:
                 found = installed[name].load()
-            except (*OWN, SyntaxError) as error:
+            except Exception as error:  # whatever a stranger's module does as it is imported
                 reason = f"one that can be imported: {installed[name].value} cannot, {first_line(error)}"
                 raise ArgumentError(self.what, name, reason) from error
         elif is_path(name):
-            with suppress(*OWN, SyntaxError):  # what is installed comes before what lies in this folder
+            with suppress(Exception):  # what is installed comes before what lies in this folder
                 importlib.import_module(name.partition(":")[0])
-            found = find(name, Path.cwd(), self.what)
+            try:
+                found = find(name, Path.cwd(), self.what)
+            except ArgumentError:
+                raise
+            except Exception as error:
+                reason = f"one that can be imported, which fails: {first_line(error)}"
+                raise ArgumentError(self.what, name, reason) from error
         else:
             raise UnknownName(self.what, name, list(self))
         if self.base is not None and not (isinstance(found, type) and issubclass(found, self.base)):
@@ -187,8 +215,9 @@ class Registered:
     @property
     def called(self) -> str:
         """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
-        given: str | None = vars(self).get(self.key)
-        return given or self.registry.name_of(type(self))
+        if self.registry.stands_for_others(type(self)):
+            return str(vars(self)[self.key])
+        return self.registry.name_of(type(self))
 
 
 def not_options(kind: Any) -> str | None:
@@ -196,6 +225,11 @@ def not_options(kind: Any) -> str | None:
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
+    key = getattr(kind, "key", "name")
+    if any(part.name in (key, "key", "default", "registry", "called") for part in fields(kind)):
+        return (
+            f"one without an option called {key}, key, default, registry or called: these mean other things"
+        )
     bare = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
     return f"one with a default for each option, and {', '.join(bare)} has none" if bare else None
 

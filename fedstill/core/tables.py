@@ -128,7 +128,8 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
             was = old.get(inner.key, inner.default)
             now = value.get(inner.key, was)
             found = inner.registry[now] if isinstance(now, str) else None
-            if now != was:
+            names = [inner.registry.canonical(name) for name in (now, was) if isinstance(name, str)]
+            if now != was and len(set(names)) > 1:
                 kept = _fields(found if inner.alike else inner)
                 old = {name: old[name] for name in old if name in kept}
             inner = found

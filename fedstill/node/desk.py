@@ -112,6 +112,8 @@ class Desk:
         if kept is None:
             if any(number <= self._last[node.name] for node in self.group.nodes):
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
+            for node in self.group.nodes:
+                node.gate.read_values(question, tensors)
             down = _bytes(arrived, question.sends)
             asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
             for node, here in zip(self.group.nodes, asked, strict=True):

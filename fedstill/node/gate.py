@@ -105,6 +105,21 @@ class Gate:
         if rule is not None:
             raise QuestionRefused(self.node, question, rule)
 
+    def read_values(self, question: Question, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Refuse JSON values that are too large or are none, before anything is charged for the question.
+
+        Raises:
+            QuestionRefused: a value of more bytes than a header may have: read, it takes fifty times as much
+                memory.
+            DataError: it is no JSON value.
+        """
+        most = self.policy.most_header
+        for name in question.values:
+            if most and name in tensors and tensors[name].numel() > most:
+                rule = f"most_header: {most}, and {name} has {tensors[name].numel()} bytes"
+                raise QuestionRefused(self.node, question.name, rule)
+        question.take(tensors)
+
     def admit(self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]) -> None:
         """Let a question in, or refuse it before anything is computed.
 

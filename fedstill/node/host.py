@@ -25,7 +25,6 @@ from fedstill.core.errors import (
     QuestionRefused,
     RunFolderError,
 )
-from fedstill.core.imports import OWN
 from fedstill.core.state import load_state, save_state
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
@@ -90,7 +89,9 @@ class Host:
                     header, tensors = unpack(message, 0)
                 with limited(self.name, short(header.get("do"))):
                     told, released = self._serve(header, tensors)
-            except (FedstillError, *OWN) as error:
+            except (
+                Exception
+            ) as error:  # whatever it is, the node goes on serving, and says no more than it may
                 return pack({"error": self._refused(header, error)})
             return pack({"told": told, "seconds": self._told_seconds(time.perf_counter() - start)}, released)
 

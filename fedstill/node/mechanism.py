@@ -111,7 +111,9 @@ class Mechanism:
             return Exact()
         # Gradients of what is computed from the records carry them, whatever the networks learned with.
         reads = self._reads_records(question) if pulled else name in question.reads or kind.of == "records"
-        if kind.of == "counts" and not kind.package:  # by how much a record moves others' is not known
+        apart = name in question.apart  # its very size tells of the records, which no noise hides
+        # By how much a record moves a stranger's counts is not known.
+        if kind.of == "counts" and not (kind.package or apart):
             if not reads:
                 return Derived("counts that have left with noise")
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
@@ -120,6 +122,8 @@ class Mechanism:
         if not reads and ("model" in config.learns or (kind.of == "critic" and not pulled and self._critics)):
             # What it costs that they learn is billed where they do.
             return Derived("networks that learn with DP-SGD")
+        if apart:
+            return Exact()
         found = config.rule(Release(kind, pulled, reads), self._at(levels))
         # What follows from what is paid for is known here, and to no mechanism.
         return Exact() if isinstance(found, Derived) else found

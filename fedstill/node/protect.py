@@ -93,7 +93,8 @@ def protect(
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
-    if config.needs_training and frozen_whole:
+    learns = config.needs_training or "model" in config.learns or config.parts_records
+    if learns and frozen_whole:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
     mechanism = Mechanism(
@@ -125,7 +126,9 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     protection = {name: of for name, of in as_table(mechanism.config).items() if name not in BUDGETS}
     protected = (sorted(protection.items()), sorted(mechanism.levels.items()))
     chosen = (method_name(method), sorted(as_table(method).items()))
-    options = (*chosen, mechanism.local, *protected, node.seed, compute, setting.task.options())
+    kind = type(setting.task)
+    task = (kind.__module__, kind.__qualname__, setting.task.options())
+    options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
     # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()

@@ -115,6 +115,7 @@ class PrivacyConfig(Registered):
 
     key: ClassVar[str] = "mechanism"
     default: ClassVar[str | None] = "none"
+    alike: ClassVar[bool] = True  # tables of one name mean the same in all
     about: ClassVar[str] = ""
     assumes: ClassVar[tuple[str, ...]] = ()
     learns: ClassVar[Mapping[str, str]] = {}
@@ -186,6 +187,11 @@ class PrivacyConfig(Registered):
             levels: of noise, by table.
         """
         return Exact()
+
+    @property
+    def parts_records(self) -> bool:
+        """Whether copies of the node's model learn from parts of its records (:meth:`shards`)."""
+        return type(self).shards is not PrivacyConfig.shards
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
         """The records (int64 indices) that each of several copies of the node's model learns from, by itself;

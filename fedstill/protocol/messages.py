@@ -8,6 +8,7 @@ do not depend on where its nodes are.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -117,7 +118,9 @@ def as_text(value: Any) -> torch.Tensor:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ArgumentError("value", value, f"what JSON holds: {error}") from error
+        # Whoever reads the error may not read the value: at a node it is what an answer would have held.
+        allowed = "what JSON holds: tables by text, lists, texts, finite numbers, true, false and none"
+        raise ArgumentError("a JSON value", type(value).__name__, allowed) from error
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
@@ -133,14 +136,18 @@ def from_text(tensor: torch.Tensor) -> Any:
     if tensor.dtype != torch.uint8 or tensor.ndim != 1:
         raise DataError(f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, and no JSON text")
     try:
-        return json.loads(bytes(tensor.tolist()).decode(), parse_constant=_no_number)
+        text = tensor.cpu().numpy().tobytes().decode()
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DataError("it is no JSON text") from error
 
 
-def _no_number(word: str) -> float:
-    """NaN and infinities, which Python writes and JSON has not."""
-    raise ValueError(f"{word} is no number")
+def _finite(word: str) -> float:
+    """A number; NaN and infinities, which Python writes and reads, are none that JSON has."""
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(f"{word} is no finite number")
+    return value
 
 
 def size(tensor: torch.Tensor) -> int:

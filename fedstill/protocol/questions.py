@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -53,7 +54,6 @@ class Question:
             them, one a node, and the server finds them by :meth:`Answers.by_node`.
         values: what goes down with it, or is answered, as a JSON value and no tensor: the handler gets the
             value, and gives a list of values, one a node.
-        closed: nothing that a subclass of the method could change has a part in the answer.
     """
 
     name: str
@@ -76,7 +76,6 @@ class Question:
     moves: str = ""
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-    closed: bool = False
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):
@@ -85,9 +84,20 @@ class Question:
         object.__setattr__(self, "gradients", kind_named(self.gradients))
         if self.gradients.of != "gradients":
             raise ArgumentError(f"gradients of question {self.name}", self.gradients, "a kind of gradients")
+        strange = {*self.ragged} - self.releases.keys() | {*self.values} - {*self.sends, *self.releases}
+        if strange:
+            raise ArgumentError(f"question {self.name}", sorted(strange), "parts that it sends or releases")
         if self.differentiable and (self.ragged or self.values):
             apart = [*self.ragged, *self.values]
             raise ArgumentError(f"question {self.name}", apart, "none, where gradients are pulled back")
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is one of the package's own of whose answer no subclass of the method can change a part.
+
+        That goes by the very function that answers it, whatever else is said of it.
+        """
+        return self.handler in _CLOSED
 
     @property
     def apart(self) -> frozenset[str]:
@@ -197,6 +207,7 @@ class NodeSide:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+_CLOSED: WeakSet[Handler] = WeakSet()  # functions that answer questions marked as closed
 DECLARED = "__question__"  # the attribute of a function that a question marks
 
 
@@ -211,11 +222,13 @@ def question(**declaration: Any) -> Callable[[F], F]:
         declaration: the fields of :class:`Question`, but for its name and handler. Each may also be a
             function of the method and what it finds at the nodes (:class:`NodeSetting`), since options decide
             of much.
+            ``closed`` says that nothing that a subclass of the method could change has a part in the answer.
             ``span`` and ``finish`` are functions of the method and of what they are given in a
             :class:`Question`. ``when`` says whether the question is asked at all, ``name`` what it is called,
             if not as the function.
     """
-    unknown = sorted(set(declaration) - {part.name for part in fields(Question)} - {"when", "name"})
+    known = {part.name for part in fields(Question)} | {"when", "name", "closed"}
+    unknown = sorted(set(declaration) - known)
     if unknown:
         raise TypeError(f"a question has no {', '.join(unknown)}")
 
@@ -235,6 +248,14 @@ def declared(method: Any, at: NodeSetting) -> list[Question]:
                 marked[name] = function, getattr(function, DECLARED)
             elif name in marked:  # answered in another way, of which nothing is said
                 marked[name] = function, {**marked[name][1], "reads": None, "closed": False}
+    if not _ours(type(method)):  # what a stranger's class inherits may call what that class changes
+        marked = {
+            name: (
+                function,
+                parts if parts.get("closed") or not _ours(function) else {**parts, "reads": None},
+            )
+            for name, (function, parts) in marked.items()
+        }
     found = (_question(name, function, parts, method, at) for name, (function, parts) in marked.items())
     return [question for question in found if question is not None]
 
@@ -256,5 +277,13 @@ def _question(
         answer: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
         return answer
 
-    values["closed"] = bool(parts.get("closed")) and function.__module__.partition(".")[0] == "fedstill"
+    closed = values.pop("closed", False)
+    if closed and _ours(function):
+        _CLOSED.add(handler)
     return Question(parts.get("name", name), handler, **values)
+
+
+def _ours(thing: Any) -> bool:
+    """Whether a class or function is the package's own."""
+    module: str = thing.__module__
+    return module.partition(".")[0] == "fedstill"

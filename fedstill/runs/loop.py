@@ -116,7 +116,6 @@ class Run(ABC):
                 with self.clock.phase("distillation"):
                     self._made = self._serve(saved)
                     self._take_turns(self._made)
-                self._save()
             return self.figures()
         finally:
             self._close()

@@ -44,10 +44,7 @@ from fedstill.runs.deployed import raise_if_stopped, run_name, servers_part
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 
-RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
-ENDING = 20.0  # seconds for a job that was ended to be over
-SLOW = 15.0  # seconds until it is said that a job waits
 
 
 def rehearse(config: RunConfig, simulation: Simulation, out: Path, progress: bool) -> dict[str, Any]:
@@ -60,7 +57,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, progress: boo
         progress: show bars on a terminal.
 
     Returns:
-        The figures, as an simulation's own run gives them, with what the link cost.
+        The figures, as a simulation's own run gives them, with what the link cost.
 
     Raises:
         FedstillError: FLARE is missing, or a node or the server stopped; the run can go on.

@@ -92,6 +92,10 @@ class Served(Run):
             server.take_up(saved["server"])
         return server
 
+    def _take_turns(self, server: Server) -> None:
+        super()._take_turns(server)
+        self._save()  # all nodes and the server at one mark, as a rehearsal is looked into
+
     def _nodes(self) -> Mapping[str, Any]:
         """First the nodes remember: the server's mark is always one of theirs."""
         mark = self.federation.number

@@ -55,13 +55,47 @@ def test_an_installed_package_and_a_path_give_the_same(errors: Registry[type[Exc
 def test_a_thing_has_one_name_and_is_allowed_by_any_of_them(errors: Registry[type[Exception]]) -> None:
     assert errors.canonical("lab_sound:Odd") == errors.canonical("odd") == "odd"
     assert errors.canonical("fedstill.core.errors:ArgumentError") == "argument"
-    assert errors.allows("odd", ["lab_sound:Odd"])
-    assert errors.allows("lab_sound:Odd", ["odd"])
     assert errors.allows("argument", [])
     assert not errors.allows("lab_sound:Odd", [])  # though it is offered under a name of the package's own
+    assert not errors.allows("odd", ["argument"])
+    assert not errors.allows(None, [])
+    assert "lab_sound" not in sys.modules  # only what is allowed is imported
+    assert errors.allows("odd", ["lab_sound:Odd"])
+    assert errors.allows("lab_sound:Odd", ["odd"])
     assert not errors.allows("broken", ["odd"])
-    assert not errors.allows(None, ["odd"])
-    assert "lab_sound" not in sys.modules
+
+
+def test_what_is_offered_from_where_it_is_not_defined_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab_front").mkdir()
+    (tmp_path / "lab_front" / "__init__.py").write_text("from lab_front.deep import Odd")
+    (tmp_path / "lab_front" / "deep.py").write_text(
+        "from fedstill.core.errors import FedstillError\nclass Odd(FedstillError): pass"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    offered = {"odd": EntryPoint("odd", "lab_front:Odd", "fedstill.errors")}
+    monkeypatch.setattr(registry, "_installed", lambda group: offered)
+    errors: Registry[type[Exception]] = Registry("error", OWN, FedstillError)
+    for name in ("odd", "lab_front:Odd", "lab_front.deep:Odd"):
+        assert errors.name_of(errors[name]) == "odd"
+        assert errors.allows("odd", [name])
+    for name in ("lab_front", "lab_front.deep"):
+        sys.modules.pop(name, None)
+
+
+def test_whatever_a_module_does_as_it_is_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab_odd.py").write_text("undefined")
+    monkeypatch.syspath_prepend(tmp_path)
+    offered = {"odd": EntryPoint("odd", "lab_odd:Odd", "fedstill.errors")}
+    monkeypatch.setattr(registry, "_installed", lambda group: offered)
+    errors: Registry[type[Exception]] = Registry("error", OWN, FedstillError)
+    for name in ("odd", "lab_odd:Odd"):
+        with pytest.raises(ArgumentError, match="name 'undefined' is not defined"):
+            errors[name]
+    assert "odd" not in errors.working()
 
 
 def test_nothing_is_imported_before_it_is_named(errors: Registry[type[Exception]]) -> None:

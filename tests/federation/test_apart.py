@@ -11,16 +11,22 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused
 from fedstill.federation.checks import faults
 from fedstill.methods.server import Server
+from fedstill.node.desk import Desk
 from fedstill.node.group import Group
+from fedstill.node.mechanism import Mechanism, unpriced
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.rules import Exact
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.messages import as_text, from_text, pack, unpack
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import Question, question
+from fedstill.protocol.questions import NodeSide, Question, question
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
+from fedstill.tasks.classification import Classification
 from tests.federation.test_remote import NAMES, Away, tiny
 
 WISH = Kind("wish", "what is wanted", of="question")
@@ -119,7 +125,53 @@ def test_equal_values_are_equal_bytes(value: Any) -> None:
         assert torch.equal(as_text(value), as_text(dict(reversed(list(value.items())))))
 
 
-@pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes"])
-def test_what_json_does_not_hold_is_refused(value: object) -> None:
-    with pytest.raises(ArgumentError, match="what JSON holds"):
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes", {"secret": [4, 2], "loss": float("inf")}])
+def test_what_json_does_not_hold_is_refused_and_not_repeated(value: object) -> None:
+    with pytest.raises(ArgumentError, match="what JSON holds") as caught:
         as_text(value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", "1e999", "[-Infinity]", ""])
+def test_what_no_json_is_is_not_read(text: str) -> None:
+    with pytest.raises(DataError, match="no JSON text"):
+        from_text(torch.tensor(list(text.encode()), dtype=torch.uint8))
+
+
+def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
+    """Before anything is charged, admitted or learned."""
+    run = prepare(config())[0]
+    (node, *_), side = run.nodes, run.side
+    desk = Desk(Group([node]), side, run.compute)
+    bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
+    with pytest.raises(DataError, match="no JSON text"):
+        desk.answer("tell", 0, bad, False)
+    node.gate.policy = replace(node.gate.policy, most_header=20)
+    with pytest.raises(QuestionRefused, match="most_header: 20, and wish has 30"):
+        desk.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
+    assert (node.gate.used(), run.ledger.summary()["questions"]) == ((0, 0), 0)
+    (told,) = desk.answer("tell", 0, {"wish": as_text({"class": 1})}, False)
+    assert from_text(told["words"])["of"] == 1
+
+
+@pytest.mark.parametrize("of", ["rows", "scores", "counts"])
+def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
+    """Under a budget the question is refused; without one, nothing is claimed of it."""
+    kind = Kind("some", of=of)
+    for apart in ({"ragged": ("some",)}, {"values": ("some",)}):
+        asked = Question("tell", None, releases={"some": kind}, reads=("some",), times=1, **apart)  # type: ignore[arg-type]
+        privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
+        side = NodeSide({"tell": asked})
+        made = Mechanism("n", privacy, side, LocalConfig(), 50, Classification(3), secret=1)
+        assert isinstance(made.rule(asked, "some"), Exact)
+        assert unpriced(made, asked) is None  # no budget is set
+        tight = Mechanism(
+            "n", replace(privacy, epsilon=3.0), side, LocalConfig(), 50, Classification(3), secret=1
+        )
+        assert "no guarantee" in str(unpriced(tight, asked))
+
+
+def test_parts_that_are_none_of_the_question_are_refused() -> None:
+    for apart in ({"ragged": ("sme",)}, {"values": ("wsh",)}):
+        with pytest.raises(ArgumentError, match="parts that it sends or releases"):
+            Question("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]

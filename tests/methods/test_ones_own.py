@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from fedstill.compare.plan import plan
-from fedstill.core.compute import EngineConfig
+from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
+from fedstill.methods._histogram import CountsLabels
+from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.server import Server
-from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.method import METHODS, Method, side_of
+from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict
+from fedstill.tasks.classification import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +99,58 @@ class Asks(Idle):
 def test_options_have_defaults_so_that_a_method_can_be_looked_at_by_its_name() -> None:
     with pytest.raises(ArgumentError, match="a default for each option, and strength has none"):
         METHODS[f"{__name__}:Asks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posing(Idle):
+    """Says that it is another."""
+
+    name: str = "fedavg"
+
+
+def test_an_option_cannot_say_what_the_method_is_called() -> None:
+    with pytest.raises(
+        ArgumentError, match="whose options are not called name|without an option called name"
+    ):
+        METHODS[f"{__name__}:Posing"]
+    assert Posing().called == f"{__name__}:Posing"
+
+
+def test_a_class_that_says_it_lies_among_ours_is_not_ours() -> None:
+    posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
+    assert posing().called != "fedavg"
+    assert METHODS.origin(posing().called) != "fedstill"
+    assert METHODS.origin(FedAvg().called) == "fedstill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(CountsLabels, Idle):
+    """Counts labels by the package's own question, or by one of its own that is called so."""
+
+    own: bool = False
+
+    def questions(self, at: NodeSetting) -> Iterable[Question]:
+        for asked in super().questions(at):
+            yield replace(asked, handler=lambda *given, **sent: {}) if self.own else asked
+
+
+def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
+    at = NodeSetting(Classification(3), LocalConfig(), Compute())
+    plain, posing = (side_of(Counting(own=own), at).questions["count_labels"] for own in (False, True))
+    assert {kind.package for kind in plain.releases.values()} == {""}
+    assert {kind.package for kind in posing.releases.values()} == {"tests"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inherits(FedAvg):
+    """Might have changed what the inherited question calls."""
+
+
+def test_what_is_inherited_is_vouched_for_by_nobody_but_where_it_is_closed() -> None:
+    at = NodeSetting(Classification(3), LocalConfig(), Compute())
+    own, ours = (side_of(method, at).questions for method in (Inherits(), FedAvg()))
+    assert [asked.reads for name, asked in own.items() if not asked.closed] == [None] * sum(
+        not asked.closed for asked in own.values()
+    )
+    assert any(asked.reads == () for asked in ours.values())
+    assert {name for name, asked in own.items() if asked.closed} == {"tell_size"}
