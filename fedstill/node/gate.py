@@ -46,7 +46,8 @@ class Gate:
                 return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true{cures}"
             if told:
                 foreign = any(kind.package for kind in told)
-                cure = ", unless its owner names it in policy.kinds" if foreign else ""
+                named = ", ".join(f"{kind!r}" for kind in self.policy.kinds) or "none"
+                cure = f", unless its owner names it in policy.kinds (now {named})" if foreign else ""
                 return f"outputs_only: no {' and '.join(told)}{cure}"
         return None if self.budgets is None else self.budgets.objection(question)
 

@@ -93,8 +93,7 @@ def protect(
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
-    learns = config.needs_training or "model" in config.learns or config.parts_records
-    if learns and frozen_whole:
+    if config.needs_training and frozen_whole:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
     mechanism = Mechanism(

@@ -106,8 +106,6 @@ class PrivacyConfig(Registered):
             :class:`StepsConfig`) that says how. All that follows from them alone is free; that they learn is
             paid for.
         protects: whether anything is done at all.
-        needs_training: whether it protects by how the node's model learns, so that one that is not trained
-            here, and may know every record, is refused.
 
     Raises:
         ArgumentError: a value outside its range.
@@ -120,7 +118,6 @@ class PrivacyConfig(Registered):
     assumes: ClassVar[tuple[str, ...]] = ()
     learns: ClassVar[Mapping[str, str]] = {}
     protects: ClassVar[bool] = True
-    needs_training: ClassVar[bool] = False
 
     epsilon: float = math.inf
     """The most that one run may cost, at delta; what would cost more is refused. inf: no budget."""
@@ -189,9 +186,10 @@ class PrivacyConfig(Registered):
         return Exact()
 
     @property
-    def parts_records(self) -> bool:
-        """Whether copies of the node's model learn from parts of its records (:meth:`shards`)."""
-        return type(self).shards is not PrivacyConfig.shards
+    def needs_training(self) -> bool:
+        """Whether it protects by how the node's model learns, or copies of it on parts of records: then a
+        model that is not trained here, and may know every record, is refused."""
+        return "model" in self.learns or type(self).shards is not PrivacyConfig.shards
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
         """The records (int64 indices) that each of several copies of the node's model learns from, by itself;

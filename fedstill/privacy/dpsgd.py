@@ -46,7 +46,6 @@ class DPSGD(PrivacyConfig):
     about: ClassVar[str] = "its networks learned from clipped gradients with noise, and what they say follows"
     assumes: ClassVar[tuple[str, ...]] = (POISSON, COUNTED, NOT_CHOSEN)
     learns: ClassVar[Mapping[str, str]] = {"model": "training", "critic": "critic"}
-    needs_training: ClassVar[bool] = True
 
     training: StepsConfig = field(default_factory=StepsConfig)
     """How the node's model learns."""

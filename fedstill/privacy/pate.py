@@ -94,7 +94,6 @@ class PATE(PrivacyConfig):
         NOT_CHOSEN,
     )
     learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
-    needs_training: ClassVar[bool] = True
 
     pate: PateConfig = field(default_factory=PateConfig)
     """Teachers and votes."""

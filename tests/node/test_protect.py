@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.statement import SEVERAL
 from fedstill.privacy.teachers import Teachers
+from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -54,6 +55,42 @@ CONFIG: dict[str, Any] = {
 }
 MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
 X = torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims(PrivacyConfig):
+    """A stranger's mechanism: its model learns with DP-SGD, it says, so that all that follows is free."""
+
+    about: ClassVar[str] = "its model learns with noise"
+    learns: ClassVar[Mapping[str, str]] = {"model": "steps"}
+    steps: StepsConfig = field(default_factory=StepsConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(PrivacyConfig):
+    """Another one: its votes are of models that each know a part."""
+
+    about: ClassVar[str] = "votes"
+
+    def shards(self, data: TensorData) -> list[torch.Tensor]:
+        return [torch.arange(len(data))]
+
+
+@pytest.mark.parametrize("config", [Claims(steps=StepsConfig(noise=1.0)), Parts()])
+def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: PrivacyConfig) -> None:
+    network = build("mlp:4", SHAPE, CLASSES, 0).requires_grad_(False)
+    node = Node("n", records(), network, Gate("n", PolicyConfig(), Ledger()), 0)
+    with pytest.raises(ArgumentError, match="nothing of its model is trained here"):
+        protect(
+            node,
+            config,
+            side_of(METHOD, NodeSetting(TASK, LOCAL, COMPUTE)),
+            METHOD,
+            NodeSetting(TASK, LOCAL, COMPUTE),
+            account=Account(None, 1, durable=False),
+            run="run",
+            secret=1,
+        )
 
 
 def records(count: int = 24, groups: torch.Tensor | None = None, apart: float = 1.0) -> TensorData:

@@ -142,7 +142,9 @@ def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
     def objection(**policy: Any) -> str | None:
         return Gate("clinic", PolicyConfig(**policy), Ledger()).objection(told)
 
-    assert objection() == f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds"
+    assert objection() == (
+        f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds (now none)"
+    )
     assert objection(kinds=("logits", "gradients")) is not None
     assert objection(kinds=names[:1]) is not None
     assert objection(kinds=names) is None
