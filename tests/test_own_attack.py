@@ -95,7 +95,7 @@ def test_module_and_name_do_without_an_entry_point(lab: Lab, run: Path) -> None:
     by_path = leakage(run)
     assert by_path["config"] == by_name["config"]  # one thing, one name
     assert by_path["attacks"][0]["found"] == by_name["attacks"][0]["found"]
-    assert "--my_lab_majority_MajorityClass.answers INT" in lab("attack", "--attacks", ATTACK, "--help")
+    assert "--majority.answers INT" in lab("attack", "--attacks", ATTACK, "--help")
 
 
 def test_a_comparison_has_its_column(lab: Lab) -> None:

@@ -111,7 +111,7 @@ def test_methods_side_by_side_on_what_module_and_name_say(lab: Lab) -> None:
         found = result(lab.here / "both" / f"{name}-seed0")
         assert found["data"] == result(lab.here / "whole")["data"]  # one thing, one name
         assert found["accuracy"] > 40  # type: ignore[operator]
-    assert "my_lab.plates:Plates, 3 nodes, one for each site" in (lab.here / "both/compare.html").read_text()
+    assert "plates, 3 nodes, one for each site" in (lab.here / "both/compare.html").read_text()
 
 
 def test_it_is_listed_and_its_options_are_its_own(lab: Lab) -> None:

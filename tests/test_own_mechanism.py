@@ -181,7 +181,7 @@ def test_module_and_name_in_a_file_and_a_plan(lab: Lab) -> None:
     assert f"{PUBLIC} x pure(4)" in plan
     lab("run", "given.toml", "--quiet", "--out", "given")
     for node in nodes(lab.here / "given"):
-        assert node["mechanism"] == "my_lab.flip:Flip"
+        assert node["mechanism"] == "flip"
         assert node["events"] == {"pure(4.0)": PUBLIC}
         assert f"{math.ceil(1000 * node['epsilon']) / 1000:g} (PLD)" in plan
 

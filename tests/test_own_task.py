@@ -86,7 +86,7 @@ def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
     whole, by_path = result(lab, "whole"), result(lab, "by-path")
     for name in ("accuracy", "mae", "local", "ensemble"):
         assert by_path[name] == whole[name], name
-    assert f'name = "{PLACE}"' in (lab.here / "by-path" / "config.toml").read_text()
+    assert 'name = "ordinal"' in (lab.here / "by-path" / "config.toml").read_text()
 
 
 def test_without_its_own_term_it_is_classification_to_the_last_digit(lab: Lab) -> None:

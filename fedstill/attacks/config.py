@@ -47,7 +47,9 @@ class LeakageConfig:
         >>> chosen.to_table()["membership"]["shadows"]
         4
         """
-        names = read_value(tuple[str, ...], table.get("attacks", list(ATTACKS.own)), "leakage.attacks")
+        table = {ATTACKS.canonical(key): value for key, value in table.items()}
+        named = read_value(tuple[str, ...], table.get("attacks", list(ATTACKS.own)), "leakage.attacks")
+        names = [ATTACKS.canonical(name) for name in named]
         kinds = {name: ATTACKS[name] for name in names}
         for key, value in table.items():
             if key in OWN or key in kinds:

@@ -93,7 +93,7 @@ def configured(words: list[str]) -> LeakageConfig:
             config = LeakageConfig.from_table({"attacks": option.values})
     fields = {_field(attack.called): attack for attack in config.attacks}
     for option in given:
-        whose = option.name.rpartition(".")[0]
+        whose = ATTACKS.canonical(option.name.rpartition(".")[0])
         if whose in ATTACKS and _field(whose) not in fields:
             reason = f"none, as attack {whose!r} is not among --attacks"
             raise ArgumentError(option.option, " ".join(option.values), reason)
@@ -113,12 +113,14 @@ def _field(name: str) -> str:
 
 
 def _option(word: str) -> str:
-    """An option with its attack's name so spelled."""
+    """An option with its attack's one name so spelled."""
+    from fedstill.attacks.attack import ATTACKS
+
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
     whose, dot, option = name.rpartition(".")
-    return f"--{_field(whose)}{dot}{option}{equals}{value}"
+    return f"--{_field(ATTACKS.canonical(whose))}{dot}{option}{equals}{value}"
 
 
 def print_leakage(found: Mapping[str, Any], console: Console) -> None:

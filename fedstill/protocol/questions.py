@@ -248,14 +248,6 @@ def declared(method: Any, at: NodeSetting) -> list[Question]:
                 marked[name] = function, getattr(function, DECLARED)
             elif name in marked:  # answered in another way, of which nothing is said
                 marked[name] = function, {**marked[name][1], "reads": None, "closed": False}
-    if not _ours(type(method)):  # what a stranger's class inherits may call what that class changes
-        marked = {
-            name: (
-                function,
-                parts if parts.get("closed") or not _ours(function) else {**parts, "reads": None},
-            )
-            for name, (function, parts) in marked.items()
-        }
     found = (_question(name, function, parts, method, at) for name, (function, parts) in marked.items())
     return [question for question in found if question is not None]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedstill.core.errors import ArgumentError
 from fedstill.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -128,7 +129,11 @@ class Measured(Prepared, ABC):
         parts = []
         with torch.no_grad(), self.compute.autocast():
             for some in torch.split(inputs, training.at_once(inputs)):
-                part = self.server.ensemble(Answers(-1, names, self.side.look(teachers, some)))
+                told: object = self.side.look(teachers, some)
+                if not isinstance(told, Mapping):
+                    allowed = "answers by name, as {'logits': (K, B, C)}"
+                    raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)
+                part = self.server.ensemble(Answers(-1, names, told))
                 if part is None:
                     return None
                 parts.append(part)

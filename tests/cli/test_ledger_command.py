@@ -20,7 +20,7 @@ from fedstill.node.account import DATA, Account, Entry, Spent
 from fedstill.node.ledger import Ledger
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event
-from fedstill.runs import experiment
+from fedstill.runs import prepared
 
 Capture = pytest.CaptureFixture[str]
 
@@ -270,7 +270,7 @@ def test_without_the_secret_the_seals_are_not_checked_and_that_is_said(clinic: P
 
 
 def test_a_simulation_seals_with_its_seed(tmp_path: Path, capsys: Capture) -> None:
-    assert ledger.FILE == experiment.LEDGER
+    assert ledger.FILE == prepared.LEDGER
     with closing(Account(tmp_path / "ledger.sqlite", derive(7, "ledger.sqlite"))) as account:
         charge(account, 0)
     (tmp_path / "config.toml").write_text('name = "x"\nseed = 7\n', encoding="utf-8")

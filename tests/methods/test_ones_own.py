@@ -139,18 +139,3 @@ def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
     plain, posing = (side_of(Counting(own=own), at).questions["count_labels"] for own in (False, True))
     assert {kind.package for kind in plain.releases.values()} == {""}
     assert {kind.package for kind in posing.releases.values()} == {"tests"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inherits(FedAvg):
-    """Might have changed what the inherited question calls."""
-
-
-def test_what_is_inherited_is_vouched_for_by_nobody_but_where_it_is_closed() -> None:
-    at = NodeSetting(Classification(3), LocalConfig(), Compute())
-    own, ours = (side_of(method, at).questions for method in (Inherits(), FedAvg()))
-    assert [asked.reads for name, asked in own.items() if not asked.closed] == [None] * sum(
-        not asked.closed for asked in own.values()
-    )
-    assert any(asked.reads == () for asked in ours.values())
-    assert {name for name, asked in own.items() if asked.closed} == {"tell_size"}
