@@ -109,9 +109,7 @@ class Posing(Idle):
 
 
 def test_an_option_cannot_say_what_the_method_is_called() -> None:
-    with pytest.raises(
-        ArgumentError, match="whose options are not called name|without an option called name"
-    ):
+    with pytest.raises(ArgumentError, match="without an option called name"):
         METHODS[f"{__name__}:Posing"]
     assert Posing().called == f"{__name__}:Posing"
 
