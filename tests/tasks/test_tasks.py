@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.data.config import DataConfig
+from fedstill.data import named
 from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.private import load as load_private
@@ -110,7 +110,7 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
     monkeypatch.setattr(Mine, "makes", kind, raising=False)
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, **ARRAYS[like])
-    config = DataConfig(name=str(tmp_path / "data.npz"), patch=8 if like == "instances" else 0)
+    config = named(str(tmp_path / "data.npz"), **({"patch": 8} if like == "instances" else {}))
     data, mine = load(config, ours), load(config, Mine())
     assert torch.equal(mine.train.inputs, data.train.inputs)
     assert torch.equal(mine.train.targets, data.train.targets)
