@@ -20,7 +20,7 @@ from fedstill.data.text import Labelled, TextData
 from fedstill.data.words import texts_of
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
-from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.config import TASKS
 from fedstill.tasks.segmentation import SegmentationConfig
 from fedstill.tasks.text import TextConfig
 
@@ -171,7 +171,7 @@ def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
 @pytest.mark.parametrize(("kind", "task"), [("Scans", "classification"), ("Masks", "segmentation")])
 def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task: Any) -> None:
     config = PrivateConfig(source=f"{HERE}:{kind}", group="patient")
-    data, form = private.load(config, tmp_path, task=TaskConfig(task))
+    data, form = private.load(config, tmp_path, task=TASKS[task]())
     assert (len(data), form.shape) == (20, (1, 8, 8))
     assert data.groups is not None
     assert len(set(data.groups.tolist())) == 10
