@@ -117,7 +117,7 @@ def test_fedavg_and_fediod_run_it_beside_each_other(lab: Lab) -> None:
     assert "MAE" in (lab.here / "both" / "compare.html").read_text()
 
 
-def test_a_stopped_run_goes_on(lab: Lab) -> None:
+def test_what_a_run_wrote_makes_it_again(lab: Lab) -> None:
     shutil.copytree(lab.here / "whole", lab.here / "stopped")
     for name in ("result.json", "report.html"):
         (lab.here / "stopped" / name).unlink()
