@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from fedstill.attacks.heard import Heard, Replay
 from fedstill.attacks.rows import Column, Pictures, Row, Strip
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.core.choices import check_choices
-from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.core.registry import Registered, Registry
 from fedstill.node.node import Node
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.config import RunConfig
@@ -170,15 +169,6 @@ class Attack(Registered, ABC):
         return ()
 
 
-def _wrong(kind: type[Attack]) -> str | None:
-    """What an attack of somebody else's lacks."""
-    if inspect.isabstract(kind):
-        return f"one with {', '.join(f'{name}()' for name in sorted(kind.__abstractmethods__))}"
-    if not isinstance(getattr(kind, "title", None), str):
-        return "one with a title: ClassVar[str], for its section"
-    return not_options(kind)
-
-
 ATTACKS: Registry[type[Attack]] = Registry(
     "attack",
     {
@@ -188,7 +178,6 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "counts": "fedstill.attacks.label_counts:LabelCounts",
     },
     base=Attack,
-    wrong=_wrong,
 )
 
 

@@ -60,6 +60,11 @@ def nearest(value: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(value, list(known), n=1, cutoff=0.7)), None)
 
 
+class PluginError(ArgumentError):
+    """Something of somebody else's cannot be imported. The text may quote what its code says, or folders of
+    this machine, so that it is for whoever installed it alone."""
+
+
 class DataError(FedstillError, ValueError):
     """Data cannot be used as it is: wrong shape, labels outside the classes, NaN, missing file."""
 

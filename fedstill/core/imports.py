@@ -58,7 +58,7 @@ def find(spec: str, folder: Path, whose: str) -> Callable[..., Any]:
     except (*OWN, SyntaxError) as error:
         reason = first_line(error)
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ArgumentError(whose, spec, f"a function in {folder} or installed here") from error
+            raise ArgumentError(whose, spec, f"one in {folder} or installed here") from error
         raise ArgumentError(whose, spec, f"what can be imported, which fails: {reason}") from error
     finally:
         sys.path.remove(here)
@@ -70,7 +70,7 @@ def find(spec: str, folder: Path, whose: str) -> Callable[..., Any]:
         raise ArgumentError(whose, spec, f"another name for {mine}: a module {module!r} is {origin} already")
     function = getattr(found, attribute, None)
     if not callable(function):
-        raise ArgumentError(whose, spec, f"a function of {origin}, which has no {attribute!r}")
+        raise ArgumentError(whose, spec, f"one of {origin}, which has no {attribute!r}")
     return function  # type: ignore[no-any-return]
 
 

@@ -7,19 +7,31 @@ imported until it is asked for by name, so that a broken plug-in is in nobody's 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.errors import ArgumentError, PluginError, UnknownName
 from fedstill.core.imports import find, first_line, is_path
 
 T = TypeVar("T")
 OURS = "fedstill"  # the package whose things need no leave
+_FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
+
+
+@contextmanager
+def looking_in(folder: Path) -> Iterator[None]:
+    """Within, ``module:Name`` that is not installed is looked for in a folder, and not in the current one."""
+    token = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -28,8 +40,8 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         what: it is, for errors: "method".
         own: ``module:Name`` of each of the package's own, by name.
-        base: the class of which it must be a subclass; None is anything.
-        wrong: says what is wrong with one of somebody else's.
+        base: the class of which it must be a subclass; None is a function.
+        takes: what such a function is called with, for errors.
         others: what every name is that nothing else has ("a path"), and the ``module:Name`` of the package's
             own that stands for it; None: such a name is an error.
 
@@ -48,10 +60,10 @@ class Registry(Mapping[str, T], Generic[T]):
         what: str,
         own: Mapping[str, str],
         base: type | None = None,
-        wrong: Callable[[Any], str | None] = lambda found: None,
+        takes: str = "",
         others: tuple[str, str] | None = None,
     ) -> None:
-        self.what, self.own, self.base, self.wrong, self.others = what, dict(own), base, wrong, others
+        self.what, self.own, self.base, self.takes, self.others = what, dict(own), base, takes, others
         self._found: dict[str, T] = {}
 
     @property
@@ -64,10 +76,13 @@ class Registry(Mapping[str, T], Generic[T]):
 
         Raises:
             UnknownName: nothing has.
-            ArgumentError: it cannot be imported, or is something else.
+            PluginError: it cannot be imported.
+            ArgumentError: it is something else.
         """
         if self.others is not None and name not in self:
             return self._own(self.others[1])
+        if is_path(name):  # which may be another thing in another folder
+            return self._load(name)
         if name not in self._found:
             self._found[name] = self._load(name)
         return self._found[name]
@@ -141,6 +156,24 @@ class Registry(Mapping[str, T], Generic[T]):
                 known.add(self.name_of(self[each]))
         return isinstance(name, str) and self.canonical(name) in known
 
+    def require(self, name: object, more: Iterable[str], path: str, rule: str) -> None:
+        """Refuse a name that somebody sent, unless it is allowed and here; nothing else is imported, or told.
+
+        Args:
+            name: the name.
+            more: names that are allowed beside the package's own.
+            path: where it was named, for errors.
+            rule: of the policy, that allows more.
+
+        Raises:
+            ArgumentError: it is not.
+        """
+        if not self.allows(name, more):
+            allowed = f"one that {rule} of the node names, or one of {', '.join(self.own)}"
+            raise ArgumentError(path, name, allowed)
+        if name not in self:
+            raise ArgumentError(path, name, f"one that is installed at the node, as {rule} of it allows it")
+
     def origin(self, name: str) -> str:
         """The distribution or module that a name comes from; ``"fedstill"`` is this package.
 
@@ -164,24 +197,27 @@ class Registry(Mapping[str, T], Generic[T]):
                 found = installed[name].load()
             except Exception as error:  # whatever a stranger's module does as it is imported
                 reason = f"one that can be imported: {installed[name].value} cannot, {first_line(error)}"
-                raise ArgumentError(self.what, name, reason) from error
+                raise PluginError(self.what, name, reason) from error
         elif is_path(name):
-            with suppress(Exception):  # what is installed comes before what lies in this folder
+            with suppress(Exception):  # what is installed comes before what lies in a folder
                 importlib.import_module(name.partition(":")[0])
             try:
-                found = find(name, Path.cwd(), self.what)
-            except ArgumentError:
-                raise
+                found = find(name, _FOLDER.get() or Path.cwd(), self.what)
+            except ArgumentError as error:
+                raise PluginError(self.what, name, error.allowed) from error
             except Exception as error:
                 reason = f"one that can be imported, which fails: {first_line(error)}"
-                raise ArgumentError(self.what, name, reason) from error
+                raise PluginError(self.what, name, reason) from error
         else:
             raise UnknownName(self.what, name, list(self))
-        if self.base is not None and not (isinstance(found, type) and issubclass(found, self.base)):
-            raise ArgumentError(self.what, name, f"a subclass of {self.base.__name__}, and this is {found!r}")
-        wrong = self.wrong(found)
-        if wrong is not None:
-            raise ArgumentError(self.what, name, wrong)
+        if self.base is None:
+            asked = None if callable(found) else f"a function of {self.takes}"
+        elif not (isinstance(found, type) and issubclass(found, self.base)):
+            asked = f"a subclass of {self.base.__name__}, and this is {found!r}"
+        else:
+            asked = self.base.lacks(found) if issubclass(self.base, Registered) else None
+        if asked is not None:
+            raise ArgumentError(self.what, name, asked)
         thing: T = found
         return thing
 
@@ -212,6 +248,24 @@ class Registered:
     default: ClassVar[str | None] = None
     alike: ClassVar[bool] = False
 
+    @staticmethod
+    def lacks(kind: Any) -> str | None:
+        """What a class of somebody else's should be and is not, or None.
+
+        A frozen dataclass whose fields are options, with all that its bases leave open: abstract methods, and
+        attributes that they declare (``title: ClassVar[str]``) without a value.
+        """
+        declared = {
+            name: told
+            for base in kind.__mro__[1:]
+            if issubclass(base, Registered)
+            for name, told in vars(base).get("__annotations__", {}).items()
+            if str(told).startswith("ClassVar")
+        }
+        missing = [f"{name}: {told}" for name, told in declared.items() if not hasattr(kind, name)]
+        missing += [f"a method {name}" for name in sorted(getattr(kind, "__abstractmethods__", ()))]
+        return _not_options(kind) or (f"one with {', '.join(missing)}" if missing else None)
+
     @property
     def called(self) -> str:
         """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
@@ -220,16 +274,15 @@ class Registered:
         return self.registry.name_of(type(self))
 
 
-def not_options(kind: Any) -> str | None:
+def _not_options(kind: Any) -> str | None:
     """What is wrong with a class whose fields should be options, each with a default."""
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
     key = getattr(kind, "key", "name")
-    if any(part.name in (key, "key", "default", "registry", "called") for part in fields(kind)):
-        return (
-            f"one without an option called {key}, key, default, registry or called: these mean other things"
-        )
+    if any(part.name in (key, "key", "default", "registry", "called", "lacks") for part in fields(kind)):
+        taken = f"{key}, key, default, registry, called or lacks"
+        return f"one without an option called {taken}: these mean other things"
     bare = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
     return f"one with a default for each option, and {', '.join(bare)} has none" if bare else None
 

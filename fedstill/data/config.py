@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.core.registry import Registered, Registry
 from fedstill.core.tables import read_table
 from fedstill.tasks import TaskConfig
 
@@ -81,6 +80,15 @@ class DataConfig(Registered, ABC):
         if not 0 <= self.validation < 1:
             raise ArgumentError("data.validation", self.validation, "0 (none), or a number between 0 and 1")
 
+    @staticmethod
+    def lacks(kind: Any) -> str | None:
+        """As of all that have a name; and what it can teach must be something that is known."""
+        if missing := Registered.lacks(kind):
+            return missing
+        if kind.targets and set(kind.targets) <= set(get_args(Targets)):
+            return None
+        return f"one with targets, a tuple of some of {', '.join(get_args(Targets))}"
+
     @abstractmethod
     def read(self, task: TaskConfig) -> DataSet:
         """The data set, decoded and normalised, with its test part apart, as a task needs it.
@@ -104,18 +112,6 @@ def multiple_of_four(option: str, value: int) -> None:
         raise ArgumentError(option, value, "0, or a multiple of 4")
 
 
-def _wrong(kind: type[DataConfig]) -> str | None:
-    """What a data set of somebody else's lacks."""
-    if missing := not_options(kind):
-        return missing
-    if inspect.isabstract(kind):
-        return f"a class that has {', '.join(sorted(kind.__abstractmethods__))}"
-    targets = getattr(kind, "targets", None)
-    if not targets or not set(targets) <= set(get_args(Targets)):
-        return f"one with targets: ClassVar, a tuple of some of {', '.join(get_args(Targets))}"
-    return None
-
-
 DATA: Registry[type[DataConfig]] = Registry(
     "data set",
     {
@@ -133,7 +129,6 @@ DATA: Registry[type[DataConfig]] = Registry(
         "ag-news": "fedstill.data.text:AGNews",
     },
     base=DataConfig,
-    wrong=_wrong,
     others=("a path", "fedstill.data.files:Files"),
 )
 

@@ -6,6 +6,7 @@ exactly one node and none is lost, whatever the numbers drawn.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,14 +19,14 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.core.registry import Registered, Registry
 from fedstill.data.units import Ints, labels_of, unit_labels
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitConfig(Registered):
+class SplitConfig(Registered, ABC):
     """How the training examples are divided over the nodes.
 
     A split is a frozen dataclass below this one; its fields are its options, checked in ``__post_init__``
@@ -49,6 +50,7 @@ class SplitConfig(Registered):
     """Findings: how many of the labels a node knows; the others are unknown in its data. All nodes together
     know all labels, and neighbours share some; 0: every node knows all."""
 
+    @abstractmethod
     def divide(self, items: Items, generator: np.random.Generator) -> Ints:
         """The node of each item, ``(U,)`` int64 in 0..nodes-1; with ``nodes`` 0 in 0 up to any number.
 
@@ -58,7 +60,6 @@ class SplitConfig(Registered):
             items: U examples or whole units.
             generator: the only source of randomness.
         """
-        raise NotImplementedError
 
     def values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
         """What each node stands for, in order, where it is a value of a column; None: nodes have no names.
@@ -80,13 +81,6 @@ class SplitConfig(Registered):
         return ", ".join([self.called, *(f"{name} {value}" for name, value in self.own.items())])
 
 
-def _wrong(split: type[SplitConfig]) -> str | None:
-    """What a split of somebody else's lacks."""
-    if split.divide is SplitConfig.divide:
-        return "one with a method divide(items, generator)"
-    return not_options(split)
-
-
 SPLITS: Registry[type[SplitConfig]] = Registry(
     "split",
     {
@@ -98,7 +92,6 @@ SPLITS: Registry[type[SplitConfig]] = Registry(
         "positives": "fedstill.data.splits:Positives",
     },
     base=SplitConfig,
-    wrong=_wrong,
 )
 
 

@@ -90,6 +90,11 @@ class LabelHistogram:
         ones = torch.ones(len(names), classes, device=device)
         return cls(names, ones, ones.sum(1))
 
+    @staticmethod
+    def among(state: Any) -> LabelHistogram | None:
+        """The one that a server keeps, if it keeps one."""
+        return next((each for each in vars(state).values() if isinstance(each, LabelHistogram)), None)
+
     def gather(self, server: Server) -> None:
         """Ask every node, unless that is done."""
         if not self.names:

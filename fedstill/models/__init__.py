@@ -52,7 +52,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "transformer": "fedstill.models.transformer:Transformer",
         "bag": "fedstill.models.transformer:Bag",
     },
-    wrong=lambda found: None if callable(found) else "a function of shape and classes",
+    takes="shape and classes",
 )
 
 TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts

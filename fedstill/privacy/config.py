@@ -17,7 +17,7 @@ from torch import nn
 from fedstill.core.choices import check_choices
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.core.registry import Registered, Registry
 from fedstill.privacy.rules import Exact, Rule
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.questions import Question
@@ -114,7 +114,7 @@ class PrivacyConfig(Registered):
     key: ClassVar[str] = "mechanism"
     default: ClassVar[str | None] = "none"
     alike: ClassVar[bool] = True  # tables of one name mean the same in all
-    about: ClassVar[str] = ""
+    about: ClassVar[str]
     assumes: ClassVar[tuple[str, ...]] = ()
     learns: ClassVar[Mapping[str, str]] = {}
     protects: ClassVar[bool] = True
@@ -166,6 +166,25 @@ class PrivacyConfig(Registered):
         """
         most = self.epsilon if self.total_epsilon is None else self.total_epsilon
         return most, self.delta if self.total_delta is None else self.total_delta
+
+    @staticmethod
+    def lacks(kind: Any) -> str | None:
+        """As of all that have a name; and its tables must be such as noise is found for."""
+        if missing := Registered.lacks(kind):
+            return missing
+        if not kind.about or not kind.protects:
+            return "one that protects, with about: ClassVar[str], what it does in words"
+        try:
+            tables = {name: table for name, table in get_type_hints(kind).items() if is_dataclass(table)}
+        except NameError as error:
+            return f"one whose fields have types that are known: {error}"
+        for name, table in tables.items():
+            if not {"noise", "share"} <= {part.name for part in fields(table)}:
+                return f"one whose table {name} has fields noise and share"
+        for role, name in kind.learns.items():
+            if role not in ("model", "critic") or tables.get(name) is not StepsConfig:
+                return f"one whose model or critic learns as a StepsConfig says, and not {role} as {name}"
+        return None
 
     # --- what a mechanism does ------------------------------------------------------------------------
 
@@ -271,25 +290,6 @@ def check_positive(config: object, *names: str) -> None:
             raise ArgumentError(name, getattr(config, name), "above 0")
 
 
-def _wrong(kind: type[PrivacyConfig]) -> str | None:
-    """What a mechanism of somebody else's lacks."""
-    if (wrong := not_options(kind)) is not None:
-        return wrong
-    if not kind.about or not kind.protects:
-        return "one that protects, with about: ClassVar[str], what it does in words"
-    try:
-        tables = {name: table for name, table in get_type_hints(kind).items() if is_dataclass(table)}
-    except NameError as error:
-        return f"one whose fields have types that are known: {error}"
-    for name, table in tables.items():
-        if not {"noise", "share"} <= {part.name for part in fields(table)}:
-            return f"one whose table {name} has fields noise and share"
-    for role, name in kind.learns.items():
-        if role not in ("model", "critic") or tables.get(name) is not StepsConfig:
-            return f"one whose model or critic learns as a StepsConfig says, and not {role} as {name}"
-    return None
-
-
 MECHANISMS: Registry[type[PrivacyConfig]] = Registry(
     "mechanism",
     {
@@ -299,7 +299,6 @@ MECHANISMS: Registry[type[PrivacyConfig]] = Registry(
         "noisy-outputs": "fedstill.privacy.noisy_outputs:NoisyOutputs",
     },
     base=PrivacyConfig,
-    wrong=_wrong,
 )
 
 PrivacyConfig.registry = MECHANISMS

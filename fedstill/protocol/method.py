@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import OURS, Registered, Registry, not_options
+from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question, declared
 from fedstill.protocol.schedule import WHOLE, Span
@@ -221,13 +221,6 @@ def side_of(method: Method, at: NodeSetting) -> NodeSide:
     return replace(side, questions=named)
 
 
-def _wrong(method: type[Method]) -> str | None:
-    """What a method of somebody else's lacks."""
-    if not isinstance(getattr(method, "title", None), str):
-        return not_options(method) or "one with a title: ClassVar[str], for tables"
-    return not_options(method)
-
-
 METHODS: Registry[type[Method]] = Registry(
     "method",
     {
@@ -253,7 +246,6 @@ METHODS: Registry[type[Method]] = Registry(
         "fedad": "fedstill.methods.fedad:FedAD",
     },
     base=Method,
-    wrong=_wrong,
 )
 
 

@@ -142,8 +142,8 @@ class Measured(Prepared, ABC):
     def _teachers(self) -> list[Node]:
         """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
         weighed."""
-        told, present = getattr(self.server.state, "histogram", None), self.server.federation.present
-        names = told.names if isinstance(told, LabelHistogram) else present
+        told, present = LabelHistogram.among(self.server.state), self.server.federation.present
+        names = present if told is None else told.names
         return [node for node in self.known if node.name in present and node.name in names]
 
     def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
 from fedstill.core.choices import check_choices
-from fedstill.core.registry import Registered, Registry, not_options
+from fedstill.core.registry import Registered, Registry
 from fedstill.tasks.task import Figure, Kind, Task
 
 # By kind: the package's task whose data an own one learns from, where inputs are images.
@@ -36,6 +36,25 @@ class TaskConfig(Registered):
         """
         check_choices(self, "task")
 
+    @staticmethod
+    def lacks(kind: Any) -> str | None:
+        """As of all that have a name; and the task that it makes must be whole."""
+        if missing := Registered.lacks(kind):
+            return missing
+        made = kind.makes
+        if not (isinstance(made, type) and issubclass(made, Task)):
+            return "one with makes: ClassVar[type[Task]], the class of its task"
+        if isabstract(made):
+            return f"one whose {made.__name__} also has {', '.join(sorted(made.__abstractmethods__))}"
+        figures = getattr(made, "figures", ())
+        if not figures or not all(isinstance(figure, Figure) for figure in figures):
+            return f"one whose {made.__name__} has figures, a tuple of Figure"
+        if getattr(made, "kind", None) not in get_args(Kind):
+            return f"one whose {made.__name__} has a kind, one of {', '.join(get_args(Kind))}"
+        if not isinstance(getattr(made, "name", None), str):
+            return f"one whose {made.__name__} has a name, for messages"
+        return None
+
     def make(self, classes: int | Sequence[str]) -> Task:
         """The task.
 
@@ -58,23 +77,6 @@ class TaskConfig(Registered):
         return self.makes.like or ("text" if self.makes.tokens else _LIKE[self.makes.kind])
 
 
-def _wrong(config: type[TaskConfig]) -> str | None:
-    """What a task of somebody else's lacks."""
-    made = getattr(config, "makes", None)
-    if not (isinstance(made, type) and issubclass(made, Task)):
-        return not_options(config) or "one with makes: ClassVar[type[Task]], the class of its task"
-    if isabstract(made):
-        return f"one whose {made.__name__} also has {', '.join(sorted(made.__abstractmethods__))}"
-    figures = getattr(made, "figures", ())
-    if not figures or not all(isinstance(figure, Figure) for figure in figures):
-        return f"one whose {made.__name__} has figures, a tuple of Figure"
-    if getattr(made, "kind", None) not in get_args(Kind):
-        return f"one whose {made.__name__} has a kind, one of {', '.join(get_args(Kind))}"
-    if not isinstance(getattr(made, "name", None), str):
-        return f"one whose {made.__name__} has a name, for messages"
-    return not_options(config)
-
-
 TASKS: Registry[type[TaskConfig]] = Registry(
     "task",
     {
@@ -86,7 +88,6 @@ TASKS: Registry[type[TaskConfig]] = Registry(
         "reconstruction": "fedstill.tasks.reconstruction:ReconstructionConfig",
     },
     base=TaskConfig,
-    wrong=_wrong,
 )
 
 TaskConfig.registry = TASKS

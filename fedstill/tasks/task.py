@@ -30,7 +30,7 @@ ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] 
         "probs": "fedstill.tasks.ensembles:probs",
         "consensus": "fedstill.tasks.ensembles:consensus",
     },
-    wrong=lambda found: None if callable(found) else "a function of answers, weights and task",
+    takes="answers, weights and task",
 )
 Ensemble = Annotated[str, ENSEMBLES]  # an option that names one
 

@@ -127,8 +127,8 @@ def test_texts_of_ones_own_have_the_options_of_texts() -> None:
     ("name", "said"),
     [
         ("Loose", "allowed is a frozen dataclass"),
-        ("Empty", "allowed is a class that has arrays"),
-        ("Wordless", "allowed is one with targets: ClassVar, a tuple of some of class, labels"),
+        ("Empty", "allowed is one with a method arrays"),
+        ("Wordless", "allowed is one with targets, a tuple of some of class, labels"),
         ("Failing", "its arrays cannot be had: KeyError: 'no such plate'"),
         ("Odd", ":Odd: labels are int64 of shape (3, 3)"),
         ("Targets", "allowed is a subclass of DataConfig"),

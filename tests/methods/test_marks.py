@@ -16,7 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.standalone import Standalone
@@ -162,8 +162,8 @@ def test_every_way_to_ensemble_is_covered() -> None:
     ("how", "line"),
     [
         ("concensus", "method.ensemble is 'concensus': allowed is logits, log_probs, probs, consensus"),
-        ("math:pi", "method.ensemble is 'math:pi': allowed is a function"),
-        ("no_such_lab:mean", "method.ensemble is 'no_such_lab:mean': allowed is a function in"),
+        ("math:pi", "method.ensemble is 'math:pi': allowed is one of"),
+        ("no_such_lab:mean", "method.ensemble is 'no_such_lab:mean': allowed is one in"),
     ],
 )
 def test_an_ensemble_that_nobody_has_is_one_line_before_anything_is_trained(how: str, line: str) -> None:
@@ -177,8 +177,8 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
 ) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    form = Form(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
-    plan = Plan("run", {"name": "ensemble", "ensemble": "trap:door"}, form)
+    spec = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    plan = Plan("run", {"name": "ensemble", "ensemble": "trap:door"}, spec)
     assert Plan.from_dict(plan.to_dict()).config().ensemble == "trap:door"
     assert "trap" not in sys.modules
 

@@ -224,9 +224,9 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("no_such_module:thing", "a function in .* or installed here"),
-        ("my_networks:absent", "a function of .* has no 'absent'"),
-        ("my_networks:number", "a function of .* has no 'number'"),
+        ("no_such_module:thing", "one in .* or installed here"),
+        ("my_networks:absent", "one of .* has no 'absent'"),
+        ("my_networks:number", "one of .* has no 'number'"),
     ],
 )
 def test_a_factory_that_is_not_there_is_one_line(spec: str, words: str) -> None:
