@@ -1,7 +1,8 @@
 """Attacks on single releases: the same questions asked of two worlds that differ in one record.
 
 Each run asks twice, and the record moves the second answer the other way: so everything that is paid for
-tells something, and noise that comes twice is found. Desk, gate, rules, noise, ledger are those of any run.
+tells something, and noise that comes twice is found. Request handler, gate, rules, noise, ledger are those
+of any run.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from fedstill.methods.audited import audited
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.account import Account
-from fedstill.node.desk import Desk
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
+from fedstill.node.requests import RequestHandler
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Price, from_text
 from fedstill.privacy.teachers import shards
@@ -68,7 +68,7 @@ class World:
     rows: int = 1
     critics: bool = False
     node: Node = field(init=False)
-    desk: Desk = field(init=False)
+    handler: RequestHandler = field(init=False)
     asked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class World:
         )
         side.prepare([self.node])
         training.prepare(self.node.learners, self.local)
-        self.desk = Desk(Group([self.node]), side, self.compute)
+        self.handler = RequestHandler(Group([self.node]), side, self.compute)
 
     def learn(self, start: int = 0, steps: int | None = None) -> None:
         """Local training, or some steps of it."""
@@ -104,12 +104,12 @@ class World:
     def ask(self, question: str, **tensors: torch.Tensor) -> Tensors:
         """What leaves in answer to a question, under a new number."""
         self.asked += 1
-        (told,) = self.desk.answer(question, self.asked, tensors, bool(tensors))
+        (told,) = self.handler.answer(question, self.asked, tensors, bool(tensors))
         return told
 
     def pull_back(self, pull: torch.Tensor) -> Tensors:
         """What leaves when a gradient of the last answer's logits is pulled back."""
-        return self.desk.pull_back(self.asked, {NAME: {"logits": pull}})[NAME]
+        return self.handler.pull_back(self.asked, {NAME: {"logits": pull}})[NAME]
 
     def spent(self) -> Price:
         """What its ledger says that all of this has cost."""

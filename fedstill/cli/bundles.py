@@ -211,13 +211,13 @@ def _recipe(questions: Path) -> Path:
 
 
 def _print_questions(questions: Questions) -> None:
-    form, public = questions.plan.form, questions.public
+    spec, public = questions.plan.spec, questions.public
     names = Counter(ask.question for ask in questions.asks)
     facts = {
         "method": str(questions.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "form": f"{form.task.called}, {len(form.classes)} classes, inputs {' x '.join(map(str, form.shape))}",
+        "spec": f"{spec.task.called}, {len(spec.classes)} classes, inputs {' x '.join(map(str, spec.shape))}",
     }
     _print_facts(facts)
 

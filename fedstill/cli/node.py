@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.core.dataset import TensorData
-    from fedstill.data.form import Form
     from fedstill.data.public import Public
+    from fedstill.data.spec import InputSpec
     from fedstill.node.owner import Examined
     from fedstill.protocol.method import Method
     from fedstill.protocol.questions import NodeSide
@@ -116,9 +116,9 @@ class _Asking:
 
     target: str
     config: RunConfig
-    form: Form | None
+    spec: InputSpec | None
     public: Public | None
-    note: str  # why the form is not known
+    note: str  # why the spec is not known
 
 
 def _check(words: list[str]) -> None:
@@ -130,7 +130,7 @@ def _check(words: list[str]) -> None:
     from fedstill.node import owner
 
     asking = _asking(given[1]) if len(given) > 1 else None
-    known = (asking.form, asking.config.task) if asking else (None, None)
+    known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner.examine(folder, known[0], task=known[1])
     if found.file is None:
         _leave(folder, found.faults)
@@ -159,8 +159,8 @@ def _leave(folder: Path, faults: Sequence[str]) -> NoReturn:
 
 def _asking(target: str) -> _Asking:
     from fedstill.data import load as load_data
-    from fedstill.data.form import Form
     from fedstill.data.public import load_public
+    from fedstill.data.spec import InputSpec
     from fedstill.runs.config import load
 
     config = load(target)
@@ -169,7 +169,7 @@ def _asking(target: str) -> _Asking:
         public = load_public(config.public, data, config.task)[1]
     except DataError as error:
         return _Asking(target, config, None, None, str(error))
-    return _Asking(target, config, Form.of(config.task, data), public, "")
+    return _Asking(target, config, InputSpec.of(config.task, data), public, "")
 
 
 def _print_node(console: Console, folder: Path, found: Examined) -> None:
@@ -196,7 +196,7 @@ def _print_node(console: Console, folder: Path, found: Examined) -> None:
 def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
     from fedstill.cli.node_privacy import privacy_facts
-    from fedstill.data.in_form import times
+    from fedstill.data.owner_inputs import times
     from fedstill.data.private_config import SOURCES
     from fedstill.node import owner
 
@@ -204,10 +204,10 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     facts: dict[str, list[str]] = {}
     if file is None:
         return facts
-    if found.data is not None and found.form is not None:
+    if found.data is not None and found.spec is not None:
         source = file.data.path if file.data.source in SOURCES else file.data.source
-        facts["data"] = [f"{len(found.data)} examples, {times(found.form.shape)}, from {source}"]
-        if counts := _counts(found.form, found.data):
+        facts["data"] = [f"{len(found.data)} examples, {times(found.spec.shape)}, from {source}"]
+        if counts := _counts(found.spec, found.data):
             facts["data"].append(counts)
     elif found.untold:
         facts["data"] = [found.untold.removeprefix("data ")]
@@ -237,9 +237,9 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     return facts
 
 
-def _counts(form: Form, data: TensorData) -> str:
+def _counts(spec: InputSpec, data: TensorData) -> str:
     """How much there is of each class, in one line; empty where there are no classes."""
-    task, classes = form.make_task(), form.classes
+    task, classes = spec.make_task(), spec.classes
     if task.kind == "image":
         return ""
     counts = task.counts(data).tolist()
@@ -272,14 +272,14 @@ def _about_model(found: Examined) -> str:
 
 
 def _side(method: Method, found: Examined, public: Public | None, task_config: TaskConfig) -> NodeSide:
-    """A method's part at this node; of the task that is named where the data do not say their form."""
+    """A method's part at this node; of the task that is named where the data do not say their spec."""
     from fedstill.core.compute import Compute
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
 
-    task = found.form.make_task() if found.form else task_config.example()
+    task = found.spec.make_task() if found.spec else task_config.example()
     local = found.file.local if found.file else None
-    known = public or stand_in(task, found.form.shape if found.form else ())
+    known = public or stand_in(task, found.spec.shape if found.spec else ())
     setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
     return side_of(method, setting)
 
@@ -293,7 +293,7 @@ def _print_questions(console: Console, folder: Path, asking: _Asking, found: Exa
     config = asking.config
     method = config.method
     if asking.note:
-        whose = "those of yours" if found.form else "not known"
+        whose = "those of yours" if found.spec else "not known"
         console.print(f"The run's own data are not here, so shape and classes are {whose} ({asking.note}).")
         console.print()
     side = _side(method, found, asking.public, config.task)
@@ -388,8 +388,8 @@ def _rules(
         against = _first_refusal(rules)
     elif limit and total > limit:
         against = f"it answers at most {limit} questions, and the run asks {total}"
-    elif found.model is not None and found.form is not None and found.compute is not None:
-        against = own_model.unfit(found.model, needs, found.form, found.compute)
+    elif found.model is not None and found.spec is not None and found.compute is not None:
+        against = own_model.unfit(found.model, needs, found.spec, found.compute)
         if against is None and needs.same_architecture and student is not None:
             same = architecture(student) == architecture(found.model)
             against = None if same else "its model is not of the student's architecture"
@@ -416,11 +416,11 @@ def _student(asking: _Asking, found: Examined) -> Any:
     """The run's central model, to compare architectures; None where it cannot be made here."""
     from fedstill import models
 
-    if found.form is None:
+    if found.spec is None:
         return None
     try:
-        student, form = asking.config.student.model, found.form
-        return models.build(student, form.shape, len(form.classes), 0, vocabulary=form.vocabulary)
+        student, spec = asking.config.student.model, found.spec
+        return models.build(student, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
     except FedstillError:  # a factory of the server's own
         return None
 

@@ -67,7 +67,7 @@ def unprotected(
             what is left. None: only what is so in every run is said.
     """
     file = found.file
-    if file is None or found.data is None or found.form is None or not wanted(file.privacy):
+    if file is None or found.data is None or found.spec is None or not wanted(file.privacy):
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
@@ -75,7 +75,7 @@ def unprotected(
         config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
-        mechanism = Mechanism(file.name, config, side, file.local, len(data), found.form.make_task())
+        mechanism = Mechanism(file.name, config, side, file.local, len(data), found.spec.make_task())
     except QuestionRefused as error:
         return {error.question: error.rule}, None, None
     except ArgumentError as error:

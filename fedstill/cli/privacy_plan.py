@@ -99,12 +99,12 @@ def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
 
     folder = path.parent if path.name == owner.FILE else path
     file, asking = owner.read(folder), _asking(target)
-    data, form = private.load(file.data, folder, asking.form, asking.config.task)
+    data, spec = private.load(file.data, folder, asking.spec, asking.config.task)
     notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
-    run = Run(target, asking.config.method, form, asking.public, notes)
+    run = Run(target, asking.config.method, spec, asking.public, notes)
     _require_public(run, asking.note)
     spent = owner.spent(file, folder)
     place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.events))
@@ -113,8 +113,8 @@ def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
 
 def _simulated(target: str) -> tuple[Run, list[Place]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
-    from fedstill.data.form import Form
     from fedstill.data.loaders import load
+    from fedstill.data.spec import InputSpec
     from fedstill.runs import config
     from fedstill.runs.assemble import divide
 
@@ -124,7 +124,7 @@ def _simulated(target: str) -> tuple[Run, list[Place]]:
     data = load(run.data, run.task)
     parts, public = divide(run, data)
     notes = unit_notes(parts, [run.nodes.privacy] * len(parts))
-    made = Run(target, run.method, Form.of(run.task, data), public, notes)
+    made = Run(target, run.method, InputSpec.of(run.task, data), public, notes)
     _require_public(made, "")
     own = (run.nodes.privacy, run.nodes.local)
     if wanted(run.nodes.privacy):  # as the run itself does then
@@ -149,7 +149,7 @@ def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, loca
     from fedstill.core.compute import Compute
     from fedstill.protocol.questions import NodeSetting
 
-    setting = NodeSetting(run.form.make_task(), local, Compute(), run.public)
+    setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = side_of(method, setting)
     return Mechanism(place.name, privacy, side, local, place.examples, setting.task)
 

@@ -18,8 +18,8 @@ from fedstill.privacy.events import Price, as_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstill.data.form import Form
     from fedstill.data.public import Public
+    from fedstill.data.spec import InputSpec
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.schedule import LocalConfig
 
@@ -31,14 +31,14 @@ class Run:
     Args:
         name: as it was given.
         method: its config.
-        form: of inputs and classes.
+        spec: of inputs and classes.
         public: public data, or None.
         notes: what is to be said of its unit of privacy: that records belong together, and epsilon is of one.
     """
 
     name: str
     method: Any
-    form: Form
+    spec: InputSpec
     public: Public | None
     notes: tuple[str, ...] = ()
 

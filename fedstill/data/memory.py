@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 
 from fedstill.core.errors import TooLarge
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 
-COPIES = 3  # of a node's data while they are read: as they come, as they are brought into form, and joined
+COPIES = 3  # of a node's data while they are read: as they come, as they are brought into spec, and joined
 
 
-def of_example(form: Form) -> int:
-    """Bytes of one input with its target, in a form.
+def of_example(spec: InputSpec) -> int:
+    """Bytes of one input with its target, in a spec.
 
     >>> from fedstill.tasks.classification import ClassificationConfig
-    >>> of_example(Form(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    >>> of_example(InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
     264
     """
-    task = form.make_task()
-    target = {"class": 1, "labels": task.classes, "map": math.prod(form.shape[1:])}
-    inputs = math.prod(form.shape) * (8 if task.tokens else 4)
+    task = spec.make_task()
+    target = {"class": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
+    inputs = math.prod(spec.shape) * (8 if task.tokens else 4)
     return inputs + (8 * target[task.kind] if task.kind in target else inputs)
 
 
@@ -33,15 +33,15 @@ def fits(what: str, need: float, most: int) -> None:
         raise TooLarge(what, need, most)
 
 
-def check_examples(count: int, form: Form, most: int) -> None:
-    """Refuse to bring so many examples into a form.
+def check_examples(count: int, spec: InputSpec, most: int) -> None:
+    """Refuse to bring so many examples into a spec.
 
     Raises:
         TooLarge: they would take more bytes than are allowed.
     """
-    sizes = " x ".join(map(str, form.shape))
-    fits(f"its data as inputs of {sizes} with {len(form.classes)} classes", _data(count, form), most)
+    sizes = " x ".join(map(str, spec.shape))
+    fits(f"its data as inputs of {sizes} with {len(spec.classes)} classes", _data(count, spec), most)
 
 
-def _data(count: int, form: Form) -> int:
-    return COPIES * count * of_example(form)
+def _data(count: int, spec: InputSpec) -> int:
+    return COPIES * count * of_example(spec)

@@ -1,4 +1,4 @@
-"""The data of one owner, from where they are kept to tensors in the form that a server declares.
+"""The data of one owner, from where they are kept to tensors as a server declares.
 
 Labels given as names count by name, so that a node may lack classes. What is marked as test data
 in the source is left out.
@@ -20,11 +20,10 @@ from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.imports import OWN, first_line
 from fedstill.data import memory
 from fedstill.data.config import MEAN, STD
-from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.images import decoded
-from fedstill.data.in_form import groups_of, inputs_of, locate, own_function, times
 from fedstill.data.loaders import CLASSIFICATION
+from fedstill.data.owner_inputs import groups_of, inputs_of, locate, own_function, times
 from fedstill.data.packs import (
     MOST_CLASSES,
     Images,
@@ -36,6 +35,7 @@ from fedstill.data.packs import (
     with_numbers,
 )
 from fedstill.data.private_config import SOURCES, PrivateConfig
+from fedstill.data.spec import InputSpec
 from fedstill.data.untold import of_arrays, other_than_classes
 from fedstill.tasks import TaskConfig
 
@@ -43,64 +43,64 @@ from fedstill.tasks import TaskConfig
 def load(
     config: PrivateConfig,
     folder: Path,
-    form: Form | None = None,
+    spec: InputSpec | None = None,
     task: TaskConfig | None = None,
     *,
     most: int = 0,
-) -> tuple[TensorData, Form]:
-    """An owner's examples, in the form that a server declares.
+) -> tuple[TensorData, InputSpec]:
+    """An owner's examples, as a server declares.
 
     Args:
         config: where they are.
         folder: from which paths count.
-        form: what the server declares; None takes shape and classes from the data themselves, and the usual
+        spec: what the server declares; None takes shape and classes from the data themselves, and the usual
             normalisation.
-        task: what the data are for, where no form says so; None is images of classes.
-        most: bytes that they may take where the form makes them larger; 0 is no limit.
+        task: what the data are for, where no spec says so; None is images of classes.
+        most: bytes that they may take where the spec makes them larger; 0 is no limit.
 
     Returns:
-        Inputs ``(N, C, H, W)`` float32, or texts ``(N, L)`` int64, and the targets of the form's task,
-        ``(N,)`` int64 for classes, with groups if the owner names them, and their form.
+        Inputs ``(N, C, H, W)`` float32, or texts ``(N, L)`` int64, and the targets of the spec's task,
+        ``(N,)`` int64 for classes, with groups if the owner names them, and their spec.
 
     Raises:
         ArgumentError: an option that cannot be followed.
-        RunNeeded: no form, and data that are no images of classes, or do not tell the task's form.
-        DataError: data that cannot be read or are of another form.
+        RunNeeded: no spec, and data that are no images of classes, or do not tell the task's spec.
+        DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
-    if form is None and task is not None and task.like != CLASSIFICATION.like:
-        from fedstill.data.private_tasks import own_form  # which imports this file
+    if spec is None and task is not None and task.like != CLASSIFICATION.like:
+        from fedstill.data.private_tasks import own_spec  # which imports this file
 
-        form = own_form(config, folder, task, what)
+        spec = own_spec(config, folder, task, what)
     if config.source == "tensors":
         from fedstill.data.private_tasks import load_tensors  # which imports this file
 
-        if form is None:
-            raise _run_needed(what, "tensors in a server's form")
-        return load_tensors(config, locate(config, folder), form, what), form
-    if form is not None and form.task.like != CLASSIFICATION.like:
+        if spec is None:
+            raise _run_needed(what, "tensors of a server's input spec")
+        return load_tensors(config, locate(config, folder), spec, what), spec
+    if spec is not None and spec.task.like != CLASSIFICATION.like:
         from fedstill.data.private_tasks import load_task  # which imports this file
 
-        return load_task(config, folder, form, what, most), form
-    if form is None and config.source in SOURCES:
+        return load_task(config, folder, spec, what, most), spec
+    if spec is None and config.source in SOURCES:
         told = other_than_classes(config, locate(config, folder))
         if told is not None:
             raise _run_needed(what, told)
     _check_classification(config)
-    raw, named = _read(config, folder, form)
+    raw, named = _read(config, folder, spec)
     groups = groups_of(raw, config)
     if raw.test is not None:
         rows = np.flatnonzero(~raw.test)
         raw = Raw(raw.images[rows], raw.labels[rows], raw.classes)
         groups = None if groups is None else groups[torch.from_numpy(rows)]
-    if form is None:
-        form = _own_form(raw, config.source, what, task or CLASSIFICATION)
-    targets = torch.from_numpy(_class_numbers(raw, named, form, what))
-    memory.check_examples(len(raw.images), form, most)
-    data = TensorData(inputs_of(raw.images, config, form, what), targets, groups)
-    form.make_task().check(data, what)
-    return data, form
+    if spec is None:
+        spec = _own_spec(raw, config.source, what, task or CLASSIFICATION)
+    targets = torch.from_numpy(_class_numbers(raw, named, spec, what))
+    memory.check_examples(len(raw.images), spec, most)
+    data = TensorData(inputs_of(raw.images, config, spec, what), targets, groups)
+    spec.make_task().check(data, what)
+    return data, spec
 
 
 def _run_needed(what: str, told: str) -> RunNeeded:
@@ -116,34 +116,34 @@ def _check_classification(config: PrivateConfig) -> None:
             raise ArgumentError(f"data.{name}", shown, "empty for classification")
 
 
-def _own_form(raw: Raw, source: str, what: str, task: TaskConfig) -> Form:
-    """What data say of their own form."""
+def _own_spec(raw: Raw, source: str, what: str, task: TaskConfig) -> InputSpec:
+    """What data say of their own spec."""
     channels, height, width = raw.images.shape[1:]
     classes = raw.classes
     if source == "csv" and _whole(classes) and int(classes[-1]) < MOST_CLASSES:
         classes = tuple(map(str, range(int(classes[-1]) + 1)))  # numbers from 0, some of which do not occur
     if len(classes) < 2:
         raise DataError(f"{what}: one class does not tell which others there are: name the run, which does")
-    return Form(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+    return InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
 # --- classes ------------------------------------------------------------------------------------------
 
 
-def _class_numbers(raw: Raw, named: bool, form: Form, what: str) -> npt.NDArray[np.int64]:
-    """Labels as the form numbers its classes: ``(N,)``."""
+def _class_numbers(raw: Raw, named: bool, spec: InputSpec, what: str) -> npt.NDArray[np.int64]:
+    """Labels as the spec numbers its classes: ``(N,)``."""
     used = [raw.classes[label] for label in np.unique(raw.labels)]
     if not named:
         numbers = list(range(len(raw.classes)))
-    elif set(used) <= set(form.classes):
-        numbers = [form.classes.index(name) if name in form.classes else -1 for name in raw.classes]
-    elif _whole(used) and not any(map(str.isdecimal, form.classes)):
+    elif set(used) <= set(spec.classes):
+        numbers = [spec.classes.index(name) if name in spec.classes else -1 for name in raw.classes]
+    elif _whole(used) and not any(map(str.isdecimal, spec.classes)):
         numbers = [min(int(name), MOST_CLASSES) if name.isdecimal() else -1 for name in raw.classes]
     else:
-        unknown = next(name for name in used if name not in form.classes)
-        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(form.classes)}")
+        unknown = next(name for name in used if name not in spec.classes)
+        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(spec.classes)}")
     labels = np.array(numbers, dtype=np.int64)[raw.labels]
-    check_labels(torch.from_numpy(labels), len(form.classes), what)
+    check_labels(torch.from_numpy(labels), len(spec.classes), what)
     return labels
 
 
@@ -154,15 +154,15 @@ def _whole(names: Sequence[str]) -> bool:
 # --- sources ------------------------------------------------------------------------------------------
 
 
-def _read(config: PrivateConfig, folder: Path, form: Form | None) -> tuple[Raw, bool]:
+def _read(config: PrivateConfig, folder: Path, spec: InputSpec | None) -> tuple[Raw, bool]:
     """What a source holds, and whether its labels are names."""
     path = locate(config, folder)
     if config.source not in SOURCES:
-        return _called(config, path, folder, form)
+        return _called(config, path, folder, spec)
     if config.source == "folder":
         return read_folder(path), True
     if config.source == "csv":
-        return _read_csv(config, path, form), True
+        return _read_csv(config, path, spec), True
     return _numbered(read_npz(path, pixels=not config.normalised))
 
 
@@ -171,7 +171,7 @@ def _numbered(raw: Raw) -> tuple[Raw, bool]:
     return raw, raw.classes != tuple(map(str, range(len(raw.classes))))
 
 
-def _called(config: PrivateConfig, path: Path, folder: Path, form: Form | None) -> tuple[Raw, bool]:
+def _called(config: PrivateConfig, path: Path, folder: Path, spec: InputSpec | None) -> tuple[Raw, bool]:
     """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
     function = own_function(config, folder)
     try:
@@ -184,7 +184,7 @@ def _called(config: PrivateConfig, path: Path, folder: Path, form: Form | None) 
     except OWN as error:
         told = f"the function fails, or gives no (images, labels): {first_line(error)}"
         raise DataError(f"data.source {config.source!r}: {told}") from error
-    if form is None and (kind := of_arrays(arrays)) is not None:
+    if spec is None and (kind := of_arrays(arrays)) is not None:
         raise _run_needed(f"data {config.source!r}", kind)
     raw = from_arrays(Path(config.source), with_numbers(arrays), pixels=not config.normalised)
     return (raw, True) if arrays["labels"].dtype.kind == "U" else _numbered(raw)
@@ -199,7 +199,7 @@ def _pairs(data: Any) -> tuple[Any, Any]:
     return images, np.asarray([label if isinstance(label, str) else int(label) for _, label in examples])
 
 
-def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
+def _read_csv(config: PrivateConfig, path: Path, spec: InputSpec | None) -> Raw:
     """A table with a header: a column of labels, and either a column of image files or pixels."""
     labels: list[str] = []
     files: list[str] = []
@@ -232,7 +232,7 @@ def _read_csv(config: PrivateConfig, path: Path, form: Form | None) -> Raw:
     if not labels:
         raise DataError(f"{path}: there are no examples: allowed is one line or more below the header")
     numbers, classes = by_name(labels)
-    images = _files(path, files) if config.image else _pixels(np.stack(pixels), config, path, form)
+    images = _files(path, files) if config.image else _pixels(np.stack(pixels), config, path, spec)
     return Raw(images, numbers, classes, columns={config.group: np.array(groups)} if groups else {})
 
 
@@ -250,10 +250,12 @@ def _numbers(row: list[str], path: Path, line: int) -> npt.NDArray[np.float32]:
         raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
 
 
-def _pixels(table: npt.NDArray[np.float32], config: PrivateConfig, path: Path, form: Form | None) -> Images:
+def _pixels(
+    table: npt.NDArray[np.float32], config: PrivateConfig, path: Path, spec: InputSpec | None
+) -> Images:
     """Rows of pixels as images from 0 to 1, unless normalised: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
     count = table.shape[1]
-    shape = config.shape or (form.shape if form is not None else ())
+    shape = config.shape or (spec.shape if spec is not None else ())
     side = round(count**0.5)
     if not shape or (not config.shape and np.prod(shape) != count):
         shape = (1, side, side)

@@ -209,8 +209,8 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         "" if known else "without labels, as its classes are others",
     ]
     images = part.targets if served.like == "reconstruction" else part.inputs
-    inputs = in_form(images, other, data)
-    labels = _in_form_too(part.targets, inputs, task) if known else None
+    inputs = conform(images, other, data)
+    labels = _conform_too(part.targets, inputs, task) if known else None
     if task.like == "reconstruction":
         inputs = observed(inputs, task)
     return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
@@ -223,14 +223,14 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> str
     return _TASKS[targets[0]]
 
 
-def _in_form_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
+def _conform_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
     """Targets of images that were brought into another form: maps become as large, images are the images."""
     if task.like == "reconstruction":
         return images
     return resized_maps(targets, images.shape[2], images.shape[3]) if targets.ndim == 3 else targets
 
 
-def in_form(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
+def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
     """Images of one data set in the form of another one's: its channels, size and normalisation.
 
     Grey becomes colour by repetition and colour grey by luminance; images are resized bilinearly, with

@@ -123,7 +123,7 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         _admit(host, told["objections"], given.asks, session.ledger)
         answers = _answers(session, told, given.asks, report)
         header = AnswersHeader(
-            plan.form,
+            plan.spec,
             given.sha256,
             given.signer,
             given.trusted,

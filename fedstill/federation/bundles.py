@@ -23,8 +23,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, BundleError, DataError, FedstillError, QuestionMismatch
 from fedstill.core.tables import read_table
 from fedstill.core.version import __version__
-from fedstill.data.form import Form, check_task
 from fedstill.data.public import Public
+from fedstill.data.spec import InputSpec, check_task
 from fedstill.federation import signed
 from fedstill.federation.order import natural
 from fedstill.federation.replies import About
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-FORMAT = 4  # of both kinds of file
+FORMAT = 5  # of both kinds of file
 # What a node is that has answered all there is.
 READY = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
 QUESTIONS, ANSWERS = "questions", "answers"
@@ -102,7 +102,7 @@ class Versions:
 class AnswersHeader:
     """The header of a file of answers, beside its table ``bytes``."""
 
-    form: Form
+    spec: InputSpec
     questions: str  # SHA-256 of the file of questions
     asked_by: str  # fingerprint of the key that signed it
     compared: bool  # whether the node knew that key beforehand
@@ -122,7 +122,7 @@ class Questions:
     """All that a run asks.
 
     Args:
-        plan: method, form of inputs and classes, fingerprint of the public data.
+        plan: method, spec of inputs and classes, fingerprint of the public data.
         public: what is asked about, or None.
         asks: the questions, in order; their places are their numbers.
         sha256: of the file, in hexadecimal digits.
@@ -139,7 +139,7 @@ class Questions:
 
     def declared(self) -> Mapping[str, Question]:
         """What the method declares about its questions."""
-        setting = NodeSetting(self.plan.form.make_task(), LocalConfig(), Compute(), self.public)
+        setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
         questions: Mapping[str, Question] = side_of(self.plan.config(), setting).questions
         return questions
 
@@ -204,7 +204,7 @@ def read_questions(
     public = None
     if "inputs" in given:
         public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
-        _check_public(path, public, plan.form)
+        _check_public(path, public, plan.spec)
     if fingerprint(public) != plan.public:
         raise BundleError(f"{path}: its public data are not those of its plan")
     parts = _by_number(path, tensors)
@@ -225,14 +225,14 @@ def _plan(path: Path, table: object, methods: Collection[str], tasks: Collection
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
 
 
-def _check_public(path: Path, public: Public, form: Form) -> None:
-    """Refuse public inputs that no model of this form could take.
+def _check_public(path: Path, public: Public, spec: InputSpec) -> None:
+    """Refuse public inputs that no model of this spec could take.
 
     Raises:
         BundleError: it could not.
     """
     try:
-        check_public(public, form, 0)
+        check_public(public, spec, 0)
     except DataError as error:
         raise BundleError(f"{path}: {error}") from error
 
@@ -289,7 +289,7 @@ def pack_answers(
         for number, answer in answers.items()
         for name, tensor in answer.items()
     }
-    return _pack(ANSWERS, {**asdict(header), "form": header.form.to_dict(), "bytes": crossed}, tensors)
+    return _pack(ANSWERS, {**asdict(header), "spec": header.spec.to_dict(), "bytes": crossed}, tensors)
 
 
 def unpack_answers(
@@ -308,14 +308,14 @@ def unpack_answers(
     table, tensors = _unpack(path, ANSWERS, blob)
     crossed = table.pop("bytes", None)
     try:
-        check_task(table.get("form"), tasks)
+        check_task(table.get("spec"), tasks)
     except ArgumentError as error:
         raise BundleError(f"{path}: {error}") from error
     return _header(path, AnswersHeader, table), _by_number(path, tensors), crossed
 
 
 def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | None = None) -> NodeAnswers:
-    """One node's answers, once signature, form and content have been found to fit the questions.
+    """One node's answers, once signature, spec and content have been found to fit the questions.
 
     Args:
         path: the file.
@@ -327,7 +327,7 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
             that it says it holds.
     """
     file = signed.read(path, None if keys is None else set(keys.values()))
-    header, parts, said = unpack_answers(path, file.blob, [questions.plan.form.task.called])
+    header, parts, said = unpack_answers(path, file.blob, [questions.plan.spec.task.called])
     if keys is not None and keys.get(header.node) != file.signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
@@ -352,10 +352,10 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
                 f"{', '.join(sorted(answer))}: allowed are {', '.join(sorted(question.releases))}"
             )
         for name, tensor in refine(answer).items():
-            if question.releases[name] == LOGITS and tuple(tensor.shape[1:]) != questions.plan.form.outputs:
+            if question.releases[name] == LOGITS and tuple(tensor.shape[1:]) != questions.plan.spec.outputs:
                 raise BundleError(
                     f"{path} answers question {asked.number} ({asked.question}) with {name} of shape "
-                    f"{tuple(tensor.shape)}: allowed are outputs of {questions.plan.form.outputs}"
+                    f"{tuple(tensor.shape)}: allowed are outputs of {questions.plan.spec.outputs}"
                 )
         for way, held, kinds in (
             ("up", answer, question.releases),
@@ -378,9 +378,9 @@ def _fit(path: Path, header: AnswersHeader, questions: Questions) -> None:
     Raises:
         BundleError: they are not.
     """
-    if header.form != questions.plan.form:
-        for name, mine in vars(questions.plan.form).items():
-            other = getattr(header.form, name)
+    if header.spec != questions.plan.spec:
+        for name, mine in vars(questions.plan.spec).items():
+            other = getattr(header.spec, name)
             if other != mine:
                 what = f"{len(other)} classes" if name == "classes" else f"{name} {other}"
                 wanted = len(mine) if name == "classes" and len(mine) != len(other) else mine

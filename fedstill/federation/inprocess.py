@@ -12,9 +12,9 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.federation.contract import Federation, Tensors
 from fedstill.federation.link import LinkConfig
-from fedstill.node.desk import KEPT, Desk
 from fedstill.node.group import Group, alike
 from fedstill.node.node import Node
+from fedstill.node.requests import KEPT, RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 
 Partition = list[list[Node]]
@@ -106,7 +106,7 @@ class InProcess(Federation):
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
         self._last = {node.name: -1 for node in nodes}  # the last number that each has served
-        self._desks: OrderedDict[tuple[str, ...], Desk] = OrderedDict()
+        self._handlers: OrderedDict[tuple[str, ...], RequestHandler] = OrderedDict()
         self._asked_of: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # number -> who was asked
 
     def objections(self, question: Question) -> Mapping[str, str]:
@@ -131,33 +131,35 @@ class InProcess(Federation):
         while len(self._asked_of) > KEPT:
             self._asked_of.popitem(last=False)
         answers: dict[str, Tensors] = {}
-        for desk in self._serving(asked):
-            names = [node.name for node in desk.group.nodes]
-            releases = desk.answer(question, number, tensors, differentiable)
+        for handler in self._serving(asked):
+            names = [node.name for node in handler.group.nodes]
+            releases = handler.answer(question, number, tensors, differentiable)
             answers.update(zip(names, releases, strict=True))
         return {name: answers[name] for name in asked}
 
     def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         gradients: dict[str, Tensors] = {}
-        for desk in self._serving(self._asked_of.get(number, tuple(pulls))):
-            names = [node.name for node in desk.group.nodes if node.name in pulls]
+        for handler in self._serving(self._asked_of.get(number, tuple(pulls))):
+            names = [node.name for node in handler.group.nodes if node.name in pulls]
             if names:
-                released = desk.pull_back(number, {name: pulls[name] for name in names})
+                released = handler.pull_back(number, {name: pulls[name] for name in names})
                 gradients.update(released)
         return {name: gradients[name] for name in pulls}
 
-    def _serving(self, asked: tuple[str, ...]) -> list[Desk]:
-        """A desk for those of each group that are asked. Whoever is asked alike again meets the same desk."""
-        desks: list[Desk] = []
+    def _serving(self, asked: tuple[str, ...]) -> list[RequestHandler]:
+        """A request handler for those of each group that are asked, the same whenever the same are asked."""
+        handlers: list[RequestHandler] = []
         for group in self._groups:
             names = tuple(name for name in group if name in asked)
             if not names:
                 continue
-            if names not in self._desks:
+            if names not in self._handlers:
                 members = Group([self._members[name] for name in names])
-                self._desks[names] = Desk(members, self._side, self._compute, self._last, self.link)
-            self._desks.move_to_end(names)
-            desks.append(self._desks[names])
-        while len(self._desks) > len(self._groups) + KEPT:  # each keeps answers, in case it is asked again
-            self._desks.popitem(last=False)
-        return desks
+                self._handlers[names] = RequestHandler(
+                    members, self._side, self._compute, self._last, self.link
+                )
+            self._handlers.move_to_end(names)
+            handlers.append(self._handlers[names])
+        while len(self._handlers) > len(self._groups) + KEPT:  # each keeps answers, in case it is asked again
+            self._handlers.popitem(last=False)
+        return handlers

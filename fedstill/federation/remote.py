@@ -184,7 +184,7 @@ class Remote(Federation):
         public: Public | None = None,
     ) -> None:
         super().__init__(list(link.nodes), questions, config)
-        self.outputs = plan.form.outputs
+        self.outputs = plan.spec.outputs
         self.carrier, self.plan, self.ledger = link, plan, ledger
         self._compute, self._public = compute, public
         self.about: dict[str, About] = {}  # what each node told of itself

@@ -1,6 +1,6 @@
 """Everything private: an owner's data and model, their training, the gate, the audit log, the service.
 
-``host`` serves messages, ``session`` is one run, ``desk`` takes a question in and hands its answer out
+``host`` serves messages, ``session`` is one run, ``requests`` takes a question in and hands its answer out
 through the ``gate``; ``group`` computes nodes together. ``mechanism`` chooses rules and prices, ``budgets``
 pay, ``account`` and ``ledger`` write down what left. ``owner`` and ``node_file`` are the owner's folder.
 ``training`` is local training.

@@ -22,9 +22,11 @@ from fedstill.core.errors import (
     DataError,
     FedstillError,
     OwnDataError,
+    PluginError,
     QuestionRefused,
     RunFolderError,
 )
+from fedstill.core.registry import looking_in
 from fedstill.core.state import load_state, save_state
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
@@ -42,7 +44,12 @@ logger = logging.getLogger("fedstill.node")
 T = TypeVar("T", bool, int, float, str)
 
 LONGEST = 100  # letters of a server process's name, of which all are kept
-OWN_TROUBLES = (LedgerError, OwnDataError, RunFolderError)  # errors whose texts are the owner's alone
+OWN_TROUBLES = (
+    LedgerError,
+    OwnDataError,
+    PluginError,
+    RunFolderError,
+)  # errors whose texts are the owner's alone
 
 
 class Host:
@@ -80,7 +87,7 @@ class Host:
 
         One at a time: a server that asks again while an answer is still computed waits for that one.
         """
-        with self._lock:
+        with self._lock, looking_in(self.folder):
             start = time.perf_counter()
             header: dict[str, Any] = {}
             try:
@@ -222,7 +229,7 @@ class Host:
 
         Raises:
             QuestionRefused: the plan asks for more than the owner's policy allows.
-        FedstillError: this node's data or model do not have the plan's form.
+        FedstillError: this node's data or model do not have the plan's spec.
         """
         with limited(self.name, "join", self.file.policy.most_seconds):
             kept = self._public(plan, public or {})
@@ -250,7 +257,7 @@ class Host:
             public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
-            check_public(public, plan.form, self.file.policy.most_rows)
+            check_public(public, plan.spec, self.file.policy.most_rows)
             room = Disk(self.folder, self.name, self.file.policy, plan.run)
             room.require("join", sum(map(size, public_tensors(public).values())))
             owner_only.make_folder(path.parent)

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedstill.data.form import Form
 from fedstill.data.memory import _data, fits, of_example
+from fedstill.data.spec import InputSpec
 from fedstill.models import FORWARD, example
 
 SHARE = 0.75  # of a machine's memory, where its owner says nothing
@@ -145,12 +145,12 @@ def _place(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def check_model(build: Callable[[], nn.Module], form: Form, batch: int, most: int) -> None:
+def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, most: int) -> None:
     """Refuse a network of ours, before it has any memory.
 
     Args:
         build: makes the network.
-        form: of what it takes and gives.
+        spec: of what it takes and gives.
         batch: inputs that it learns from at once.
         most: bytes allowed; 0 is no limit.
 
@@ -162,20 +162,20 @@ def check_model(build: Callable[[], nn.Module], form: Form, batch: int, most: in
     try:
         with torch.device("meta"):
             model = build()
-        need: float = of_weights(model) + batch * of_input(model, form.shape)
+        need: float = of_weights(model) + batch * of_input(model, spec.shape)
     except RuntimeError as error:
         if "overflow" not in str(error).lower():
             raise
         need = math.inf
-    fits(_model(form), need, most)
+    fits(_model(spec), need, most)
 
 
-def check_run(model: nn.Module, form: Form, examples: int, batch: int, public: int, most: int) -> None:
+def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, most: int) -> None:
     """Refuse a run whose data, network and answers are too large together.
 
     Args:
         model: the node's, made.
-        form: of inputs and classes.
+        spec: of inputs and classes.
         examples: of the node.
         batch: of them, from which it learns at once.
         public: inputs that all nodes have.
@@ -186,14 +186,14 @@ def check_run(model: nn.Module, form: Form, examples: int, batch: int, public: i
     """
     if not most:
         return
-    need = of_weights(model) + batch * of_input(model, form.shape)
-    fits(_model(form), need, most)
-    answers = public * (of_example(form) + 2 * 4 * math.prod(form.outputs))
+    need = of_weights(model) + batch * of_input(model, spec.shape)
+    fits(_model(spec), need, most)
+    answers = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
     fits(f"{public} public inputs with answers about them", need + answers, most)
-    fits("its data beside its model and public data", need + answers + _data(examples, form), most)
+    fits("its data beside its model and public data", need + answers + _data(examples, spec), most)
 
 
-def _model(form: Form) -> str:
-    sizes = " x ".join(map(str, form.shape))
-    tokens = f", {form.vocabulary} token ids" if form.vocabulary else ""
-    return f"its model for inputs of {sizes}{tokens} and {len(form.classes)} classes"
+def _model(spec: InputSpec) -> str:
+    sizes = " x ".join(map(str, spec.shape))
+    tokens = f", {spec.vocabulary} token ids" if spec.vocabulary else ""
+    return f"its model for inputs of {sizes}{tokens} and {len(spec.classes)} classes"

@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.imports import OWN, find, first_line, is_path
 from fedstill.core.seeds import seeded
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
 from fedstill.node import memory
 from fedstill.node.fit import fitted
@@ -24,53 +24,53 @@ from fedstill.node.node_file import NodeFile, OwnModelConfig
 from fedstill.protocol.method import Needs
 
 
-def make_model(file: NodeFile, folder: Path, form: Form, most: int = 0) -> nn.Module:
+def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> nn.Module:
     """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
 
     Args:
         file: the owner's.
         folder: from which paths count.
-        form: of what it is to take and give.
+        spec: of what it is to take and give.
         most: bytes that it may take; 0 is no limit. An owner's own factory is not foreseen.
 
     Raises:
         TooLarge: it would take more.
-        FedstillError: it cannot be made, does not fit the form, or its weights are another model's.
+        FedstillError: it cannot be made, does not fit the spec, or its weights are another model's.
     """
-    config, classes = file.model, len(form.classes)
+    config, classes = file.model, len(spec.classes)
     if _is_own(config.name):
         factory = find(config.name, folder, "model.name")
         try:
             with seeded(file.seed, "model", file.name):
-                made = factory(form.shape, classes)
+                made = factory(spec.shape, classes)
         except OWN as error:
             if isinstance(error, FedstillError):
                 raise
             raise ModelError(f"model.name {config.name!r}: the factory fails: {first_line(error)}") from error
-        model = made if isinstance(made, nn.Module) else _predictor(made, form, config)
+        model = made if isinstance(made, nn.Module) else _predictor(made, spec, config)
     else:
-        model = _ours(config.name, form, file, most)
+        model = _ours(config.name, spec, file, most)
     if config.weights:
         _load_weights(model, folder / Path(config.weights).expanduser())
     if not config.train:
         model.requires_grad_(False)
-    models.check(model, form.shape, form.outputs, f"model.name {config.name!r}")
+    models.check(model, spec.shape, spec.outputs, f"model.name {config.name!r}")
     return model
 
 
-def _predictor(source: Any, form: Form, config: OwnModelConfig) -> Predictor:
+def _predictor(source: Any, spec: InputSpec, config: OwnModelConfig) -> Predictor:
     """What is no torch module, as one; these classify images."""
-    if form.task.like != "classification":
+    if spec.task.like != "classification":
         raise ModelError(
-            f"model.name {config.name!r} gives a {type(source).__name__}: allowed for {form.task.called} is "
+            f"model.name {config.name!r} gives a {type(source).__name__}: allowed for {spec.task.called} is "
             "a torch.nn.Module"
         )
-    channels, height, width = form.shape
-    return Predictor(source, (channels, height, width), form.classes, config.gives)
+    channels, height, width = spec.shape
+    return Predictor(source, (channels, height, width), spec.classes, config.gives)
 
 
-def perceptual(file: NodeFile, folder: Path, form: Form) -> nn.Module | None:
-    """The node's VGG features of images as the form normalises them, if it has any.
+def perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
+    """The node's VGG features of images as the spec normalises them, if it has any.
 
     Raises:
         FedstillError: the file cannot be read or holds something else, or images have neither 1 nor 3
@@ -79,18 +79,18 @@ def perceptual(file: NodeFile, folder: Path, form: Form) -> nn.Module | None:
     from fedstill.models.vgg import load_vgg
 
     path = file.model.perceptual
-    return load_vgg(folder / Path(path).expanduser(), form.mean, form.std) if path else None
+    return load_vgg(folder / Path(path).expanduser(), spec.mean, spec.std) if path else None
 
 
-def _ours(name: str, form: Form, file: NodeFile, most: int) -> nn.Module:
-    shape, classes, vocabulary = form.shape, len(form.classes), form.vocabulary
+def _ours(name: str, spec: InputSpec, file: NodeFile, most: int) -> nn.Module:
+    shape, classes, vocabulary = spec.shape, len(spec.classes), spec.vocabulary
 
     def build() -> nn.Module:
         return models.build(name, shape, classes, file.seed, "model", file.name, vocabulary=vocabulary)
 
     try:
         if name.partition(":")[0] in models.MODELS.own:  # of another no one can foresee what it takes
-            memory.check_model(build, form, file.local.batch, most)
+            memory.check_model(build, spec, file.local.batch, most)
         return build()
     except ArgumentError as error:
         raise ArgumentError("model.name", name, error.allowed) from error
@@ -137,7 +137,7 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def check_named(file: NodeFile, folder: Path) -> None:
-    """Refuse what can be refused of a model as long as the form of inputs and classes is not known.
+    """Refuse what can be refused of a model as long as the spec of inputs and classes is not known.
 
     Nothing is made: a network for texts has nothing to be made for without their length and vocabulary.
 
@@ -160,21 +160,21 @@ def _is_own(name: str) -> bool:
     return is_path(name) and not name.startswith("hf:")
 
 
-def unfit(model: nn.Module, needs: Needs, form: Form, compute: Compute) -> str | None:
+def unfit(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
     """Why a method cannot work with this node's model, or None.
 
     Args:
         model: the node's.
         needs: the method's.
-        form: of inputs and classes.
+        spec: of inputs and classes.
         compute: device and precision.
     """
     if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
         return "nothing of its model is trained here, and every round trains it"
     if needs.split:
         try:
-            own, vocabulary = copy.deepcopy(model), form.vocabulary
-            fitted(own, compute, form.shape, 0, "its model", parted=True, vocabulary=vocabulary)
+            own, vocabulary = copy.deepcopy(model), spec.vocabulary
+            fitted(own, compute, spec.shape, 0, "its model", parted=True, vocabulary=vocabulary)
         except ModelError as error:
             return str(error)
     return None

@@ -22,10 +22,11 @@ from fedstill.core.commented import commented
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
+from fedstill.core.registry import looking_in
 from fedstill.core.tables import read_table
 from fedstill.data import private
-from fedstill.data.form import Form
-from fedstill.data.in_form import locate
+from fedstill.data.owner_inputs import locate
+from fedstill.data.spec import InputSpec
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
 from fedstill.node.gate import Gate
@@ -51,7 +52,8 @@ def read(folder: Path) -> NodeFile:
     Raises:
         FedstillError: there is none, or it says something that is not known or not allowed.
     """
-    return read_table(NodeFile, _table(folder))
+    with looking_in(folder):
+        return read_table(NodeFile, _table(folder))
 
 
 def _table(folder: Path) -> dict[str, Any]:
@@ -86,20 +88,20 @@ def secret(folder: Path) -> int:
     return int(text)
 
 
-def load_data(file: NodeFile, folder: Path, form: Form, most: int = 0) -> TensorData:
-    """The node's examples, in the form that a server declares.
+def load_data(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> TensorData:
+    """The node's examples, as a server declares.
 
     Args:
         file: the owner's.
         folder: from which paths count.
-        form: the server's.
-        most: bytes that they may take in that form; 0 is no limit.
+        spec: the server's.
+        most: bytes that they may take as inputs; 0 is no limit.
 
     Raises:
         TooLarge: they would take more.
-        FedstillError: they cannot be read, or are of another form.
+        FedstillError: they cannot be read, or are of another spec.
     """
-    return private.load(file.data, folder, form, most=most)[0]
+    return private.load(file.data, folder, spec, most=most)[0]
 
 
 def make_compute(file: NodeFile) -> Compute:
@@ -219,7 +221,7 @@ class Examined:
 
     Args:
         file: the folder's ``node.toml``; what is wrong in it has its default.
-        form: the server's, or that of the node's own data where none was given.
+        spec: the server's, or that of the node's own data where none was given.
         data: the node's examples.
         model: its model.
         compute: device and precision.
@@ -228,7 +230,7 @@ class Examined:
     """
 
     file: NodeFile | None
-    form: Form | None = None
+    spec: InputSpec | None = None
     data: TensorData | None = None
     model: nn.Module | None = None
     compute: Compute | None = None
@@ -236,22 +238,27 @@ class Examined:
     untold: str = ""
 
 
-def faults(folder: Path, form: Form | None = None, *, quick: bool = False) -> list[str]:
+def faults(folder: Path, spec: InputSpec | None = None, *, quick: bool = False) -> list[str]:
     """Every fault of a folder at once, each one line; see :func:`examine`."""
-    return list(examine(folder, form, quick=quick).faults)
+    return list(examine(folder, spec, quick=quick).faults)
 
 
 def examine(
-    folder: Path, form: Form | None = None, *, task: TaskConfig | None = None, quick: bool = False
+    folder: Path, spec: InputSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
 ) -> Examined:
     """Load all that a folder names, and train nothing.
 
     Args:
         folder: the owner's.
-        form: what a server declares; without it shape and classes are taken from the data.
-        task: what a run is about, where its form is not known; None is classification.
+        spec: what a server declares; without it shape and classes are taken from the data.
+        task: what a run is about, where its spec is not known; None is classification.
         quick: load neither data nor model, only see that they are there.
     """
+    with looking_in(folder):
+        return _examine(folder, spec, task, quick)
+
+
+def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> Examined:
     try:
         table = _table(folder)
     except FedstillError as error:
@@ -277,8 +284,8 @@ def examine(
         attempt("data", lambda: locate(file.data, folder))
         data, known = None, None
     else:
-        loaded = attempt("data", lambda: private.load(file.data, folder, form, task))
-        data, known = loaded if loaded is not None else (None, form)
+        loaded = attempt("data", lambda: private.load(file.data, folder, spec, task))
+        data, known = loaded if loaded is not None else (None, spec)
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))
         attempt("model", lambda: perceptual(file, folder, known))

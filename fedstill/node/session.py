@@ -39,7 +39,6 @@ from fedstill.data.memory import fits
 from fedstill.data.public import Public
 from fedstill.node import memory, own_model, owner, training
 from fedstill.node.account import DATA, Account
-from fedstill.node.desk import Desk
 from fedstill.node.disk import RUNS, Disk
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
@@ -50,6 +49,7 @@ from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
+from fedstill.node.requests import RequestHandler
 from fedstill.node.witness import released
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS, INDICES, INPUTS
@@ -81,34 +81,34 @@ class Session:
         public: its public data.
 
     Raises:
-        FedstillError: data or model do not have the plan's form, or another process is at work on the run.
+        FedstillError: data or model do not have the plan's spec, or another process is at work on the run.
     """
 
     def __init__(
         self, folder: Path, file: NodeFile, compute: Compute, plan: Plan, public: Public | None
     ) -> None:
-        form = plan.form
+        spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
         self.folder = folder / RUNS / plan.run
         self.disk = Disk(folder, file.name, file.policy, plan.run)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
-        self.task = form.make_task()
+        self.task = spec.make_task()
         self.needs = method.needs()
         self.ledger = Ledger()
         try:
-            data = owner.load_data(file, folder, form, self._most)
+            data = owner.load_data(file, folder, spec, self._most)
             self.task.check(data, f"data of {file.name}")
-            model = own_model.make_model(file, folder, form, self._most)
+            model = own_model.make_model(file, folder, spec, self._most)
             owner.require_sound(file, data, model)
             shared = 0 if public is None else len(public)
-            memory.check_run(model, form, len(data), file.local.batch, shared, self._most)
+            memory.check_run(model, spec, len(data), file.local.batch, shared, self._most)
             secret = owner.secret(folder)
-            features = own_model.perceptual(file, folder, form)
+            features = own_model.perceptual(file, folder, spec)
             whose = f"model of {file.name}"
-            parted, vocabulary = self.needs.split, form.vocabulary
+            parted, vocabulary = self.needs.split, spec.vocabulary
             network = fitted(
-                model, compute, form.shape, file.seed, whose, parted=parted, vocabulary=vocabulary
+                model, compute, spec.shape, file.seed, whose, parted=parted, vocabulary=vocabulary
             )
         except (QuestionRefused, TooLarge):  # what the plan asks for is too much
             raise
@@ -158,7 +158,7 @@ class Session:
             ):  # used as it is: its owner lets nothing of it be trained
                 self.first = None
         self._last = {file.name: -1}
-        self.desk = self._new_desk()
+        self.handler = self._new_handler()
         owner_only.make_folder(self.folder)
         self._alone = _locked(folder / "busy", file.name)  # before anything of the run is changed
         self._bind({**told, "options": self._binding()})
@@ -325,7 +325,7 @@ class Session:
             self.node.gate.inspect(name, tensors, question.sends, shape)
             self._refuse_rows(question, tensors)
             self._refuse_large(question, tensors)
-            (release,) = self.desk.answer(name, number, self.compute.here(tensors), differentiable)
+            (release,) = self.handler.answer(name, number, self.compute.here(tensors), differentiable)
         self._log(name, number, release, start)
         return release
 
@@ -355,7 +355,7 @@ class Session:
         public = self.setting.public
         named = sum(tensors[name].numel() for name, kind in question.sends.items() if kind == INDICES)
         if named and public is not None:  # one may be named often, and is copied each time
-            each = size(public.inputs[0]) + 2 * 4 * math.prod(self.plan.form.outputs)
+            each = size(public.inputs[0]) + 2 * 4 * math.prod(self.plan.spec.outputs)
             fits(f"a question about {named} public inputs at once", named * each, self._most)
 
     @cached_property
@@ -380,7 +380,7 @@ class Session:
         with limited(name, "gradient", self.node.gate.policy.most_seconds):
             names = (key for key in tensors if not key.endswith(SCALE))
             self.node.gate.inspect("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
-            release = self.desk.pull_back(number, {name: self.compute.here(tensors)})[name]
+            release = self.handler.pull_back(number, {name: self.compute.here(tensors)})[name]
         self._log("gradient", number, release, start)
         return release
 
@@ -395,7 +395,7 @@ class Session:
             NodeFault: the node is not there: still learning, or further already; or a question failed while
                 it learned for it.
         """
-        self.desk.require_whole("remember")
+        self.handler.require_whole("remember")
         if not self.learned or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
             raise NodeFault(self.node.name, "remember", f"it is not before question {short(mark)}")
         self._save(f"mark-{mark}.safetensors")
@@ -417,7 +417,7 @@ class Session:
             if later > mark:  # of a time that is undone
                 (self.folder / f"mark-{later}.safetensors").unlink()
         self._last[self.node.name] = mark - 1
-        self.desk = self._new_desk()
+        self.handler = self._new_handler()
         logger.info("back at question %d", mark)
 
     # --- the rest -----------------------------------------------------------------------------------
@@ -448,8 +448,8 @@ class Session:
         spent = self.account.spent(DATA, self.plan.run)
         return spent.questions - spent.questions_run
 
-    def _new_desk(self) -> Desk:
-        return Desk(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
+    def _new_handler(self) -> RequestHandler:
+        return RequestHandler(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
 
     def _log(self, name: str, number: int, release: Tensors, start: float) -> None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in release.values())

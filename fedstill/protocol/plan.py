@@ -1,4 +1,4 @@
-"""What a server declares to its nodes before it asks anything: the run, the method, the form of inputs."""
+"""What a server declares to its nodes before it asks anything: the run, the method, the input spec."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.tables import read_table
-from fedstill.data.form import Form
 from fedstill.data.public import Public
+from fedstill.data.spec import InputSpec
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import WireConfig
 from fedstill.protocol.method import METHODS
 
-PROTOCOL = 4  # of the messages between a server and a node
+PROTOCOL = 5  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
@@ -27,7 +27,7 @@ class Plan:
     Args:
         run: names the run; the same again is the same run, which goes on.
         method: its ``name`` and options.
-        form: of inputs and classes.
+        spec: of inputs and classes.
         wire: in which form tensors travel.
         public: fingerprint of the public data, ``""`` without any.
         public_note: the public data's name and what else is known of them.
@@ -38,7 +38,7 @@ class Plan:
 
     run: str
     method: Mapping[str, Any]
-    form: Form
+    spec: InputSpec
     wire: WireConfig = field(default_factory=WireConfig)
     public: str = ""
     public_note: tuple[str, str] = ("", "")
@@ -54,8 +54,8 @@ class Plan:
     def config(self) -> Any:
         """The method's config, read and checked."""
         name = self.method.get("name")
-        if not isinstance(name, str) or name not in METHODS:
-            raise ArgumentError("method.name", name, f"one of {', '.join(METHODS)}")
+        if not isinstance(name, str):
+            raise ArgumentError("method.name", name, "a text")
         options = {key: value for key, value in self.method.items() if key != "name"}
         for key, value in options.items():
             if isinstance(value, int) and abs(value) > 2**53:  # which no size, and no count, is
@@ -68,7 +68,7 @@ class Plan:
             "protocol": PROTOCOL,
             "run": self.run,
             "method": dict(self.method),
-            "form": self.form.to_dict(),
+            "spec": self.spec.to_dict(),
             "wire": {"inputs": self.wire.inputs, "gradients": self.wire.gradients},
             "public": self.public,
             "public_note": list(self.public_note),
@@ -101,15 +101,12 @@ class Plan:
         note = table["public_note"]
         if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
             raise ArgumentError("public_note", note, "two texts")
-        named = table["method"].get("name")
-        if not METHODS.allows(named, methods):
-            allowed = f"one that policy.methods of this node names, or one of {', '.join(METHODS.own)}"
-            raise ArgumentError("method.name", named, allowed)
+        METHODS.require(table["method"].get("name"), methods, "method.name", "policy.methods")
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
-        form = Form.from_dict(table["form"], tasks)
-        return cls(table["run"], table["method"], form, wire, table["public"], (note[0], note[1]))
+        spec = InputSpec.from_dict(table["spec"], tasks)
+        return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]))
 
 
 def fingerprint(public: Public | None) -> str:
@@ -119,28 +116,28 @@ def fingerprint(public: Public | None) -> str:
     return digest("public", public_tensors(public))
 
 
-def check_public(public: Public, form: Form, most: int) -> None:
+def check_public(public: Public, spec: InputSpec, most: int) -> None:
     """Refuse public data that no sound server sends.
 
     Args:
         public: the data.
-        form: what the server declared.
+        spec: what the server declared.
         most: how many inputs a node takes at most; 0 is no limit.
 
     Raises:
-        DataError: other inputs than the form's, too many, NaN, or labels that the task has none of.
+        DataError: other inputs than the spec's, too many, NaN, or labels that the task has none of.
     """
     found = public.inputs
-    if tuple(found.shape[1:]) != form.shape or not len(found):
-        shape = f"(N, {', '.join(map(str, form.shape))})"
+    if tuple(found.shape[1:]) != spec.shape or not len(found):
+        shape = f"(N, {', '.join(map(str, spec.shape))})"
         raise DataError(f"public inputs are of shape {tuple(found.shape)}: allowed are {shape}")
     if most and len(found) > most:
         raise DataError(f"public data have {len(found)} inputs: allowed are {most}, by policy most_rows")
-    task = form.make_task()
-    labels = task.blank(len(found), form.shape) if public.labels is None else public.labels
+    task = spec.make_task()
+    labels = task.blank(len(found), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(found, labels), "public data")
-    if form.vocabulary and int(found.max()) >= form.vocabulary:
-        raise DataError(f"public data hold token {int(found.max())}: allowed is below {form.vocabulary}")
+    if spec.vocabulary and int(found.max()) >= spec.vocabulary:
+        raise DataError(f"public data hold token {int(found.max())}: allowed is below {spec.vocabulary}")
 
 
 def public_tensors(public: Public) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from fedstill.core.errors import ArgumentError, BundleError, MethodRefused
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
 from fedstill.core.tables import options
-from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
+from fedstill.data.spec import InputSpec
 from fedstill.data.validation import check_measured_on_test
 from fedstill.federation.bundles import QUESTIONS, Files, NodeAnswers, Questions, read_answers, read_questions
 from fedstill.protocol.method import METHODS, method_name, refusal
@@ -55,8 +55,8 @@ def make(config: RunConfig) -> Questions:
     check_measured_on_test(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
-    needs, form = method.needs(), Form.of(config.task, data)
-    reason = refusal(needs, form.make_task())
+    needs, spec = method.needs(), InputSpec.of(config.task, data)
+    reason = refusal(needs, spec.make_task())
     if reason is not None:
         raise MethodRefused(method.title, "every node", reason)
     if needs.public and public is None:
@@ -66,7 +66,7 @@ def make(config: RunConfig) -> Questions:
     plan = Plan(
         QUESTIONS,
         to_dict(config)["method"],
-        form,
+        spec,
         public=fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
     )

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fedstill.core.errors import MethodRefused
-from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.public import load_public
+from fedstill.data.spec import InputSpec
 from fedstill.federation.remote import Link, Meter, Remote
 from fedstill.federation.replies import About
 from fedstill.methods._histogram import LabelHistogram
@@ -54,7 +54,7 @@ class Served(Run):
         plan = Plan(
             name,
             to_dict(config)["method"],
-            Form.of(config.task, self.data),
+            InputSpec.of(config.task, self.data),
             WireConfig(config.link.inputs, config.link.gradients),
             fingerprint(public),
             ("", "") if public is None else (public.name, public.note),
@@ -135,9 +135,8 @@ class Served(Run):
     def _about(self, name: str) -> dict[str, Any]:
         """What a node said of itself, and the label counts that it answered."""
         node = self.federation.about.get(name, About())
-        told = getattr(self.server.state, "histogram", None)
-        known = isinstance(told, LabelHistogram) and LABEL_COUNTS in self.side.leaves() and name in told.names
-        row = told.of([name]) if isinstance(told, LabelHistogram) and known else None
+        told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.leaves() else None
+        row = None if told is None or name not in told.names else told.of([name])
         return {
             "name": name,
             "model": node.model,

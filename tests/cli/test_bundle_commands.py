@@ -521,7 +521,7 @@ def test_two_files_of_one_node_are_refused(here: Path, command: Main) -> None:
 
 def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command: Main) -> None:
     header, tensors = unpack(Path("questions.safetensors").read_bytes())
-    header["plan"]["form"]["classes"] = header["plan"]["form"]["classes"][:-2]
+    header["plan"]["spec"]["classes"] = header["plan"]["spec"]["classes"][:-2]
     signed.write(Path("fewer.safetensors"), pack(header, tensors), signed.own_key(Path("server.key")))
     # node-0 was given examples of the classes that are left out here.
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())

@@ -328,5 +328,5 @@ def test_data_whose_form_is_with_the_server_are_not_checked(tmp_path: Path, caps
     assert "shape and classes are not known" in said
     assert "tell_maps refuses (" in said
     assert "It cannot take part: it refuses" in said
-    assert "Not checked: data 'data.npz': its form for task segmentation is the run's to say" in said
+    assert "Not checked: data 'data.npz': its input spec for task segmentation is the run's to say" in said
     assert "No faults." not in said

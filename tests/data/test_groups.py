@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups, numbered
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
+from fedstill.data.spec import InputSpec
 from fedstill.tasks.classification import ClassificationConfig
 
-FORM = Form(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
+SPEC = InputSpec(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
 PATIENTS = ["ann", "bob", "ann", "eve"]
 IMAGES = np.arange(4 * 16, dtype=np.uint8).reshape(4, 4, 4)
 
@@ -40,7 +40,7 @@ def npz(folder: Path, group: str, **arrays: Any) -> PrivateConfig:
 
 @pytest.mark.parametrize("names", [PATIENTS, [7, 9, 7, 4]])
 def test_groups_of_an_npz(tmp_path: Path, names: list[Any]) -> None:
-    data, _ = load(npz(tmp_path, "patient", patient=names), tmp_path, FORM)
+    data, _ = load(npz(tmp_path, "patient", patient=names), tmp_path, SPEC)
     assert data.groups is not None
     assert data.groups.dtype == torch.int64
     assert data.groups.tolist() == numbered(names).tolist()
@@ -49,7 +49,7 @@ def test_groups_of_an_npz(tmp_path: Path, names: list[Any]) -> None:
 
 def test_test_examples_take_their_groups_with_them(tmp_path: Path) -> None:
     config = npz(tmp_path, "patient", patient=PATIENTS, split=[0, 1, 1, 0])
-    data, _ = load(config, tmp_path, FORM)
+    data, _ = load(config, tmp_path, SPEC)
     assert data.groups is not None
     assert data.groups.tolist() == numbered(["ann", "eve"]).tolist()
 
@@ -61,7 +61,7 @@ def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
         for name, label, image in zip(PATIENTS, ("cat", "dog", "dog", "cat"), IMAGES, strict=True)
     ]
     (tmp_path / "mine.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
-    data, _ = load(PrivateConfig(source="csv", path="mine.csv", group="patient"), tmp_path, FORM)
+    data, _ = load(PrivateConfig(source="csv", path="mine.csv", group="patient"), tmp_path, SPEC)
     assert data.groups is not None
     assert data.groups.tolist() == numbered(PATIENTS).tolist()
     assert data.inputs.shape == (4, 1, 4, 4)
@@ -69,15 +69,15 @@ def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
 
 
 def test_without_the_option_there_are_no_groups(tmp_path: Path) -> None:
-    assert load(npz(tmp_path, "", patient=PATIENTS), tmp_path, FORM)[0].groups is None
+    assert load(npz(tmp_path, "", patient=PATIENTS), tmp_path, SPEC)[0].groups is None
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data.group is 'ward': .* one value an example: patient"):
-        load(npz(tmp_path, "ward", patient=PATIENTS), tmp_path, FORM)
+        load(npz(tmp_path, "ward", patient=PATIENTS), tmp_path, SPEC)
     (tmp_path / "mine.csv").write_text("label,p0\ncat,1\n", encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"data.group is 'ward'"):
-        load(PrivateConfig(source="csv", path="mine.csv", group="ward"), tmp_path, FORM)
+        load(PrivateConfig(source="csv", path="mine.csv", group="ward"), tmp_path, SPEC)
 
 
 # --- kept -----------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
-from fedstill.data.form import Form
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
+from fedstill.data.spec import InputSpec
 from fedstill.tasks.classification import ClassificationConfig
 
 HALF = (0.5,)
-PETS = Form(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
-DIGITS = Form(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
+PETS = InputSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
+DIGITS = InputSpec(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
 PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
 NORMALISED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
 
@@ -50,9 +50,9 @@ def csv_of_pixels(folder: Path, labels: list[str], scale: float = 1.0, name: str
 
 
 def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None:
-    as_bytes, form = load(npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
+    as_bytes, spec = load(npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
     as_floats, _ = load(npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
-    assert form == PETS
+    assert spec == PETS
     assert as_bytes.inputs.dtype == torch.float32
     torch.testing.assert_close(as_bytes.inputs, NORMALISED)
     torch.testing.assert_close(as_floats.inputs, NORMALISED)
@@ -61,8 +61,8 @@ def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None
 
 
 def test_the_servers_normalisation_is_used(tmp_path: Path) -> None:
-    form = Form(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
-    data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, form)
+    spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
+    data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
 
 
@@ -97,11 +97,11 @@ def test_classes_count_by_name_and_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_numbers_are_class_numbers_even_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
-    form = Form(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
+    spec = InputSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
     config = npz(tmp_path, images=PIXELS, labels=[1, 2])
-    assert load(config, tmp_path, form)[0].targets.tolist() == [1, 2]
+    assert load(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
     with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
-        load(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, form)
+        load(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
 
 
 def test_test_examples_are_left_out(tmp_path: Path) -> None:
@@ -111,21 +111,21 @@ def test_test_examples_are_left_out(tmp_path: Path) -> None:
 
 
 def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
-    form = Form(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
+    spec = InputSpec(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
     flat = np.full((2, 4, 8), 51, dtype=np.uint8)
     config = npz(tmp_path, images=flat, labels=[0, 1])
     allowed = r"images are 1 x 4 x 8 \(channels, height, width\): allowed is 3 x 8 x 8; data.fit = true"
     with pytest.raises(DataError, match=allowed):
-        load(config, tmp_path, form)
-    data, _ = load(PrivateConfig(path="mine.npz", fit=True), tmp_path, form)
+        load(config, tmp_path, spec)
+    data, _ = load(PrivateConfig(path="mine.npz", fit=True), tmp_path, spec)
     assert data.inputs.shape == (2, 3, 8, 8)
     torch.testing.assert_close(data.inputs, torch.full((2, 3, 8, 8), 0.2 * 2 - 1))
 
 
-def test_without_a_server_data_tell_their_own_form(tmp_path: Path) -> None:
+def test_without_a_server_data_tell_their_own_spec(tmp_path: Path) -> None:
     config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
-    data, form = load(config, tmp_path)
-    assert form == Form(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
+    data, spec = load(config, tmp_path)
+    assert spec == InputSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
     torch.testing.assert_close(data.inputs, NORMALISED)
     with pytest.raises(DataError, match="one class does not tell which others there are"):
         load(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
@@ -204,15 +204,15 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
     ]
     header = ",".join(["label", *(f"p{i}" for i in range(16))])
     (tmp_path / "mine.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
-    data, form = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path)
-    assert (form.shape, form.classes) == ((1, 4, 4), ("0", "1", "2"))
+    data, spec = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path)
+    assert (spec.shape, spec.classes) == ((1, 4, 4), ("0", "1", "2"))
     assert data.targets.tolist() == [2, 0]
     torch.testing.assert_close(data.inputs, NORMALISED[..., :4])
     config = csv_of_pixels(tmp_path, ["dog", "cat"])
     with pytest.raises(ArgumentError, match=r"data.shape is \[\]: allowed is channels, .* of the 32 pixels"):
         load(config, tmp_path)
-    data, form = load(PrivateConfig(source="csv", path="mine.csv", shape=(2, 4, 4)), tmp_path)
-    assert form.shape == (2, 4, 4)
+    data, spec = load(PrivateConfig(source="csv", path="mine.csv", shape=(2, 4, 4)), tmp_path)
+    assert spec.shape == (2, 4, 4)
     assert data.inputs[0].flatten().tolist() == NORMALISED[0].flatten().tolist()
 
 
@@ -289,8 +289,8 @@ def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
     [
         ("my_private_loaders:fails", "the function fails, or gives no .*: 'no such patient'"),
         ("my_private_loaders:nothing", "the function fails, or gives no"),
-        ("my_private_loaders:none", "data.source is .* allowed is a function of .*, which has no 'none'"),
-        ("my_private_nothing:load", "data.source is .* allowed is a function in .* or installed here"),
+        ("my_private_loaders:none", "data.source is .* allowed is one of .*, which has no 'none'"),
+        ("my_private_nothing:load", "data.source is .* allowed is one in .* or installed here"),
         (
             "my_broken_loaders:load",
             "allowed is what can be imported, which fails: No module named 'not_here'",

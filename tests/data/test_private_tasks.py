@@ -1,4 +1,4 @@
-"""One owner's data for maps, images, findings and texts, in the form that a server declares."""
+"""One owner's data for maps, images, findings and texts, as a server declares."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import named
-from fedstill.data.form import Form
 from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import load as load_data
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
+from fedstill.data.spec import InputSpec
 from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
@@ -26,11 +26,11 @@ from fedstill.tasks.segmentation import SegmentationConfig
 from fedstill.tasks.text import TextConfig
 
 HALF = (0.5,)
-MAPS = Form(SegmentationConfig(), ("background", "tumour"), (1, 8, 8), HALF, HALF)
-CLASSES = Form(ClassificationConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
-IMAGES = Form(ReconstructionConfig(), ("image",), (1, 8, 8), HALF, HALF)
-FINDINGS = Form(MultiLabelConfig(), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
-NUCLEI = Form(InstancesConfig(), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
+MAPS = InputSpec(SegmentationConfig(), ("background", "tumour"), (1, 8, 8), HALF, HALF)
+CLASSES = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
+IMAGES = InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), HALF, HALF)
+FINDINGS = InputSpec(MultiLabelConfig(), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
+NUCLEI = InputSpec(InstancesConfig(), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
 MASKS = (PIXELS > 200).astype(np.uint8)
@@ -52,10 +52,10 @@ def pictures(folder: Path, images: Any, masks: Any) -> PrivateConfig:
 
 def test_an_npz_and_a_folder_of_masks_give_the_same(tmp_path: Path) -> None:
     for config in (npz(tmp_path, images=PIXELS, masks=MASKS), pictures(tmp_path, PIXELS, MASKS * 255)):
-        data, form = load(config, tmp_path, MAPS)
+        data, spec = load(config, tmp_path, MAPS)
         assert torch.allclose(data.inputs, NORMALISED, atol=1e-6)
         assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
-        assert form == MAPS
+        assert spec == MAPS
 
 
 def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> None:
@@ -211,18 +211,18 @@ def test_an_own_function_gives_arrays_by_name(tmp_path: Path) -> None:
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
     server = load_data(named(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
-    form = Form(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
-    data, _ = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, form)
+    spec = InputSpec(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
+    data, _ = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, spec)
     theirs = torch.cat([server.train.inputs, server.test.inputs])
     assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, theirs.tolist()))
     assert data.targets.tolist() == [1, 0, 0, 1]
-    other = replace(form, classes=("fine", "poor"))
+    other = replace(spec, classes=("fine", "poor"))
     with pytest.raises(DataError, match="has a class 'no'"):
         load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, other)
 
 
 @pytest.mark.parametrize(
-    ("config", "form", "line"),
+    ("config", "spec", "line"),
     [
         ({"source": "csv"}, MAPS, "data.source is 'csv': allowed is npz, folder or nifti"),
         ({"source": "folder"}, FINDINGS, "data.source is 'folder': allowed is npz or csv"),
@@ -230,12 +230,12 @@ def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
         ({"vocabulary": "hash"}, MAPS, "data.vocabulary is 'hash': allowed is empty"),
     ],
 )
-def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, form: Form, line: str) -> None:
+def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, spec: InputSpec, line: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine.csv").write_text("image,label\n")
     path = "mine.csv" if config.get("source") == "csv" else "mine"
     with pytest.raises(ArgumentError, match=line):
-        load(PrivateConfig(path=path, **config), tmp_path, form)
+        load(PrivateConfig(path=path, **config), tmp_path, spec)
 
 
 def test_slices_are_for_volumes_and_classification_has_no_volumes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.data import DataSet, Digits, TensorData, load
-from fedstill.data.public import Public, PublicConfig, in_form, load_public, smooth_fields
+from fedstill.data.public import Public, PublicConfig, conform, load_public, smooth_fields
 
 DIGITS = load(Digits())
 
@@ -134,24 +134,24 @@ def test_channels_size_and_normalisation_by_hand() -> None:
     """Flat colours: what a mean over pixels must leave as it is."""
     source = dataset(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
     grey = dataset(np.zeros((1, 1, 4, 4)), mean=0.25)
-    (pixel,) = set((in_form(source.train.inputs, source, grey) * 0.5 + 0.25).flatten().tolist())
+    (pixel,) = set((conform(source.train.inputs, source, grey) * 0.5 + 0.25).flatten().tolist())
     assert pixel == pytest.approx(0.299 + 0.5 * 0.587, abs=1e-5)
     colour = dataset(np.zeros((1, 3, 12, 8)))
-    assert in_form(grey.train.inputs, grey, colour).shape == (1, 3, 12, 8)
-    torch.testing.assert_close(in_form(grey.train.inputs, grey, colour), -torch.ones(1, 3, 12, 8))
+    assert conform(grey.train.inputs, grey, colour).shape == (1, 3, 12, 8)
+    torch.testing.assert_close(conform(grey.train.inputs, grey, colour), -torch.ones(1, 3, 12, 8))
 
 
 def test_images_that_shrink_are_averaged_not_sampled() -> None:
     """A checkerboard of single pixels is grey from rehearsal."""
     board = np.indices((16, 16)).sum(0) % 2
     source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
-    pixels = in_form(source.train.inputs, source, target) * 0.5 + 0.5
+    pixels = conform(source.train.inputs, source, target) * 0.5 + 0.5
     assert (pixels - 0.5).abs().max() < 0.05
 
 
 def test_the_same_form_is_left_as_it_is() -> None:
     data = dataset(np.random.default_rng(0).random((2, 1, 8, 8)))
-    assert in_form(data.train.inputs, data, data) is data.train.inputs
+    assert conform(data.train.inputs, data, data) is data.train.inputs
 
 
 def test_labels_are_taken_only_if_the_classes_have_the_same_names(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_private_data_themselves_are_no_public_data() -> None:
 def test_channels_that_cannot_be_had_are_refused() -> None:
     two, three = dataset(np.zeros((1, 2, 4, 4))), dataset(np.zeros((1, 3, 4, 4)))
     with pytest.raises(DataError, match="have 2 channels and those of made 3"):
-        in_form(two.train.inputs, two, three)
+        conform(two.train.inputs, two, three)
 
 
 # --- from noise ----------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_folders_volumes_tensors_and_functions(tmp_path: Path, monkeypatch: pyte
     assert "'maps/images': images without labels" in refusal(PrivateConfig("folder", "maps/images"), tmp_path)
     assert "'maps': volumes" in refusal(PrivateConfig("nifti", "maps"), tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"")
-    assert "tensors in a server's form" in refusal(PrivateConfig("tensors", "a.safetensors"), tmp_path)
+    assert "tensors of a server's input spec" in refusal(PrivateConfig("tensors", "a.safetensors"), tmp_path)
     function = (
         "import numpy\ndef masks(path): return {k: numpy.zeros((2, 8, 8)) for k in ('images', 'masks')}"
     )

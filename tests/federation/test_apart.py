@@ -14,9 +14,9 @@ import torch
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused
 from fedstill.federation.checks import faults
 from fedstill.methods.server import Server
-from fedstill.node.desk import Desk
 from fedstill.node.group import Group
 from fedstill.node.mechanism import Mechanism, unpriced
+from fedstill.node.requests import RequestHandler
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.rules import Exact
 from fedstill.protocol.kinds import Kind
@@ -142,15 +142,15 @@ def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
     """Before anything is charged, admitted or learned."""
     run = prepare(config())[0]
     (node, *_), side = run.nodes, run.side
-    desk = Desk(Group([node]), side, run.compute)
+    handler = RequestHandler(Group([node]), side, run.compute)
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
     with pytest.raises(DataError, match="no JSON text"):
-        desk.answer("tell", 0, bad, False)
+        handler.answer("tell", 0, bad, False)
     node.gate.policy = replace(node.gate.policy, most_header=20)
     with pytest.raises(QuestionRefused, match="most_header: 20, and wish has 30"):
-        desk.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
+        handler.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
     assert (node.gate.used(), run.ledger.summary()["questions"]) == ((0, 0), 0)
-    (told,) = desk.answer("tell", 0, {"wish": as_text({"class": 1})}, False)
+    (told,) = handler.answer("tell", 0, {"wish": as_text({"class": 1})}, False)
     assert from_text(told["words"])["of"] == 1
 
 

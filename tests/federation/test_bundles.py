@@ -16,8 +16,8 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, BundleError, MethodRefused, NodeFault, QuestionMismatch
-from fedstill.data.form import Form
 from fedstill.data.public import Public
+from fedstill.data.spec import InputSpec
 from fedstill.federation import InProcess, LinkConfig, bundles, partition, signed
 from fedstill.federation.bundles import (
     FORMAT,
@@ -58,7 +58,7 @@ pytest.importorskip("cryptography")
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
 CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
-FORM = Form(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 
@@ -81,7 +81,7 @@ def live() -> InProcess:
 
 def asked() -> Questions:
     table = {"name": "fedkd", **vars(CONFIG)}
-    plan = Plan("questions", table, FORM, public=fingerprint(public_data()), public_note=("made", "by hand"))
+    plan = Plan("questions", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
     return Questions(plan, public_data(), tuple(CONFIG.asks(public_data(), SEED)))
 
 
@@ -160,7 +160,7 @@ def header(given: Questions, name: str) -> AnswersHeader:
     model, versions = Model("SmallCNN", 99), Versions("0", "2", "3")
     told = json.dumps(Statement().to_dict())
     return AnswersHeader(
-        FORM, given.sha256, given.signer, False, name, model, versions, PolicyConfig(), told, releases
+        SPEC, given.sha256, given.signer, False, name, model, versions, PolicyConfig(), told, releases
     )
 
 
@@ -333,9 +333,9 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
             lambda h, t: t.update({"public.labels": torch.full((N,), 3)}),
             "public data: label 3 of example 0 is outside 0..2",
         ),
-        (lambda h, t: h["plan"]["form"].update(std=[0.0]), "form.std is"),
+        (lambda h, t: h["plan"]["spec"].update(std=[0.0]), "spec.std is"),
         (
-            lambda h, t: h["plan"]["form"].update(task={"name": "antigravity:geohash"}),
+            lambda h, t: h["plan"]["spec"].update(task={"name": "antigravity:geohash"}),
             "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
         ),
         (
@@ -399,11 +399,11 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda h, t: h["form"]["classes"].append("d"), "is about data of 4 classes: allowed is 3"),
-        (lambda h, t: h["form"].update(classes=["a", "c", "b"]), "is about data of 3 classes"),
-        (lambda h, t: h["form"].update(mean=[0.4]), "is about data of mean (0.4,): allowed is (0.5,)"),
+        (lambda h, t: h["spec"]["classes"].append("d"), "is about data of 4 classes: allowed is 3"),
+        (lambda h, t: h["spec"].update(classes=["a", "c", "b"]), "is about data of 3 classes"),
+        (lambda h, t: h["spec"].update(mean=[0.4]), "is about data of mean (0.4,): allowed is (0.5,)"),
         (
-            lambda h, t: h["form"].update(task={"name": "antigravity:geohash"}),
+            lambda h, t: h["spec"].update(task={"name": "antigravity:geohash"}),
             "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
         ),
         (lambda h, t: t.pop("1.logits"), "has no answer to question 1 (predict)"),

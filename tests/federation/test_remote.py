@@ -19,7 +19,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.federation import LinkConfig, remote
 from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
 from fedstill.federation.replies import About
@@ -239,7 +239,7 @@ def test_short_forms_are_the_same_everywhere_and_near_to_float32(form: str, tmp_
 
 # --- a federation of scripted nodes ---------------------------------------------------------------------
 
-FORM = Form(ClassificationConfig(), ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
+SPEC = InputSpec(ClassificationConfig(), ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
 X = torch.arange(8.0).view(2, 1, 2, 2) / 8
 
 
@@ -256,7 +256,7 @@ class Scripted:
         self.ledger = Ledger()
         self.federation = Remote(
             self,
-            Plan("one", {"name": "fediod"}, FORM),
+            Plan("one", {"name": "fediod"}, SPEC),
             {"weigh": question},
             LinkConfig(**{"wait": 0.5, **link}),
             self.ledger,

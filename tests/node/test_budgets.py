@@ -62,7 +62,7 @@ class Node:
         self.gate.budgets = Budgets(self.mechanism, self.account, run)
 
     def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
-        """As the desk does."""
+        """As the request handler does."""
         asked = Asked(number, (question or self.question).name, f"c{number}", "", {})
         self.gate.admit(asked, question or self.question, X)
         return self.gate.release(asked, "answer", tensors or LOGITS, question or self.question, X)

@@ -87,10 +87,10 @@ def served(
     return replies, grown
 
 
-def join(plan: Plan = PLAN, **form: Any) -> bytes:
-    """The message that joins a run of another form."""
+def join(plan: Plan = PLAN, **spec: Any) -> bytes:
+    """The message that joins a run of another spec."""
     table = plan.to_dict()
-    table["form"].update(form)
+    table["spec"].update(spec)
     return pack({"do": "join", "run": plan.run, "plan": table})
 
 
@@ -172,9 +172,9 @@ def test_a_question_about_more_inputs_than_there_is_memory_for_is_refused(tmp_pa
 @linux
 def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Path) -> None:
     """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
-    form = dataclasses.replace(PLAN.form, shape=(1, 64, 64))
-    public = Public("ours", torch.zeros(4, *form.shape), None, "")
-    plan = dataclasses.replace(fedmd(first=0)[0], form=form, public=fingerprint(public))
+    spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
+    public = Public("ours", torch.zeros(4, *spec.shape), None, "")
+    plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=fingerprint(public))
     asked = {"do": "answer", "run": "one", "question": "communicate", "differentiable": False}
     messages = [
         pack({"do": "join", "plan": plan.to_dict()}, public_tensors(public)),
@@ -192,7 +192,7 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
 
 @linux
 def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -> None:
-    """A factory of the owner's own makes as much of a form as it likes; then a sound plan is served."""
+    """A factory of the owner's own makes as much of a spec as it likes; then a sound plan is served."""
     folder = tmp_path / "ceiling"
     Clinic(folder)
     (folder / "mine_of_caps.py").write_text(
@@ -409,25 +409,25 @@ def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("spec", "said"),
     [
-        ({"shape": [1, True, 8]}, "form.shape[1] is True"),
-        ({"shape": [1, 8.0, 8]}, "form.shape[1] is 8.0"),
-        ({"shape": [1, -8, 8]}, "form.shape is (1, -8, 8)"),
+        ({"shape": [1, True, 8]}, "spec.shape[1] is True"),
+        ({"shape": [1, 8.0, 8]}, "spec.shape[1] is 8.0"),
+        ({"shape": [1, -8, 8]}, "spec.shape is (1, -8, 8)"),
         ({"shape": [1, 2**31, 8]}, "below 2**31"),
-        ({"shape": [1, 10**4000, 8]}, "form.shape is (1, 1000"),
-        ({"shape": "188"}, "form.shape is '188'"),
-        ({"vocabulary": False}, "form.vocabulary is False"),
-        ({"mean": [float("nan")]}, "form.mean[0] is nan"),
-        ({"std": [1e400]}, "form.std"),
-        ({"std": [10**400]}, "form.std[0] is 1000"),
-        ({"classes": "0123456789"}, "form.classes is '0123456789'"),
-        ({"classes": [0, 1]}, "form.classes[0] is 0"),
+        ({"shape": [1, 10**4000, 8]}, "spec.shape is (1, 1000"),
+        ({"shape": "188"}, "spec.shape is '188'"),
+        ({"vocabulary": False}, "spec.vocabulary is False"),
+        ({"mean": [float("nan")]}, "spec.mean[0] is nan"),
+        ({"std": [1e400]}, "spec.std"),
+        ({"std": [10**400]}, "spec.std[0] is 1000"),
+        ({"classes": "0123456789"}, "spec.classes is '0123456789'"),
+        ({"classes": [0, 1]}, "spec.classes[0] is 0"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_form_that_is_none_is_one_clear_line(tmp_path: Path, form: dict[str, Any], said: str) -> None:
-    told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(join(**form)))
+def test_a_form_that_is_none_is_one_clear_line(tmp_path: Path, spec: dict[str, Any], said: str) -> None:
+    told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(join(**spec)))
     assert told["error"]["kind"] == "ArgumentError"
     assert said in told["error"]["text"]
 

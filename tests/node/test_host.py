@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import FedstillError, QuestionRefused
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.models.vector import to_vector
 from fedstill.node import private_training
 from fedstill.node import session as at
@@ -37,9 +37,9 @@ from fedstill.tasks.classification import ClassificationConfig
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
-FORM = Form(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
+SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
 FEDIOD = {"name": "fediod", "steps": 6, "batch": B, "memory": 64, "critic_width": 4}
-PLAN = Plan("one", FEDIOD, FORM)
+PLAN = Plan("one", FEDIOD, SPEC)
 NODE = """
 name = "clinic"
 seed = 3
@@ -787,11 +787,11 @@ def test_a_runs_name_is_no_path(tmp_path: Path, name: str) -> None:
         {"method": {"name": "fediod", "code": "x"}},
         {"method": {"name": "fediod", "steps": "many"}},
         {"method": []},
-        {"form": {}},
-        {"form": {**FORM.to_dict(), "shape": [1, 8]}},
-        {"form": {**FORM.to_dict(), "shape": [1, 28, 28]}},
-        {"form": {**FORM.to_dict(), "classes": ["a"]}},
-        {"form": {**FORM.to_dict(), "task": "spying"}},
+        {"spec": {}},
+        {"spec": {**SPEC.to_dict(), "shape": [1, 8]}},
+        {"spec": {**SPEC.to_dict(), "shape": [1, 28, 28]}},
+        {"spec": {**SPEC.to_dict(), "classes": ["a"]}},
+        {"spec": {**SPEC.to_dict(), "task": "spying"}},
         {"wire": {"inputs": "float1"}},
         {"wire": []},
         {"public": "../../data"},
@@ -867,7 +867,7 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
     def fails(*given: Any) -> Any:
         raise RuntimeError("patient 4711 is not square")
 
-    monkeypatch.setattr(clinic.session.desk, "answer", fails)
+    monkeypatch.setattr(clinic.session.handler, "answer", fails)
     told = clinic.ask(0)
     assert told == {
         "kind": "RuntimeError",

@@ -17,7 +17,7 @@ from fedstill.data.public import Public
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.tasks import TASKS
-from tests.node.test_host import FEDIOD, FORM, PLAN, SHAPE, Clinic, same
+from tests.node.test_host import FEDIOD, PLAN, SHAPE, SPEC, Clinic, same
 
 
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
@@ -150,13 +150,32 @@ def test_what_is_wrong_with_the_owners_own_things_stays_in_the_owners_log(
     assert secret in caplog.text
 
 
+def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first line may quote anything, and a missing one's the folders that were looked into."""
+    name = "broken_of_hostile:Method"
+    clinic = Clinic(tmp_path / "clinic", f"methods = ['{name}', 'missing_of_hostile:Method', 'gone']")
+    (clinic.folder / "broken_of_hostile.py").write_text("raise RuntimeError('admin:pa55@10.0.0.3')\n")
+    with caplog.at_level(logging.WARNING, "fedstill.node"):
+        for each, secret in ((name, "pa55"), ("missing_of_hostile:Method", str(clinic.folder))):
+            told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": each}})
+            assert told["kind"] == "OwnDataError"
+            assert secret not in json.dumps(told)
+            assert secret in caplog.text
+    told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
+    assert told["text"] == (
+        "method.name is 'gone': allowed is one that is installed at the node, as policy.methods of it allows it"
+    )
+
+
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
 def test_a_task_that_the_owner_did_not_allow_is_refused_and_nothing_is_imported(
     tmp_path: Path, name: Any
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
     plan = PLAN.to_dict()
-    plan["form"]["task"]["name"] = name
+    plan["spec"]["task"]["name"] = name
     told = clinic.say("join", plan=plan)
     allowed = "allowed is one that policy.tasks of the node names, or one of classification, text,"
     assert f"task.name is {name!r}: {allowed}" in told["text"]
@@ -171,9 +190,9 @@ def test_for_an_option_that_a_task_has_not_no_plug_in_is_imported(
     point = EntryPoint("strange", "antigravity:geohash", TASKS.group)
     monkeypatch.setattr("fedstill.core.registry._installed", lambda group: {"strange": point})
     plan = PLAN.to_dict()
-    plan["form"]["task"]["strangeness"] = 1
+    plan["spec"]["task"]["strangeness"] = 1
     told = Clinic(tmp_path / "clinic").say("join", plan=plan)
-    assert "unknown key 'form.task.strangeness'" in told["text"]
+    assert "unknown key 'spec.task.strangeness'" in told["text"]
     assert "antigravity" not in sys.modules
 
 
@@ -195,14 +214,14 @@ PUBLIC = Public("ours", torch.zeros(6, *SHAPE), None, "")
 def test_public_data_that_no_sound_server_sends_are_refused(
     tmp_path: Path, public: Public, said: str
 ) -> None:
-    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, FORM, public=fingerprint(public))
+    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
     clinic = Clinic(tmp_path / "clinic", "most_rows = 64", plan)
     assert said in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
     assert not (clinic.folder / "public").exists()
 
 
 def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
-    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, FORM, public=fingerprint(PUBLIC))
+    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
     clinic = Clinic(tmp_path / "clinic", "most_rows = 64", plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
@@ -216,7 +235,7 @@ def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     for run, value in (("one", 0.0), ("two", 0.5)):
         public = Public("ours", torch.full((6, *SHAPE), value))
-        plan = Plan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, FORM, public=fingerprint(public))
+        plan = Plan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
         clinic.say("join", public_tensors(public), plan=plan.to_dict())
     assert len(list((clinic.folder / "public").iterdir())) == 1
 
@@ -270,10 +289,10 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
 @pytest.mark.parametrize("std", [float("inf"), 1e-38, 1e5])
 def test_a_wild_normalisation_is_refused(tmp_path: Path, std: float) -> None:
     plan = PLAN.to_dict()
-    plan["form"]["std"] = [std]
+    plan["spec"]["std"] = [std]
     message = pack({"do": "join", "plan": plan})
     told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(message))
-    assert "form.std" in told["error"]["text"]
+    assert "spec.std" in told["error"]["text"]
 
 
 def test_noise_of_one_run_tells_nothing_of_another(tmp_path: Path) -> None:
@@ -283,7 +302,7 @@ def test_noise_of_one_run_tells_nothing_of_another(tmp_path: Path) -> None:
     released = []
     for run, value in (("one", 0.0), ("two", 0.001)):
         public = Public("ours", torch.full((6, *SHAPE), value))
-        plan = Plan(run, config, FORM, public=fingerprint(public))
+        plan = Plan(run, config, SPEC, public=fingerprint(public))
         clinic = Clinic(tmp_path / run, noisy, plan=plan)
         clinic.say("join", public_tensors(public), plan=plan.to_dict())
         clinic.say("learn", seconds=60)

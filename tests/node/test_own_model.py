@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.models.vgg import BLOCKS, _places
 from fedstill.node import own_model, owner
 from fedstill.node.node_file import NodeFile
@@ -20,7 +20,7 @@ from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.text import TextConfig
 from tests.models.test_vgg import weights
 
-TEXTS = Form(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
+TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
 
 
 def named(name: str) -> NodeFile:
@@ -56,7 +56,7 @@ def test_a_node_with_a_model_for_texts_can_be_started(tmp_path: Path) -> None:
 def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
-    digits = Form(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    digits = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match="inputs are images"):
         own_model.make_model(named("hf:bert"), tmp_path, digits)
 

@@ -24,7 +24,7 @@ from fedstill.core.commented import commented
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.tables import as_table, read_table
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
 from fedstill.node import own_model, owner
 from fedstill.node.account import Account
@@ -37,7 +37,7 @@ from fedstill.runs import presets
 from fedstill.tasks.classification import ClassificationConfig
 
 TEN = tuple(map(str, range(10)))
-DIGITS = Form(ClassificationConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
+DIGITS = InputSpec(ClassificationConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
 
 FACTORIES = """
 import torch
@@ -272,6 +272,20 @@ def test_first_weights_follow_from_the_seed(tmp_path: Path) -> None:
     assert not torch.equal(first(1, "my_models:network"), first(2, "my_models:network"))
 
 
+def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
+    """Wherever the command is run from; what is named and not there is a fault like any other."""
+    folder = node(tmp_path / "node", '[privacy]\nmechanism = "flip_of_owner:Flip"\nepsilon = 2.0')
+    lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
+    (folder / "flip_of_owner.py").write_text(lab.read_text())
+    assert owner.read(folder).privacy.called == "flip_of_owner:Flip"
+    assert not [fault for fault in owner.faults(folder) if "mechanism" in fault]
+    other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
+    assert (
+        owner.faults(other)[0]
+        == f"mechanism is 'flap_of_owner:Flip': allowed is one in {other} or installed here"
+    )
+
+
 def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:network"\ntrain = false')
     model = own_model.make_model(owner.read(folder), folder, DIGITS)
@@ -296,10 +310,10 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
     ("name", "line"),
     [
         ("small-cn", "model.name is 'small-cn': allowed is one of small-cnn"),
-        ("my_models:none", "model.name is 'my_models:none': allowed is a function of .* which has no 'none'"),
+        ("my_models:none", "model.name is 'my_models:none': allowed is one of .* which has no 'none'"),
         (
             "not_here:network",
-            "model.name is 'not_here:network': allowed is a function in .* or installed here",
+            "model.name is 'not_here:network': allowed is one in .* or installed here",
         ),
         (
             "my_models:narrow",
@@ -387,7 +401,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
 
 def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
-    assert owner.faults(folder) == ["data.path is 3: allowed is a text"]  # the form is not known
+    assert owner.faults(folder) == ["data.path is 3: allowed is a text"]  # the spec is not known
     found = owner.faults(folder, DIGITS)
     assert len(found) == 2
     assert "gives outputs of shape (9,)" in found[1]
@@ -397,11 +411,11 @@ def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
 
 def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:
     folder = node(tmp_path)
-    other = Form(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
+    other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
     (fault,) = owner.faults(folder, other)
     assert "images are 1 x 8 x 8 (channels, height, width): allowed is 3 x 32 x 32" in fault
     found = owner.examine(folder)
-    assert found.form == DIGITS
+    assert found.spec == DIGITS
     assert found.data is not None
     assert len(found.data) == 40
 

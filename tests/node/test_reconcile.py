@@ -177,7 +177,7 @@ def test_verify_finds_lines_that_are_edited_cut_or_gone_and_the_node_still_works
             with pytest.raises(FedstillError, match=f"is sound, and .*runs tells otherwise: {said}"):
                 ledger.main(["verify", str(path)])
     other = Clinic(clinic.folder, clinic.folder.joinpath("node.toml").read_text().partition("[policy]")[2])
-    other.plan = type(clinic.plan)("two", clinic.plan.method, clinic.plan.form)
+    other.plan = type(clinic.plan)("two", clinic.plan.method, clinic.plan.spec)
     assert "error" not in other.say("join", plan=other.plan.to_dict())[0]
 
 

@@ -42,7 +42,7 @@ noise = 200.0
 bound = 1.0
 """
 ONE_WAY = {**FEDIOD, "gan": 0.0, "through": False}
-PRIVATE = Plan("one", ONE_WAY, PLAN.form)
+PRIVATE = Plan("one", ONE_WAY, PLAN.spec)
 
 
 def line(price: Mapping[str, int] | None, number: int = 0, node: str = "clinic") -> str:

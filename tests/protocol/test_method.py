@@ -13,7 +13,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.data.form import Form
+from fedstill.data.spec import InputSpec
 from fedstill.methods._histogram import CountsLabels
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
@@ -166,8 +166,8 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
 def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for_it(name: Any) -> None:
-    form = Form(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
-    table = Plan("run", {"name": "fedavg"}, form).to_dict()
+    spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    table = Plan("run", {"name": "fedavg"}, spec).to_dict()
     assert Plan.from_dict(table).config() == METHODS["fedavg"]()
     with pytest.raises(ArgumentError, match=r"method\.name is .*: allowed is one that policy\.methods"):
         Plan.from_dict({**table, "method": {"name": name}})
@@ -187,6 +187,10 @@ def test_what_a_method_of_somebody_elses_lacks_is_one_line(
         "@dataclass(frozen=True)\nclass Untitled(Method):\n    rounds: int = 3\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, said in (("Bare", "a frozen dataclass"), ("Loose", "a frozen"), ("Untitled", "with a title")):
+    for name, said in (
+        ("Bare", "a frozen dataclass"),
+        ("Loose", "a frozen"),
+        ("Untitled", "with title: ClassVar"),
+    ):
         with pytest.raises(ArgumentError, match=rf"^method is 'careless:{name}': allowed is .*{said}"):
             METHODS[f"careless:{name}"]

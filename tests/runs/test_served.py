@@ -176,8 +176,8 @@ def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(tmp_p
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path))
     server = live(config, link, tmp_path)
-    form = dataclasses.replace(server.federation.plan.form, mean=(0.5,), std=(5.0,))
-    server.federation.plan = dataclasses.replace(server.federation.plan, form=form)
+    spec = dataclasses.replace(server.federation.plan.spec, mean=(0.5,), std=(5.0,))
+    server.federation.plan = dataclasses.replace(server.federation.plan, spec=spec)
     with pytest.raises(NodeFault, match="its own log says more"):
         server.run()
     assert refused(link)

@@ -11,11 +11,11 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.data import named
-from fedstill.data.form import Form
 from fedstill.data.loaders import load
 from fedstill.data.private import load as load_private
 from fedstill.data.private_config import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
+from fedstill.data.spec import InputSpec
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.report.matrix import tasks_by_method
 from fedstill.runs.config import from_dict
@@ -115,11 +115,11 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
     assert torch.equal(mine.train.inputs, data.train.inputs)
     assert torch.equal(mine.train.targets, data.train.targets)
     assert mine.classes == data.classes
-    node, form = load_private(PrivateConfig(), tmp_path, Form.of(Mine(), mine))
-    theirs, _ = load_private(PrivateConfig(), tmp_path, Form.of(ours, data))
+    node, spec = load_private(PrivateConfig(), tmp_path, InputSpec.of(Mine(), mine))
+    theirs, _ = load_private(PrivateConfig(), tmp_path, InputSpec.of(ours, data))
     assert torch.equal(node.targets, theirs.targets)
-    assert form.make_task().name == "mine"
-    if like != "instances":  # whose form the run says
+    assert spec.make_task().name == "mine"
+    if like != "instances":  # whose spec the run says
         assert load_private(PrivateConfig(), tmp_path, task=Mine())[1].task == Mine()
     public = load_public(PublicConfig("noise", limit=3), mine, Mine())[1]
     assert public is not None

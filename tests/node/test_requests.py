@@ -1,4 +1,4 @@
-"""A desk answers each question once, pulls back through its nodes, and hands out through their gates."""
+"""A request handler answers each question once, pulls back, and hands out through its nodes' gates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
-from fedstill.node.desk import KEPT, Desk
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.requests import KEPT, RequestHandler
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide, Question
@@ -32,7 +32,7 @@ X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Office:
-    """Three nodes behind one desk; its question trains each node's critic by one step."""
+    """Three nodes behind one handler; its question trains each node's critic by one step."""
 
     def __init__(self, policies: Mapping[str, PolicyConfig] | None = None) -> None:
         self.ledger, self.calls, self.grad_enabled = Ledger(), 0, False
@@ -52,7 +52,7 @@ class Office:
             look=lambda nodes, x: {},
             rehearse=lambda group: None,
         )
-        self.desk = Desk(Group(self.nodes), self.side, Compute())
+        self.handler = RequestHandler(Group(self.nodes), self.side, Compute())
 
     def _node(self, name: str, policy: PolicyConfig) -> Node:
         torch.manual_seed(ord(name))
@@ -88,11 +88,11 @@ class Office:
         return {"logits": torch.full((len(group), 1), float(round))}
 
     def ask(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
-        return self.desk.answer(name, number, {"x": x}, grad)
+        return self.handler.answer(name, number, {"x": x}, grad)
 
     def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
         names = [node.name for node in self.nodes]
-        return list(self.desk.pull_back(number, dict(zip(names, pulls, strict=True))).values())
+        return list(self.handler.pull_back(number, dict(zip(names, pulls, strict=True))).values())
 
     def critics(self) -> list[torch.Tensor]:
         return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
@@ -157,10 +157,10 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 
 
 def learning_privately() -> Office:
-    """A desk of the one node whose critic learns with DP-SGD, which is computed alone."""
+    """A handler of the one node whose critic learns with DP-SGD, which is computed alone."""
     office = Office()
     office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
-    office.desk = Desk(Group(office.nodes[1:2]), office.side, Compute())
+    office.handler = RequestHandler(Group(office.nodes[1:2]), office.side, Compute())
     return office
 
 
@@ -172,11 +172,13 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
     calls, critics = office.calls, office.critics()
     for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
         with pytest.raises(NodeFault, match=r"failed at question 1 \(examine\): the run goes on from an"):
-            office.desk.answer(name, number, tensors, True)
+            office.handler.answer(name, number, tensors, True)
     assert office.calls == calls
     assert not office.has_changed_since(critics)
     assert office.ledger.answers("b") == 1
-    office.desk = Desk(office.desk.group, office.side, Compute())  # as after going back to a mark
+    office.handler = RequestHandler(
+        office.handler.group, office.side, Compute()
+    )  # as after going back to a mark
     assert len(office.ask(1)) == 1
 
 
@@ -197,7 +199,7 @@ def test_private_learning_that_went_well_spoils_nothing() -> None:
     office.side.questions["examine"] = replace(sound, trains=("critic",))  # type: ignore[index]
     for number in range(2):
         assert len(office.ask(number)) == 1
-        office.desk.pull_back(number, {"b": pulls()[1]})
+        office.handler.pull_back(number, {"b": pulls()[1]})
 
 
 def test_asked_again_with_a_new_number_it_is_a_new_question() -> None:
@@ -218,7 +220,7 @@ def test_a_used_number_with_other_content_or_another_question_is_a_mismatch() ->
         office.ask(5, X + 1)
     assert (caught.value.node, caught.value.question, caught.value.number) == ("a", "examine", 5)
     with pytest.raises(QuestionMismatch, match="'leak'"):
-        office.desk.answer("leak", 5, {}, False)
+        office.handler.answer("leak", 5, {}, False)
     assert office.calls == 1
     assert not office.has_changed_since(critics)
     assert office.ledger.summary() == ledger
@@ -245,7 +247,7 @@ def test_unknown_questions_and_wrong_tensors_are_named() -> None:
         office.ask(name="exam")
     for tensors in ({}, {"y": X}, {"x": X, "y": X}):
         with pytest.raises(ArgumentError, match=r"tensors of question examine .* exactly \['x'\]"):
-            office.desk.answer("examine", 0, tensors, False)
+            office.handler.answer("examine", 0, tensors, False)
     assert office.calls == 0
     assert office.ledger.summary() == Ledger().summary()
 
@@ -264,9 +266,9 @@ def test_unknown_questions_and_wrong_tensors_are_named() -> None:
 )
 def test_a_round_is_one_whole_number_and_nothing_that_could_be_read_as_another(sent: torch.Tensor) -> None:
     office = Office()
-    assert office.desk.answer("turn", 0, {"round": torch.tensor(1)}, False)[0]["logits"].item() == 1
+    assert office.handler.answer("turn", 0, {"round": torch.tensor(1)}, False)[0]["logits"].item() == 1
     with pytest.raises(ArgumentError, match=r"round of question turn is .*: allowed is one whole number"):
-        office.desk.answer("turn", 1, {"round": sent}, False)
+        office.handler.answer("turn", 1, {"round": sent}, False)
     assert office.calls == 1
 
 
@@ -286,7 +288,7 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
 def test_an_undeclared_tensor_in_an_answer_leaves_no_node() -> None:
     office = Office()
     with pytest.raises(QuestionRefused, match="'leak' by rule undeclared: diary"):
-        office.desk.answer("leak", 0, {}, False)
+        office.handler.answer("leak", 0, {}, False)
     assert office.ledger.summary() == Ledger().summary()
 
 
@@ -309,9 +311,9 @@ def test_gradients_are_those_of_each_nodes_own_networks() -> None:
 def test_gradients_of_several_inputs_are_told_apart() -> None:
     office = Office()
     y = X.flip(0)
-    office.desk.answer("two", 0, {"x": X, "y": y}, True)
+    office.handler.answer("two", 0, {"x": X, "y": y}, True)
     given = [{"logits": torch.ones(B, 3)}] * 3
-    released = list(office.desk.pull_back(0, dict(zip("abc", given, strict=True))).values())
+    released = list(office.handler.pull_back(0, dict(zip("abc", given, strict=True))).values())
     model = copy.deepcopy(office.nodes[1].model)
     x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
     expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))
@@ -326,7 +328,7 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     ledger = office.ledger.summary()
     assert same(office.pull(pulls()), first)
     office.ask(1)  # a reply that was lost may be asked for even later
-    office.desk.answer("two", 2, {"x": X, "y": X}, False)
+    office.handler.answer("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
     assert office.ledger.summary()["by_kind"]["gradients"] == ledger["by_kind"]["gradients"]
 
@@ -466,22 +468,22 @@ def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
 def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number() -> None:
     whole, parted = Office(), Office()
     last = {node.name: -1 for node in parted.nodes}
-    together = Desk(Group(parted.nodes), parted.side, Compute(), last)
+    together = RequestHandler(Group(parted.nodes), parted.side, Compute(), last)
     whole.ask(3)
     together.answer("examine", 3, {"x": X}, True)
-    desks = [Desk(Group([node]), parted.side, Compute(), last) for node in parted.nodes]
+    handlers = [RequestHandler(Group([node]), parted.side, Compute(), last) for node in parted.nodes]
     calls = parted.calls
-    for desk in desks:
+    for handler in handlers:
         for old in (2, 3):
             with pytest.raises(QuestionMismatch):
-                desk.answer("examine", old, {"x": X}, False)
+                handler.answer("examine", old, {"x": X}, False)
     assert parted.calls == calls
     expected = whole.ask(4)
-    for desk, answer in zip(desks, expected, strict=True):
-        (mine,) = desk.answer("examine", 4, {"x": X}, False)
+    for handler, answer in zip(handlers, expected, strict=True):
+        (mine,) = handler.answer("examine", 4, {"x": X}, False)
         for name in answer:
             torch.testing.assert_close(mine[name], answer[name])
-    # and back: what the single desks moved in memory, the group finds again
+    # and back: what the single nodes' handlers moved in memory, the group finds again
     for old, new in zip(whole.ask(5), together.answer("examine", 5, {"x": X}, False), strict=True):
         for name in old:
             torch.testing.assert_close(new[name], old[name])

@@ -1,4 +1,4 @@
-"""From an owner's arrays to inputs in the form that a server declares."""
+"""From an owner's arrays to inputs as a server declares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import find, is_path
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, DataConfig
-from fedstill.data.form import Form
 from fedstill.data.groups import numbered
 from fedstill.data.packs import Images, Raw
 from fedstill.data.private_config import SOURCES, PrivateConfig
-from fedstill.data.public import in_form
+from fedstill.data.public import conform
+from fedstill.data.spec import InputSpec
 
 
 def groups_of(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
@@ -31,30 +31,30 @@ def groups_of(raw: Raw, config: PrivateConfig) -> torch.Tensor | None:
     return numbered(raw.columns[config.group].tolist())
 
 
-def inputs_of(images: Images, config: PrivateConfig, form: Form, what: str) -> torch.Tensor:
-    """Images normalised as the form declares, ``(N, C, H, W)`` float32."""
+def inputs_of(images: Images, config: PrivateConfig, spec: InputSpec, what: str) -> torch.Tensor:
+    """Images normalised as the spec declares, ``(N, C, H, W)`` float32."""
     found = tuple(images.shape[1:])
     if config.normalised:
         if images.dtype == np.uint8:
             raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
-        _refuse_shape(found, form, what, "")
+        _refuse_shape(found, spec, what, "")
         inputs = torch.from_numpy(np.ascontiguousarray(images))
-        check_range(inputs, form, what)
+        check_range(inputs, spec, what)
         return inputs
-    if found == form.shape:
-        return normalised(images, form.mean, form.std)
+    if found == spec.shape:
+        return normalised(images, spec.mean, spec.std)
     if not config.fit:
-        _refuse_shape(found, form, what, "; data.fit = true brings images into it")
+        _refuse_shape(found, spec, what, "; data.fit = true brings images into it")
     as_pixels = TensorData(normalised(images, (0.0,) * found[0], (1.0,) * found[0]), torch.zeros(len(images)))
-    like = TensorData(torch.zeros(1, *form.shape), torch.zeros(1))
-    source = DataSet(what, as_pixels, as_pixels, form.classes, (0.0,) * found[0], (1.0,) * found[0])
-    target = DataSet("the server", like, like, form.classes, form.mean, form.std)
-    return in_form(as_pixels.inputs, source, target)
+    like = TensorData(torch.zeros(1, *spec.shape), torch.zeros(1))
+    source = DataSet(what, as_pixels, as_pixels, spec.classes, (0.0,) * found[0], (1.0,) * found[0])
+    target = DataSet("the server", like, like, spec.classes, spec.mean, spec.std)
+    return conform(as_pixels.inputs, source, target)
 
 
-def _refuse_shape(found: tuple[int, ...], form: Form, what: str, way_out: str) -> None:
-    if found != form.shape:
-        shapes = f"{times(found)} (channels, height, width): allowed is {times(form.shape)}"
+def _refuse_shape(found: tuple[int, ...], spec: InputSpec, what: str, way_out: str) -> None:
+    if found != spec.shape:
+        shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
         raise DataError(f"{what}: images are {shapes}{way_out}")
 
 
@@ -67,9 +67,9 @@ def times(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def check_range(inputs: torch.Tensor, form: Form, what: str) -> None:
-    """Refuse inputs that are no pixels from 0 to 1 under the form's normalisation."""
-    for channel, (mean, std) in enumerate(zip(form.mean, form.std, strict=True)):
+def check_range(inputs: torch.Tensor, spec: InputSpec, what: str) -> None:
+    """Refuse inputs that are no pixels from 0 to 1 under the spec's normalisation."""
+    for channel, (mean, std) in enumerate(zip(spec.mean, spec.std, strict=True)):
         low, high = (0 - mean) / std, (1 - mean) / std
         least, most = inputs[:, channel].min().item(), inputs[:, channel].max().item()
         if least < low - 1e-3 or most > high + 1e-3:

@@ -1,4 +1,4 @@
-"""The desk of a group of nodes: takes a question in, lets it be answered, hands out through the gates."""
+"""The request handler of a group of nodes: a question comes in, answers go out through the gates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Answered:
     gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
 
 
-class Desk:
+class RequestHandler:
     """Answers questions for a group of nodes, each node's part through its own gate.
 
     Asking again under the same number gives the same answer: no handler runs, nothing is counted. That
@@ -52,8 +52,8 @@ class Desk:
         group: the nodes, computed together.
         side: the method's questions and handlers.
         compute: device and precision.
-        last: the last number that each node has served, by name; shared by all desks at which a node may
-            sit, so that it takes none twice.
+        last: the last number that each node has served, by name; shared by all that may serve a node, so
+            that it takes none twice.
         wire: the form in which tensors travel.
     """
 

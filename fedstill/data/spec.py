@@ -13,8 +13,8 @@ from fedstill.tasks import TASKS, Task, TaskConfig
 
 
 @dataclass(frozen=True)
-class Form:
-    """The form of a federation's inputs and labels.
+class InputSpec:
+    """What inputs, labels and outputs of a federation look like.
 
     Args:
         task: what is learned, as in :mod:`fedstill.tasks`.
@@ -40,27 +40,27 @@ class Form:
         kind = self.task.makes
         axes = "length" if kind.tokens else "channels, height and width"
         if len(self.shape) != (1 if kind.tokens else 3) or not all(1 <= size < 2**31 for size in self.shape):
-            raise ArgumentError("form.shape", self.shape, f"{axes}, each 1 or more, below 2**31")
+            raise ArgumentError("spec.shape", self.shape, f"{axes}, each 1 or more, below 2**31")
         if len(self.classes) < kind.least:
-            raise ArgumentError("form.classes", self.classes, f"{kind.least} or more")
+            raise ArgumentError("spec.classes", self.classes, f"{kind.least} or more")
         if (self.vocabulary > 1) != kind.tokens or self.vocabulary > 2**31:
             allowed = "2 or more, for texts" if kind.tokens else "0, for images"
-            raise ArgumentError("form.vocabulary", self.vocabulary, allowed)
+            raise ArgumentError("spec.vocabulary", self.vocabulary, allowed)
         channels = 0 if kind.tokens else self.shape[0]
         for name in ("mean", "std"):
             if len(getattr(self, name)) != channels:
                 raise ArgumentError(
-                    f"form.{name}", getattr(self, name), f"one value for each of {channels} channels"
+                    f"spec.{name}", getattr(self, name), f"one value for each of {channels} channels"
                 )
         # Wilder ones would train a node on constants, or on numbers without end.
         if not all(1e-3 <= value <= 1e3 for value in self.std):
-            raise ArgumentError("form.std", self.std, "from 0.001 to 1000")
+            raise ArgumentError("spec.std", self.std, "from 0.001 to 1000")
         if not all(abs(value) <= 1e3 for value in self.mean):
-            raise ArgumentError("form.mean", self.mean, "from -1000 to 1000")
+            raise ArgumentError("spec.mean", self.mean, "from -1000 to 1000")
 
     @classmethod
-    def of(cls, task: TaskConfig, data: DataSet) -> Form:
-        """The form that a server's own data have."""
+    def of(cls, task: TaskConfig, data: DataSet) -> InputSpec:
+        """The spec that a server's own data have."""
         part = data.test if len(data.test) else data.train
         return cls(task, data.classes, tuple(part.inputs.shape[1:]), data.mean, data.std, data.vocabulary)
 
@@ -74,13 +74,13 @@ class Form:
         return self.make_task().outputs(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives the same form back."""
+        """As JSON values; :meth:`from_dict` gives the same spec back."""
         table: dict[str, Any] = as_table(self)
         return table
 
     @classmethod
-    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> Form:
-        """The form that JSON values describe.
+    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> InputSpec:
+        """The spec that JSON values describe.
 
         Args:
             table: the values, as somebody sent them.
@@ -90,23 +90,21 @@ class Form:
             ArgumentError: they do not describe one.
         """
         check_task(table, tasks)
-        return read_table(cls, table, "form.")
+        return read_table(cls, table, "spec.")
 
 
-def check_task(form: Any, tasks: Collection[str] = ()) -> None:
-    """Refuse a form that somebody sent, before it is read, if reading it would import a stranger's task.
+def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
+    """Refuse a spec that somebody sent, before it is read, if reading it would import a stranger's task.
 
     Args:
-        form: as JSON values.
+        spec: as JSON values.
         tasks: names that may be looked up beside the package's own.
 
     Raises:
-        ArgumentError: it names none of these, or is no form.
+        ArgumentError: it names none of these, or is no spec.
     """
-    task = form.get("task") if isinstance(form, Mapping) else None
+    task = spec.get("task") if isinstance(spec, Mapping) else None
     if not isinstance(task, Mapping):
-        raise ArgumentError("form", type(form).__name__, "a table, with a table task in it")
+        raise ArgumentError("spec", type(spec).__name__, "a table, with a table task in it")
     named = task.get(TaskConfig.key, TaskConfig.default)
-    if not TASKS.allows(named, tasks):
-        allowed = f"one that policy.tasks of the node names, or one of {', '.join(TASKS.own)}"
-        raise ArgumentError("task.name", named, allowed)
+    TASKS.require(named, tasks, "task.name", "policy.tasks")
