@@ -156,7 +156,8 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
     """Its first line may quote anything, and a missing one's the folders that were looked into."""
     name = "broken_of_hostile:Method"
     clinic = Clinic(tmp_path / "clinic", f"methods = ['{name}', 'missing_of_hostile:Method', 'gone']")
-    (clinic.folder / "broken_of_hostile.py").write_text("raise RuntimeError('admin:pa55@10.0.0.3')\n")
+    code = "raise OSError('admin:pa55@host')\n"
+    (clinic.folder / "broken_of_hostile.py").write_text(code)
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         for each, secret in ((name, "pa55"), ("missing_of_hostile:Method", str(clinic.folder))):
             told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": each}})
@@ -165,7 +166,8 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
             assert secret in caplog.text
     told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
     assert told["text"] == (
-        "method.name is 'gone': allowed is one that is installed at the node, as policy.methods of it allows it"
+        "method.name is 'gone': allowed is one that is installed at the node, "
+        "as policy.methods of it allows it"
     )
 
 
