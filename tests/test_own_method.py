@@ -128,7 +128,7 @@ def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
         ("fedistill", "unknown method 'fedistill': did you mean 'feddistill'?"),
         ("my_lab.feddistill:Missing", "has no 'Missing'"),
         ("my_lab.gone:FedDistill", "allowed is one in"),
-        ("my_lab.feddistill:CLASS_LOGITS", "a function"),
+        ("my_lab.feddistill:CLASS_LOGITS", "allowed is one of"),
         ("json:JSONDecoder", "a subclass of Method"),
     ],
 )

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
 
 from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.models import private
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import METHODS, refusal, side_of
-from fedstill.protocol.questions import NodeSetting, stand_in
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.questions import names
 from fedstill.tasks import TASKS
 
 
@@ -36,49 +31,20 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
     named = [name for name in policy.questions if name != "*"]
     if not named:  # all questions of all methods are not quickly found
         return found
-    known = known_questions(policy.methods, policy.tasks)
+    if any(METHODS[name].questions is not Method.questions for name in policy.methods):
+        return found  # it may ask what nobody has declared
+    known = known_questions(policy.methods)
     unknown = [name for name in named if name not in known]
     return [str(UnknownName("question of policy.questions", name, sorted(known))) for name in unknown]
 
 
-@cache
-def known_questions(methods: tuple[str, ...] = (), tasks: tuple[str, ...] = ()) -> frozenset[str]:
-    """The names of all questions that some method asks, with some of its options.
+def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
+    """The names of all questions that some method declares.
 
     Args:
-        methods, tasks: beside the package's own.
+        methods: beside the package's own.
     """
-    found: set[str] = set()
-    for task in (TASKS[name]().example() for name in (*TASKS.own, *tasks)):
-        setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
-        for name in (*METHODS.own, *methods):
-            for variant in _variants(METHODS[name]()):
-                if refusal(variant.needs(), task) is not None:
-                    continue
-                try:
-                    found.update(side_of(variant, setting).questions)
-                except ArgumentError:  # an option that is not for this task
-                    continue
-    return frozenset(found)
-
-
-def _variants(config: Any) -> Iterator[Any]:
-    """A method's options as they are by default, and with each of its switches the other way."""
-    yield config
-    hints = get_type_hints(type(config))
-    for name, kind in ((part.name, hints[part.name]) for part in dataclasses.fields(config)):
-        others: tuple[Any, ...] = ()
-        if get_origin(kind) is Literal:
-            others = get_args(kind)
-        elif kind is bool:
-            others = (not getattr(config, name),)
-        elif kind in (int, float):
-            others = (0,) if getattr(config, name) else (1,)
-        for other in others:
-            try:
-                yield dataclasses.replace(config, **{name: other})
-            except ArgumentError:  # no such option
-                continue
+    return frozenset().union(*(names(METHODS[name]) for name in (*METHODS.own, *methods)))
 
 
 def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Module | None) -> list[str]:

@@ -241,15 +241,25 @@ def question(**declaration: Any) -> Callable[[F], F]:
 
 def declared(method: Any, at: NodeSetting) -> list[Question]:
     """The questions that a method's functions are marked as, in the order in which they stand."""
+    marked = _marked(type(method))
+    found = (_question(name, function, parts, method, at) for name, (function, parts) in marked.items())
+    return [question for question in found if question is not None]
+
+
+def names(method: type) -> frozenset[str]:
+    """The names of all questions that a method's functions are marked as, whatever its options."""
+    return frozenset(parts.get("name", name) for name, (_, parts) in _marked(method).items())
+
+
+def _marked(method: type) -> dict[str, tuple[Callable[..., Any], Mapping[str, Any]]]:
     marked: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
-    for kind in reversed(type(method).__mro__):
+    for kind in reversed(method.__mro__):
         for name, function in vars(kind).items():
             if hasattr(function, DECLARED):
                 marked[name] = function, getattr(function, DECLARED)
             elif name in marked:  # answered in another way, of which nothing is said
                 marked[name] = function, {**marked[name][1], "reads": None, "closed": False}
-    found = (_question(name, function, parts, method, at) for name, (function, parts) in marked.items())
-    return [question for question in found if question is not None]
+    return marked
 
 
 def _question(
