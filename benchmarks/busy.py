@@ -1,0 +1,67 @@
+"""How much longer a run takes beside other work, with threads that sleep or spin while they wait.
+
+    python benchmarks/busy.py --preset digits-fedavg --beside 1
+
+Runs the preset alone and beside processes that only compute, once for each way of waiting, in turns.
+``PASSIVE`` is what the command ``fedstill`` chooses by itself; ``ACTIVE`` and ``default`` (what OpenMP does
+where nothing is said) are to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from statistics import median
+
+BUSY = "while True: pass"
+WAYS = ("PASSIVE", "ACTIVE", "default")
+
+
+def seconds(preset: str, way: str, beside: int, options: list[str]) -> float:
+    """How long a run takes beside so many busy processes."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    start = [sys.executable, "-m", "fedstill"]
+    if way == "default":  # torch is there before the command could say how to wait
+        start = [sys.executable, "-c", "import torch; from fedstill.cli.main import main; main()"]
+    elif way != "PASSIVE":
+        environment["OMP_WAIT_POLICY"] = way
+    with ExitStack() as undo:
+        out = undo.enter_context(tempfile.TemporaryDirectory())
+        for _ in range(beside):
+            other = subprocess.Popen([sys.executable, "-c", BUSY])
+            undo.callback(other.wait)
+            undo.callback(other.kill)
+        begin = time.perf_counter()
+        words = [*start, "run", preset, "--quiet", "--out", f"{out}/run", *options]
+        subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--preset", default="digits-fedavg")
+    parser.add_argument("--beside", type=int, default=1, help="processes that only compute")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    chosen, options = parser.parse_known_args()
+    found: dict[tuple[str, int], list[float]] = {}
+    for _ in range(chosen.rounds):
+        for way in chosen.ways:
+            for beside in (0, chosen.beside):
+                found.setdefault((way, beside), []).append(seconds(chosen.preset, way, beside, options))
+    print(f"`fedstill run {' '.join([chosen.preset, *options])}`, medians of {chosen.rounds}, seconds\n")
+    print(f"| waiting | alone | beside {chosen.beside} | ratio |\n|---|---|---|---|")
+    for way in chosen.ways:
+        alone, beside = (median(found[way, count]) for count in (0, chosen.beside))
+        print(f"| {way} | {alone:.1f} | {beside:.1f} | {beside / alone:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
