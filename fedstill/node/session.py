@@ -8,12 +8,8 @@ charged nor counted again.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
 import math
-import os
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -34,12 +30,12 @@ from fedstill.core.errors import (
     QuestionRefused,
     TooLarge,
 )
-from fedstill.core.state import load_state, save_state
 from fedstill.data.memory import fits
 from fedstill.data.public import Public
-from fedstill.node import memory, own_model, owner, training
+from fedstill.node import memory, own_model, owner
 from fedstill.node.account import DATA, Account
-from fedstill.node.disk import RUNS, Disk
+from fedstill.node.disk import Disk
+from fedstill.node.first_training import FirstTraining
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
@@ -50,23 +46,19 @@ from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.requests import RequestHandler
+from fedstill.node.run_folder import LEARNING, RunFolder, locked, of_mark
 from fedstill.node.witness import released
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS, INDICES, INPUTS
 from fedstill.protocol.messages import SCALE, Tensors, size
 from fedstill.protocol.method import side_of
-from fedstill.protocol.plan import PLAN_FILE, Plan
+from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.protocol.schedule import Span
 
 logger = logging.getLogger("fedstill.node")
 
-CHUNK = 20  # local steps between two looks at the clock
-LEARNING = "learning.safetensors"
-SALT = "salt"
 MOST = 2**31  # numbers of questions are below it
 MOST_PARTS = 100_000  # of the local training before the first question
-MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
 
@@ -89,8 +81,8 @@ class Session:
     ) -> None:
         spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.folder = folder / RUNS / plan.run
         self.disk = Disk(folder, file.name, file.policy, plan.run)
+        self.kept = RunFolder(self.disk)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
@@ -137,7 +129,7 @@ class Session:
         """Put the node under its protection, and take up the run where it stopped."""
         file, account, run = self._file, self.account, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
-        salt = _salt(folder, self.folder)
+        salt = self.kept.salt(folder)
         parts = 0 if self.side.first is None else self.side.first.of
         if parts > MOST_PARTS:  # each takes a step at least: it would learn for ever
             rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
@@ -150,55 +142,24 @@ class Session:
         check_priced(self.node)
         for module in self.node.modules.values():
             self.compute.place(module)
-        self.first = self.side.first
-        if self.first is not None:
-            training.prepare(self.node.learners, file.local)
-            if not any(
-                "model" in learner.optimisers for learner in self.node.learners
-            ):  # used as it is: its owner lets nothing of it be trained
-                self.first = None
+        self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
         self.handler = self._new_handler()
-        owner_only.make_folder(self.folder)
-        self._alone = _locked(folder / "busy", file.name)  # before anything of the run is changed
-        self._bind({**told, "options": self._binding()})
-        self.steps = 0  # of local training
-        self._half_way = False  # in the midst of some
-        self.learned = self.first is None
-        self._saved = time.monotonic()
+        owner_only.make_folder(self.kept.path)
+        self._alone = locked(folder / "busy", file.name)  # before anything of the run is changed
+        if other := self.kept.bind({**told, "options": self._binding()}, self._has_left):
+            changed = f"it was begun with another {other}: allowed is a new run"
+            raise NodeFault(file.name, "join", f"run {run!r} is known here, and {changed}")
         self._take_up()
-        begun = (self.folder / "ledger.jsonl").exists()
-        self.ledger.open(self.folder / "ledger.jsonl")  # and lock it
+        begun = self.kept.lines.exists()
+        self.ledger.open(self.kept.lines)  # and lock it
         self.ledger.sign = lambda line: account.sign(run, line)
         if begun:
             self._hold_back()
 
-    def _bind(self, told: Mapping[str, Any]) -> None:
-        """Keep what a run was begun with. With other options, data or model the same question would have
-        another answer, which the ledger takes for one that has left already.
-
-        What nothing has left of binds nothing: its owner may change options until the first answer. What was
-        learned by then, under the old ones, goes.
-
-        Raises:
-            NodeFault: a run of this name was begun with something else, and answers have left or are paid.
-        """
-        path, text = self.folder / PLAN_FILE, json.dumps(told, sort_keys=True)
-        if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            other = [name for name, value in json.loads(text).items() if before.get(name) != value]
-            if not other:
-                return
-            if self._has_left():
-                changed = f"it was begun with another {' and '.join(other)}: allowed is a new run"
-                raise NodeFault(self.node.name, "join", f"run {self.plan.run!r} is known here, and {changed}")
-            for learned in (self.folder / LEARNING, *self.folder.glob("mark-*.safetensors")):
-                learned.unlink(missing_ok=True)
-        owner_only.replace(path, text.encode())
-
     def _has_left(self) -> bool:
         """Whether anything has left of this run, or is paid for; either ledger may be lost."""
-        path = self.folder / "ledger.jsonl"
+        path = self.kept.lines
         answered = path.exists() and bool(Ledger.read(path).nodes)
         return answered or any(entry["run"] == self.plan.run for entry in self.account.entries())
 
@@ -226,8 +187,8 @@ class Session:
             "privacy": self._statement(),
             "notes": list(self.side.notes),
             "most_questions": max(gate.policy.most_questions - self._elsewhere(), 0),
-            "learned": self.learned,
-            "marks": self._marks(),
+            "learned": self.training.done,
+            "marks": self.kept.marks(),
             "last": self._last[self.node.name],
         }
 
@@ -247,58 +208,19 @@ class Session:
         How well it goes is nobody's to know, nor how many steps there are, which would tell the number of
         examples: only how far it has come, in tens of percent, is told.
         """
-        if self.first is not None and not self.learned:
+        if not self.training.done:
             # So short that it counts steps, none is.
             most = min(60, self.node.gate.policy.most_seconds or 60)
-            until = time.monotonic() + min(max(seconds, 1.0), most)
-            total = self._first_steps()
-            while self.steps < total and time.monotonic() < until:
-                self._learn_some(self.first)
-                if time.monotonic() - self._saved > SECONDS_BETWEEN:
-                    self._save(LEARNING)
-            if self.steps >= total:
-                self._learned()
-                self._save(LEARNING, learned=True)  # before anything leaves: it would not come out the same
-                self.learned = True
-                logger.info("local training is done: %d steps", self.steps)
-        return {"percent": self._percent(), "learned": self.learned}
+            if self.training.go_on(time.monotonic() + min(max(seconds, 1.0), most), self._save_now_and_then):
+                self.training.forget_optimisers()
+                self._save(LEARNING, done=True)  # before anything leaves: it would not come out the same
+                self.training.done = True
+                logger.info("local training is done: %d steps", self.training.steps)
+        return {"percent": self.training.percent, "learned": self.training.done}
 
-    def _percent(self) -> int:
-        """How far local training has come."""
-        if self.learned or self.first is None:
-            return 100
-        return 10 * (10 * self.steps // self._first_steps())
-
-    def _first_steps(self) -> int:
-        """Steps of the training before the first question, of all who learn from the node's data."""
-        learners = self.node.learners if self.first is not None else ()
-        return sum(len(self._steps_of(learner)) for learner in learners)
-
-    def _steps_of(self, learner: Node) -> range:
-        return range(0) if self.first is None else self.first.steps(self.local.steps(len(learner.data)))
-
-    def _learn_some(self, span: Span) -> None:
-        """A few steps of the learner whose turn it is: one after the other.
-
-        Raises:
-            NodeFault: an earlier call failed: what it learned would be learned, and told, on top.
-        """
-        if self._half_way:
-            raise NodeFault(self.node.name, "learn", "its training failed half-way: start the node again")
-        before = 0
-        for learner in self.node.learners:
-            mine = len(self._steps_of(learner))
-            if self.steps < before + mine:
-                start, own = self.steps - before, (self.task, self.local, self.compute)
-                self._half_way = True
-                done = training.train([learner], *own, span=span, start=start, steps=CHUNK)
-                self.steps, self._half_way = before + done, False
-                return
-            before += mine
-
-    def _learned(self) -> None:
-        for learner in self.node.learners:
-            learner.optimisers.pop("model", None)
+    def _save_now_and_then(self) -> None:
+        if time.monotonic() - self.kept.saved > SECONDS_BETWEEN:
+            self._save(LEARNING)
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
@@ -311,7 +233,7 @@ class Session:
         question = self.side.questions.get(name)
         if question is None:
             raise ArgumentError("question", short(name), f"one of {', '.join(self.side.questions)}")
-        if not self.learned:
+        if not self.training.done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
         objection = self._objections().get(name)
         if objection is not None:
@@ -396,11 +318,9 @@ class Session:
                 it learned for it.
         """
         self.handler.require_whole("remember")
-        if not self.learned or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
+        if not self.training.done or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
             raise NodeFault(self.node.name, "remember", f"it is not before question {short(mark)}")
-        self._save(f"mark-{mark}.safetensors")
-        for old in self._marks()[:-MARKS]:
-            (self.folder / f"mark-{old}.safetensors").unlink()
+        self.kept.save_mark(mark, self._state(True))
 
     def recall(self, mark: int) -> None:
         """Go back to the state before question ``mark``; 0 is before the first one.
@@ -408,14 +328,12 @@ class Session:
         Raises:
             NodeFault: that state is not kept.
         """
-        path = self.folder / (f"mark-{mark}.safetensors" if mark else LEARNING)
-        if not path.exists():
-            kept = f"has {', '.join(map(str, self._marks())) or 'none'}"
+        state = self.kept.load(of_mark(mark))
+        if state is None:
+            kept = f"has {', '.join(map(str, self.kept.marks())) or 'none'}"
             raise NodeFault(self.node.name, "recall", f"mark {mark} is not kept here: {kept}")
-        self._load(path)
-        for later in self._marks():
-            if later > mark:  # of a time that is undone
-                (self.folder / f"mark-{later}.safetensors").unlink()
+        self._load(state)
+        self.kept.forget_after(mark)
         self._last[self.node.name] = mark - 1
         self.handler = self._new_handler()
         logger.info("back at question %d", mark)
@@ -456,72 +374,27 @@ class Session:
         seconds = time.perf_counter() - start
         logger.info("number %d, %s: %d bytes left, %.3f s", number, name, size, seconds)
 
-    def _marks(self) -> list[int]:
-        paths = self.folder.glob("mark-*.safetensors")
-        return sorted(int(path.stem.removeprefix("mark-")) for path in paths)
+    def _state(self, done: bool) -> dict[str, Any]:
+        return {"steps": self.training.steps, "learned": done, "node": self.node.state()}
 
-    def _save(self, name: str, learned: bool = False) -> None:
-        state = {"steps": self.steps, "learned": self.learned or learned, "node": self.node.state()}
-        self.disk.require("remember", _bytes(state))
-        save_state(self.folder / name, state)
-        self._saved = time.monotonic()
+    def _save(self, name: str, done: bool = False) -> None:
+        self.kept.save(name, self._state(done or self.training.done))
 
-    def _load(self, path: Path) -> None:
-        state = load_state(path)
-        self.steps, self.learned = state["steps"], state["learned"]
-        if self.learned:
-            self._learned()
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.training.take_up(state["steps"], state["learned"])
         self.node.load(state["node"])
 
     def _take_up(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
         budgets = self.node.gate.budgets
-        if (self.folder / LEARNING).exists():
-            self._load(self.folder / LEARNING)
-        elif self.first is not None and budgets is not None and budgets.trained():
+        if (state := self.kept.load(LEARNING)) is not None:
+            self._load(state)
+        elif self.training.wanted and budgets is not None and budgets.trained():
             # Trained once more, it would be another model, with the same draws on other last digits.
             lost = f"answers of run {self.plan.run!r} have left, and their model ({LEARNING}) is gone"
             raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
-        elif self.learned:  # to go back to: nothing is trained before the first question
+        elif self.training.done:  # to go back to: nothing is trained before the first question
             self._save(LEARNING)
-
-
-def _bytes(state: Any) -> int:
-    """Bytes of the tensors in a nested state."""
-    if isinstance(state, torch.Tensor):
-        return size(state)
-    if isinstance(state, Mapping):
-        return sum(map(_bytes, state.values()))
-    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 0
-
-
-def _locked(path: Path, node: str) -> IO[bytes]:
-    """A file that one process holds at a time: one run at a node, so that its limits hold over all of them.
-
-    Raises:
-        NodeFault: another has it.
-    """
-    file = os.fdopen(owner_only.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise NodeFault(node, "join", "another run is at work here") from error
-    return file
-
-
-def _salt(folder: Path, run: Path) -> str:
-    """A run's own part of what names its noise: made up once, kept in the run's folder, told to nobody.
-
-    The nodes of a rehearsal have one for all runs in their folder, so that it gives a simulation's figures.
-    """
-    path = folder / SALT
-    if not path.exists():
-        path = run / SALT
-    if not path.exists():
-        owner_only.make_folder(run)
-        owner_only.replace(path, secrets.token_hex(16).encode())
-    return path.read_text(encoding="utf-8").strip()
 
 
 def short(value: object, most: int = 200) -> str:

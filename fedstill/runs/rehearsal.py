@@ -37,7 +37,7 @@ from fedstill.federation.provision import provision, require_flare, write_job
 from fedstill.federation.runs import PROGRESS, STOPPED
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.session import SALT
+from fedstill.node.run_folder import SALT
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.config import RunConfig
 from fedstill.runs.deployed import raise_if_stopped, run_name, servers_part

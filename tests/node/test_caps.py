@@ -341,9 +341,9 @@ def test_training_before_the_first_question_stops_at_the_limit_and_goes_on(tmp_p
     start, (told, _) = time.monotonic(), clinic.say("learn", seconds=60)
     assert time.monotonic() - start < 20
     assert not told["learned"]
-    before = clinic.session.steps
+    before = clinic.session.training.steps
     clinic.say("learn", seconds=60)
-    assert clinic.session.steps > before
+    assert clinic.session.training.steps > before
 
 
 # --- runs and disk ------------------------------------------------------------------------------------
@@ -375,8 +375,8 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     told, _ = clinic.say("join", plan=PLAN.to_dict())
     assert told["learned"]
     assert "most_disk" in clinic.say("remember", mark=1)["rule"]
-    assert not list(clinic.session.folder.glob("mark-*"))
-    ledger = clinic.session.folder / "ledger.jsonl"
+    assert not list(clinic.session.kept.path.glob("mark-*"))
+    ledger = clinic.session.kept.path / "ledger.jsonl"
     for number in range(50):  # each refusal is a line, until there is no room for it
         clinic.say("answer", question="none", number=number, differentiable=False)
     assert ledger.stat().st_size < used + 1000

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from fedstill.core.errors import FedstillError, QuestionRefused
 from fedstill.data.spec import InputSpec
 from fedstill.models.vector import to_vector
-from fedstill.node import private_training
+from fedstill.node import first_training, private_training, run_folder, training
 from fedstill.node import session as at
 from fedstill.node.account import DATA
 from fedstill.node.host import Host
@@ -132,6 +132,12 @@ class Ticking:
         return float(next(self._seconds))
 
 
+def tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticking()
+    for module in (at, first_training, run_folder):
+        monkeypatch.setattr(module, "time", clock)
+
+
 def gradients(value: float) -> dict[str, torch.Tensor]:
     """What may reach an answer of FedIOD."""
     return {"logits": torch.full((B, CLASSES), value), "critic": torch.full((B, *MAP), value)}
@@ -171,8 +177,8 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
 
 def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypatch: Any) -> None:
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(at, "CHUNK", 7)
-    monkeypatch.setattr(at, "time", Ticking())
+    monkeypatch.setattr(first_training, "CHUNK", 7)
+    tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
     assert clinic.ask(0)["text"] == "node 'clinic', question 'examine': its local training is not done yet"
     assert clinic.say("learn", seconds=0)[0] == {"percent": 0, "learned": False}
@@ -233,17 +239,17 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
 def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, monkeypatch: Any) -> None:
     whole = to_vector(Clinic(tmp_path / "whole").ready().session.node.model)
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(at, "CHUNK", 6)
-    monkeypatch.setattr(at, "time", Ticking())
+    monkeypatch.setattr(first_training, "CHUNK", 6)
+    tick(monkeypatch)
     monkeypatch.setattr(at, "SECONDS_BETWEEN", -1.0)
     clinic.say("join", plan=PLAN.to_dict())
     clinic.session.learn(1.5)
     monkeypatch.setattr(at, "SECONDS_BETWEEN", 100.0)
     clinic.session.learn(1.5)  # lost
-    assert clinic.session.steps == 12
+    assert clinic.session.training.steps == 12
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
-    assert clinic.session.steps == 6
+    assert clinic.session.training.steps == 6
     clinic.ready()
     assert torch.equal(to_vector(clinic.session.node.model), whole)
 
@@ -957,7 +963,7 @@ def test_training_that_failed_half_way_is_not_gone_on_with(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(at.training, "train", fails)
+        patch.setattr(training, "train", fails)
         assert clinic.say("learn", seconds=1)["rule"].startswith("most_memory")
     refused = clinic.say("learn", seconds=1)
     assert refused["kind"] == "NodeFault"

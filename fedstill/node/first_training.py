@@ -1,0 +1,103 @@
+"""The local training before the first question, a few steps at a time: a node can be stopped in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import NodeFault
+from fedstill.node import training
+from fedstill.node.node import Node
+from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.tasks import Task
+
+CHUNK = 20  # local steps between two looks at the clock
+
+
+class FirstTraining:
+    """How far a node has come.
+
+    Args:
+        node: that learns; all who learn from its data, one after the other.
+        span: which part of the local training it is; None: nothing is trained.
+        task: what is learned.
+        local: how.
+        compute: device and precision.
+
+    Attributes:
+        steps: that were taken.
+        done: whether nothing is left to do.
+    """
+
+    def __init__(
+        self, node: Node, span: Span | None, task: Task, local: LocalConfig, compute: Compute
+    ) -> None:
+        self._node, self._task, self._local, self._compute = node, task, local, compute
+        if span is not None:
+            training.prepare(node.learners, local)
+            if not any("model" in learner.optimisers for learner in node.learners):
+                span = None  # used as it is: its owner lets nothing of it be trained
+        self._span, self._half_way = span, False
+        self.steps, self.done = 0, span is None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to train at all."""
+        return self._span is not None
+
+    @property
+    def percent(self) -> int:
+        """How far it has come, in tens: more would tell how many examples there are."""
+        return 100 if self.done else 10 * (10 * self.steps // self._total())
+
+    def go_on(self, until: float, meanwhile: Callable[[], None]) -> bool:
+        """Train until a time (``time.monotonic()``), or the end.
+
+        Args:
+            until: when to stop.
+            meanwhile: is called after every few steps.
+
+        Returns:
+            Whether all steps are taken. It is ``done`` once that is kept: it would not come out the same.
+
+        Raises:
+            NodeFault: an earlier call failed: what it learned would be learned, and told, on top.
+        """
+        total = self._total()
+        while self._span is not None and self.steps < total and time.monotonic() < until:
+            self._some(self._span)
+            meanwhile()
+        return self.steps >= total
+
+    def forget_optimisers(self) -> None:
+        """Nothing is trained any more."""
+        for learner in self._node.learners:
+            learner.optimisers.pop("model", None)
+
+    def take_up(self, steps: int, done: bool) -> None:
+        """Go on from where an earlier process stopped."""
+        self.steps, self.done = steps, done
+        if done:
+            self.forget_optimisers()
+
+    def _steps_of(self, learner: Node) -> range:
+        return range(0) if self._span is None else self._span.steps(self._local.steps(len(learner.data)))
+
+    def _total(self) -> int:
+        return sum(len(self._steps_of(learner)) for learner in self._node.learners)
+
+    def _some(self, span: Span) -> None:
+        """A few steps of the learner whose turn it is."""
+        if self._half_way:
+            raise NodeFault(self._node.name, "learn", "its training failed half-way: start the node again")
+        before = 0
+        for learner in self._node.learners:
+            mine = len(self._steps_of(learner))
+            if self.steps < before + mine:
+                start, own = self.steps - before, (self._task, self._local, self._compute)
+                self._half_way = True
+                done = training.train([learner], *own, span=span, start=start, steps=CHUNK)
+                self.steps, self._half_way = before + done, False
+                return
+            before += mine

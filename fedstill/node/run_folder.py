@@ -1,0 +1,147 @@
+"""What a node keeps on disk of one run: with what it was begun, its salt, and states to go back to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from fedstill.core import owner_only
+from fedstill.core.errors import NodeFault
+from fedstill.core.state import load_state, save_state
+from fedstill.node.disk import Disk
+from fedstill.protocol.messages import size
+from fedstill.protocol.plan import PLAN_FILE
+
+LEARNING, LINES, SALT = "learning.safetensors", "ledger.jsonl", "salt"
+MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
+
+
+class RunFolder:
+    """The folder of one run at a node.
+
+    Args:
+        disk: how much room there is, and where.
+
+    Attributes:
+        path: of the folder.
+        lines: of the run's own ledger.
+        saved: when a state was last saved.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk, self.path, self.lines = disk, disk.own, disk.own / LINES
+        self.saved = time.monotonic()
+
+    def salt(self, of_node: Path) -> str:
+        """A run's own part of what names its noise: made up once, kept here, told to nobody.
+
+        The nodes of a rehearsal have one for all runs in their folder: so it gives a simulation's figures.
+
+        Args:
+            of_node: the node's folder.
+        """
+        path = of_node / SALT
+        if not path.exists():
+            path = self.path / SALT
+        if not path.exists():
+            owner_only.make_folder(self.path)
+            owner_only.replace(path, secrets.token_hex(16).encode())
+        return path.read_text(encoding="utf-8").strip()
+
+    def bind(self, told: Mapping[str, Any], has_left: Callable[[], bool]) -> str | None:
+        """Keep what a run was begun with. With other options, data or model the same question would have
+        another answer, which the ledger takes for one that has left already.
+
+        What nothing has left of binds nothing: its owner may change options until the first answer. What was
+        learned by then, under the old ones, goes.
+
+        Args:
+            told: what it is begun with.
+            has_left: whether an answer has left, or is paid for.
+
+        Returns:
+            What is other than it was, where answers have left; else None.
+        """
+        path, text = self.path / PLAN_FILE, json.dumps(told, sort_keys=True)
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            other = [name for name, value in json.loads(text).items() if before.get(name) != value]
+            if not other:
+                return None
+            if has_left():
+                return " and ".join(other)
+            for learned in (self.path / LEARNING, *self.path.glob("mark-*.safetensors")):
+                learned.unlink(missing_ok=True)
+        owner_only.replace(path, text.encode())
+        return None
+
+    def save(self, name: str, state: Any) -> None:
+        """Keep a state.
+
+        Raises:
+            QuestionRefused: there is no room on the disk.
+        """
+        self.disk.require("remember", _bytes(state))
+        save_state(self.path / name, state)
+        self.saved = time.monotonic()
+
+    def load(self, name: str) -> Any:
+        """A state that was kept; None if it was not."""
+        path = self.path / name
+        return load_state(path) if path.exists() else None
+
+    # --- marks: states before a question ----------------------------------------------------------------
+
+    def marks(self) -> list[int]:
+        """Before which questions a state is kept."""
+        paths = self.path.glob("mark-*.safetensors")
+        return sorted(int(path.stem.removeprefix("mark-")) for path in paths)
+
+    def save_mark(self, mark: int, state: Any) -> None:
+        """Keep the state before a question, and of older ones only the last."""
+        self.save(of_mark(mark), state)
+        for old in self.marks()[:-MARKS]:
+            (self.path / of_mark(old)).unlink()
+
+    def forget_after(self, mark: int) -> None:
+        """Delete the states of a time that is undone."""
+        for later in self.marks():
+            if later > mark:
+                (self.path / of_mark(later)).unlink()
+
+
+def of_mark(mark: int) -> str:
+    """The file of the state before a question; 0 is before the first one."""
+    return f"mark-{mark}.safetensors" if mark else LEARNING
+
+
+def locked(path: Path, node: str) -> IO[bytes]:
+    """A file that one process holds at a time: one run at a node, so that its limits hold over all of them.
+
+    Raises:
+        NodeFault: another has it.
+    """
+    file = os.fdopen(owner_only.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise NodeFault(node, "join", "another run is at work here") from error
+    return file
+
+
+def _bytes(state: Any) -> int:
+    """Bytes of the tensors in a nested state."""
+    if isinstance(state, torch.Tensor):
+        return size(state)
+    if isinstance(state, Mapping):
+        return sum(map(_bytes, state.values()))
+    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 0
