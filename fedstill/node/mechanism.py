@@ -14,10 +14,10 @@ import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.ledger import ANSWER, GRADIENT
+from fedstill.node.noise_levels import Levels, find, supposed
 from fedstill.privacy import dpsgd
-from fedstill.privacy.accounting import calibrate
 from fedstill.privacy.bill import Bill, add, total
-from fedstill.privacy.config import Accountant, PrivacyConfig, Release, StepsConfig
+from fedstill.privacy.config import PrivacyConfig, Release, StepsConfig
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.events import Price
 from fedstill.privacy.randomness import Draws, make_draws
@@ -30,7 +30,6 @@ from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
-Levels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
 
 SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
 
@@ -81,7 +80,8 @@ class Mechanism:
         self.name = config.called
         for question in side.questions.values():
             self._check(question)
-        self.levels = self._find_levels()
+        self.supposed = supposed(config)
+        self.levels = find(config, self.schedule)
 
     @property
     def protects(self) -> bool:
@@ -305,57 +305,6 @@ class Mechanism:
 
     def _learning(self, role: str, levels: Levels, batch: int, steps: int) -> Price | None:
         return dpsgd.price(self._steps(role, levels), self.examples, batch, steps)
-
-    # --- noise that is to be found --------------------------------------------------------------------
-
-    def _find_levels(self) -> Levels:
-        """Noise as given; where none is given, as much as the budgets ask for over the whole run.
-
-        Where several parts have none, each gets its share of epsilon; since all together cost less than
-        the sum of what each costs alone, all of them are then lowered alike.
-        """
-        config, parts = self.config, self.config.parts
-        given = {part: table.noise or 0.0 for part, table in parts.items()}
-        missing = [part for part, table in parts.items() if table.noise is None]
-        self.supposed = {**given, **dict.fromkeys(missing, 1.0)}
-        used = self.schedule(self.supposed)
-        missing = [part for part in missing if used.get(part)]
-        # The run must stay within both; what stays within less stays within more.
-        both = {(config.epsilon, config.delta), config.over_all}
-        budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
-        if not self.protects or not budgets or not missing or total(used) is None:
-            return given
-        (most, delta), shares = budgets[0], {part: parts[part].share for part in missing}
-        alone = {
-            part: self._enough(given, {part: 1.0}, most * share / sum(shares.values()), delta, "rdp", part)
-            for part, share in (shares if len(missing) > 1 else {}).items()
-        }
-        base = alone or dict.fromkeys(missing, 1.0)
-        levels = {**given, **base}
-        factor = max(self._enough(levels, base, *budget, config.accountant) for budget in budgets)
-        return given | {part: factor * level for part, level in base.items()}
-
-    def _enough(
-        self,
-        levels: Levels,
-        base: Mapping[str, float],
-        most: float,
-        delta: float,
-        by: Accountant,
-        only: str = "",
-    ) -> float:
-        """By which factor some levels must be multiplied for a run (or one part of it) to cost ``most``."""
-
-        def spent(factor: float) -> Price:
-            bill = self.schedule({**levels, **{part: factor * level for part, level in base.items()}})
-            return (bill[only] if only else total(bill)) or Price()
-
-        try:
-            return calibrate(spent, most, delta, by)
-        except ArgumentError as error:
-            run, over_all = self.config.epsilon, self.config.over_all[0]
-            name = "epsilon" if run <= over_all else "total_epsilon"
-            raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
 
 
 def unpriced(mechanism: Mechanism, question: Question) -> str | None:

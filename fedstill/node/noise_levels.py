@@ -1,0 +1,69 @@
+"""How much noise each part of a mechanism draws: as its owner gives it, or as much as the budgets ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy.accounting import calibrate
+from fedstill.privacy.bill import Bill, total
+from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.events import Price
+
+Levels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
+Schedule = Callable[[Levels], Bill]  # what the whole run costs at most
+
+
+def supposed(config: PrivacyConfig) -> Levels:
+    """Noise as given, and some wherever it is to be found."""
+    return {part: 1.0 if table.noise is None else table.noise for part, table in config.parts.items()}
+
+
+def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
+    """Noise as given; where none is given, as much as the budgets ask for over the whole run.
+
+    Where several parts have none, each gets its share of epsilon; since all together cost less than the sum
+    of what each costs alone, all of them are then lowered alike.
+
+    Args:
+        config: what the owner says.
+        schedule: what the run costs with such noise.
+
+    Raises:
+        ArgumentError: no noise is enough.
+    """
+    parts, used = config.parts, schedule(supposed(config))
+    given = {part: table.noise or 0.0 for part, table in parts.items()}
+    missing = [part for part, table in parts.items() if table.noise is None and used.get(part)]
+    # The run must stay within both; what stays within less stays within more.
+    both = {(config.epsilon, config.delta), config.over_all}
+    budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
+    if not config.protects or not budgets or not missing or total(used) is None:
+        return given
+
+    def enough(
+        levels: Levels, base: Levels, most: float, delta: float, by: Accountant, only: str = ""
+    ) -> float:
+        """By which factor the base must be multiplied for a run (or one part of it) to cost ``most``."""
+
+        def spent(factor: float) -> Price:
+            bill = schedule({**levels, **{part: factor * level for part, level in base.items()}})
+            return (bill[only] if only else total(bill)) or Price()
+
+        try:
+            return calibrate(spent, most, delta, by)
+        except ArgumentError as error:
+            run, over_all = config.epsilon, config.over_all[0]
+            name = "epsilon" if run <= over_all else "total_epsilon"
+            raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
+
+    (most, delta), shares = budgets[0], {part: parts[part].share for part in missing}
+    alone = {
+        part: enough(given, {part: 1.0}, most * share / sum(shares.values()), delta, "rdp", part)
+        for part, share in (shares if len(missing) > 1 else {}).items()
+    }
+    base = alone or dict.fromkeys(missing, 1.0)
+    levels = {**given, **base}
+    factor = max(enough(levels, base, *budget, config.accountant) for budget in budgets)
+    return given | {part: factor * level for part, level in base.items()}
