@@ -7,6 +7,7 @@ nodes answer the same question under the same number once, and say the same agai
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -45,9 +46,12 @@ from fedstill.protocol.messages import SCALE, Tensors, kind_of, pack, size, unpa
 from fedstill.protocol.plan import PROTOCOL, Plan, public_tensors
 from fedstill.protocol.questions import Question
 
+logger = logging.getLogger("fedstill.server")
+
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
 PAUSE = 0.5  # seconds between two attempts where nothing is connected
 LEARN = 2.0  # seconds of local training between two looks at how far it has come
+SAID = 5.0  # seconds between two lines of the log about a node that is waited for
 PROBE = 5.0  # seconds between two looks whether a node is back
 
 
@@ -303,7 +307,7 @@ class Remote(Federation):
             DataError: a reply that is none.
             FedstillError: the node refused, or failed.
         """
-        start = time.monotonic()
+        start = said = time.monotonic()
         until = start + self.link.wait
         while True:
             left = until - time.monotonic()
@@ -318,6 +322,11 @@ class Remote(Federation):
                     raise LinkError(f"no answer within {self.link.wait:g} s (link.wait){why}") from error
                 if self._over.wait(PAUSE):
                     raise LinkError("the run is over") from error
+                now = time.monotonic()
+                if now - said > SAID:
+                    gone = f"for {now - start:.0f} s; it has {max(until - now, 0):.0f} s more (link.wait)"
+                    logger.warning("node %r has not answered %s %s", node, question, gone)
+                    said = now
         header, tensors = unpack(reply)
         failure = read_failure(node, question, header)
         if failure is not None:

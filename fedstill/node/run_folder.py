@@ -119,8 +119,8 @@ class RunFolder:
 
 
 def of_mark(mark: int) -> str:
-    """The file of the state before a question; 0 is before the first one."""
-    return f"mark-{mark}.safetensors" if mark else LEARNING
+    """The file of the state before a question."""
+    return f"mark-{mark}.safetensors"
 
 
 def locked(path: Path, node: str) -> IO[bytes]:

@@ -328,7 +328,7 @@ class Session:
         Raises:
             NodeFault: that state is not kept.
         """
-        state = self.kept.load(of_mark(mark))
+        state = self.kept.load(of_mark(mark) if mark else LEARNING)
         if state is None:
             kept = f"has {', '.join(map(str, self.kept.marks())) or 'none'}"
             raise NodeFault(self.node.name, "recall", f"mark {mark} is not kept here: {kept}")

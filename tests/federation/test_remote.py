@@ -422,7 +422,10 @@ def test_a_gradient_of_another_shape_adds_nothing(shape: tuple[int, ...]) -> Non
     assert nodes.events() == [("one", 1, "left out")]
 
 
-def test_a_lost_message_is_sent_again() -> None:
+def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "SAID", 0.0)
     nodes = Scripted()
     losses = iter(range(2))
 
@@ -435,6 +438,9 @@ def test_a_lost_message_is_sent_again() -> None:
     assert nodes.ask().nodes == ("one", "two", "three")
     assert nodes.heard.count(("two", "answer")) == 4
     assert nodes.events() == []
+    told = [record.message for record in caplog.records]
+    assert len(told) >= 2
+    assert all("node 'two' has not answered weigh for 0 s; it has" in line for line in told)
 
 
 def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
