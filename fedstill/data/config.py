@@ -49,8 +49,8 @@ class DataConfig(Registered, ABC):
     note: ClassVar[str] = ""
 
     root: str = ""
-    """The folder that holds the data files; without it ./data, then the folder that the
-    environment variable FEDSTILL_DATA names."""
+    """The folder that holds the data files; without it ./data, then the folders that the
+    environment variable FEDSTILL_DATA lists, as PATH does."""
 
     train_limit: int = 0
     """Use only so many training examples, drawn with the classes' shares kept; 0 is all. Of data with

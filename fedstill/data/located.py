@@ -58,8 +58,13 @@ def folders(config: DataConfig) -> list[Path]:
     """The folders in which data files are looked for, in order."""
     if config.root:
         return [Path(config.root).expanduser()]
-    named = os.environ.get("FEDSTILL_DATA")
-    return [Path("data"), *([Path(named).expanduser()] if named else [])]
+    return usual_folders()
+
+
+def usual_folders() -> list[Path]:
+    """Those of them that no configuration names: ``./data`` and what ``FEDSTILL_DATA`` lists as PATH does."""
+    named = os.environ.get("FEDSTILL_DATA", "").split(os.pathsep)
+    return [Path("data"), *(Path(each).expanduser() for each in named if each)]
 
 
 def listed(paths: Sequence[Path]) -> str:

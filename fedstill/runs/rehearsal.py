@@ -29,6 +29,7 @@ from fedstill.core.progress import following
 from fedstill.core.records import holding
 from fedstill.core.state import load_state
 from fedstill.core.tables import as_table
+from fedstill.data.located import usual_folders
 from fedstill.data.private_config import PrivateConfig
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
@@ -194,7 +195,7 @@ def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> 
     told = {"config": servers_part(config), "run": run}
     job = write_job(work / "job", names, told, name="fedstill")
     environment = {
-        **_patient(),
+        **_surroundings(),
         RUNS: str((home / "runs").resolve()),
         NODES: str((home / "nodes").resolve()),
         "PYTHONPATH": site.python_path(os.environ.get("PYTHONPATH", "")),
@@ -225,7 +226,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
     (deployed / "runs").symlink_to((home / "runs").resolve(), target_is_directory=True)
     with contextlib.ExitStack() as stack:
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        silent["env"] = _patient()
+        silent["env"] = _surroundings()
         for here in (site.server(deployed), *map(site.node, owners)):
             stack.callback(site.stop, here)
             site.start(here, **silent)
@@ -243,6 +244,8 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
         raise DeployError(f"the job ended as {status} and left no result: see {deployed / 'server.log'}")
 
 
-def _patient() -> dict[str, str]:
-    """An environment in which threads that wait leave the processor to other processes."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ}
+def _surroundings() -> dict[str, str]:
+    """The environment of FLARE's processes: threads that wait leave the processor to other processes, and
+    data are looked for where this process looks, whatever folder they work in."""
+    data = os.pathsep.join(str(folder.resolve()) for folder in usual_folders())
+    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ, "FEDSTILL_DATA": data}

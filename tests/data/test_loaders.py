@@ -205,7 +205,7 @@ def test_a_folder_of_images_is_split(tmp_path: Path) -> None:
 def test_places_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The three files differ in the number of their examples.
     npz(tmp_path / "env" / "mnist.npz", 60, split=np.arange(60) % 2)
-    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "env"))
+    monkeypatch.setenv("FEDSTILL_DATA", os.pathsep.join(["/far/away", str(tmp_path / "env")]))
     assert len(load(named("mnist")).train) == 30
     npz(tmp_path / "data" / "mnist.npz", 50, split=np.arange(50) % 2)
     assert len(load(named("mnist")).train) == 25
