@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
 from fedstill.cli import main as cli
+from tests.own_lab import Lab, install
 
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)
@@ -45,3 +47,15 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
         return left.value.code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a lab's package of its own is installed."""
+    return install(tmp_path_factory.mktemp("my_lab"))
+
+
+@pytest.fixture(scope="module")
+def lab(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A lab's folder; each file of tests has its own."""
+    return Lab(tmp_path_factory.mktemp("lab"), installed)

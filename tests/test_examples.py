@@ -13,6 +13,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.parametrize(
+    ("file", "page", "most"),
+    [
+        ("feddistill", "", 100),
+        ("plates", "", 60),
+        ("ordinal", "own-task", 60),
+        ("skew", "own-split", 60),
+        ("convmixer", "own-model", 60),
+        ("robust", "own-model", 60),
+        ("flip", "own-mechanism", 60),
+        ("majority", "own-attack", 60),
+    ],
+)
+def test_each_of_a_labs_own_is_one_short_file_and_stands_whole_on_its_page(
+    file: str, page: str, most: int
+) -> None:
+    code = (ROOT / "examples" / "my_lab" / "my_lab" / f"{file}.py").read_text()
+    assert len(code.splitlines()) <= most
+    assert not page or f"```python\n{code}```" in (ROOT / "docs" / f"{page}.md").read_text()
+
+
 @pytest.mark.timeout(300)
 def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")

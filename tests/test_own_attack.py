@@ -11,21 +11,9 @@ import pytest
 import torch
 
 from fedstill.attacks.heard import hear, replay
-from tests.test_own_method import ROOT, Lab
-from tests.test_own_method import lab as installed
+from tests.own_lab import Lab
 
 ATTACK = "my_lab.majority:MajorityClass"
-lab = installed
-SKEWED = [
-    "--split.alpha",
-    "0.2",
-    "--split.nodes",
-    "3",
-    "--nodes.local.epochs",
-    "20",
-    "--public.name",
-    "held-out",
-]
 COMPARED = """
 seeds = 1
 methods = ["fedkd", "fedavg"]
@@ -50,20 +38,20 @@ answers = 100
 @pytest.fixture(scope="module")
 def run(lab: Lab) -> Path:
     """A run by FedKD whose nodes have few classes each."""
-    chosen = ["--method.name", "fedkd", "--method.epochs", "2", *SKEWED]
-    lab("run", "small.toml", *chosen, "--quiet", "--out", "skewed")
+    lab.write(
+        "small.toml",
+        split={"nodes": 3, "alpha": 0.2},
+        public={"name": "held-out"},
+        nodes={"models": ["mlp:8"], "local": {"epochs": 20}},
+        method={"name": "fedkd", "epochs": 2},
+    )
+    lab.run("skewed")
     return lab.here / "skewed"
 
 
 def leakage(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
     return found
-
-
-def test_it_is_one_short_file_and_the_page_has_it_whole() -> None:
-    source = (ROOT / "examples/my_lab/my_lab/majority.py").read_text()
-    assert len(source.splitlines()) <= 60
-    assert f"```python\n{source}```" in (ROOT / "docs/own-attack.md").read_text()
 
 
 def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> None:
@@ -116,8 +104,9 @@ def test_a_comparison_has_its_column(lab: Lab) -> None:
     ("source", "line"),
     [
         (
-            "from fedstill.attacks.attack import Attack\nclass Own(Attack):\n    title = 'x'\n",
-            "one with rows(), run()",
+            "from dataclasses import dataclass\nfrom fedstill.attacks.attack import Attack\n"
+            "@dataclass(frozen=True, kw_only=True)\nclass Own(Attack):\n    title = 'x'\n",
+            "one with a method rows, a method run",
         ),
         ("import nowhere\n", "nowhere"),
         ("class Own:\n    pass\n", "a subclass of Attack"),

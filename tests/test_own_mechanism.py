@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from sklearn.datasets import load_digits
 
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, from_text
 from fedstill.privacy.randomness import seeded
-from tests.test_own_method import ROOT, Lab
+from tests.own_lab import MY_LAB, SMALL, Lab
 
-SMALL = """
-[data]
-name = "digits"
-[public]
-name = "held-out"
-share = 0.05
-[split]
-nodes = 2
-[nodes]
-models = ["mlp:8"]
-[nodes.local]
-epochs = 2
-[student]
-model = "mlp:8"
-[evaluation]
-centralised = false
-[engine]
-name = "one-by-one"
-threads = 1
-[method]
-name = "fedkd"
-levels = 0
-gamma = inf
-weights = "equal"
-epochs = 2
-"""
+TABLES = {
+    "public": {"name": "held-out", "share": 0.05},
+    "method": {"name": "fedkd", "levels": 0, "gamma": math.inf, "weights": "equal", "epochs": 2},
+}
 PUBLIC = 72  # rows that each node is asked about, once
 MODULE = """
 from dataclasses import dataclass
@@ -110,16 +84,12 @@ class Thawed:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    home = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "examples" / "my_lab", home / "source")
-    how = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(home / "installed")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *how, str(home / "source")], check=True)
-    made = Lab(home, home / "installed")
-    (home / "small.toml").write_text(SMALL)
-    (home / "rounding.py").write_text(MODULE)
-    made("run", "small.toml", *under("flip", "epsilon=20"), "--quiet", "--out", "flipped")
-    return made
+def lab(lab: Lab) -> Lab:
+    """With a run under the mechanism, and some that are not what they say."""
+    lab.write("small.toml", **TABLES)
+    (lab.here / "rounding.py").write_text(MODULE)
+    lab.run("flipped", *OWN)
+    return lab
 
 
 def under(mechanism: str, *options: str) -> list[str]:
@@ -127,17 +97,16 @@ def under(mechanism: str, *options: str) -> list[str]:
     return [f"--nodes.privacy.{option}" for option in given]
 
 
-def nodes(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "result.json").read_text())["privacy"]["nodes"]
+OWN = ["--task.name", "ordinal", *under("flip", "epsilon=20")]  # the lab's own task under its own mechanism
+
+
+def nodes(lab: Lab, out: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = lab.result(out)["privacy"]["nodes"]
     return found
 
 
-def test_it_is_one_short_file() -> None:
-    assert len((ROOT / "examples/my_lab/my_lab/flip.py").read_text().splitlines()) <= 60
-
-
 def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples" / "my_lab"))
+    monkeypatch.syspath_prepend(str(MY_LAB))
     from my_lab.flip import Flipped
 
     scores = torch.randn(20_000, 4, generator=torch.Generator().manual_seed(0))
@@ -155,7 +124,7 @@ def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.Mo
 
 
 def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
-    for node in nodes(lab.here / "flipped"):
+    for node in nodes(lab, "flipped"):
         (event,) = from_text(node["events"])
         assert node["events"] == {str(event): PUBLIC}
         assert event.kind == "pure"
@@ -165,7 +134,7 @@ def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
         assert node["epsilon"] == epsilon({event: PUBLIC}, 1e-5)
         assert node["epsilon"] <= PUBLIC / event.noise
     assert "noisy-outputs, flip" in lab("list")
-    page = (lab.here / "flipped" / "report.html").read_text()
+    page = lab.text("flipped/report.html")
     for words in (
         "flip: the class that its network answers is told by randomised response",
         "the best class of each row by randomised response",
@@ -175,26 +144,27 @@ def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
 
 
 def test_module_and_name_in_a_file_and_a_plan(lab: Lab) -> None:
-    table = '[nodes.privacy]\nmechanism = "my_lab.flip:Flip"\nflip = { noise = 4.0 }\n'
-    (lab.here / "given.toml").write_text(SMALL + table)
+    privacy = {"mechanism": "my_lab.flip:Flip", "flip": {"noise": 4.0}}
+    lab.write("given.toml", **TABLES, nodes={**SMALL["nodes"], "privacy": privacy})
     plan = lab("privacy", "plan", "given.toml")
     assert f"{PUBLIC} x pure(4)" in plan
-    lab("run", "given.toml", "--quiet", "--out", "given")
-    for node in nodes(lab.here / "given"):
+    lab.run("given", file="given.toml")
+    for node in nodes(lab, "given"):
         assert node["mechanism"] == "flip"
         assert node["events"] == {"pure(4.0)": PUBLIC}
         assert f"{math.ceil(1000 * node['epsilon']) / 1000:g} (PLD)" in plan
 
 
 def test_in_a_comparison(lab: Lab) -> None:
-    setting = '[[settings]]\nname = "{}"\nnodes = {{ privacy = {{ mechanism = "{}", epsilon = 20.0 }} }}\n'
-    compared = [setting.format(name, name) for name in ("flip", "dp-sgd")]
-    base = SMALL.partition("[method]")[0].replace("\n[", "\n[base.")
-    options = '[options.fedkd]\nlevels = 0\ngamma = inf\nweights = "equal"\nepochs = 2\n'
-    (lab.here / "both.toml").write_text('methods = ["fedkd"]\n' + base + options + "".join(compared))
+    names = ("flip", "dp-sgd")
+    settings = [{"name": of, "nodes": {"privacy": {"mechanism": of, "epsilon": 20.0}}} for of in names]
+    options = {key: value for key, value in TABLES["method"].items() if key != "name"}
+    base = {**SMALL, "public": TABLES["public"]}
+    plan = {"methods": ["fedkd"], "base": base, "options": {"fedkd": options}, "settings": settings}
+    (lab.here / "both.toml").write_text(tomli_w.dumps(plan))
     lab("compare", "both.toml", "--out", "both")
-    for name in ("flip", "dp-sgd"):
-        assert {node["mechanism"] for node in nodes(lab.here / "both" / name / "fedkd-seed0")} == {name}
+    for name in names:
+        assert {node["mechanism"] for node in nodes(lab, f"both/{name}/fedkd-seed0")} == {name}
 
 
 def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
@@ -224,14 +194,14 @@ def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
 def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule: str) -> None:
     """Whatever it says of itself, and though a price of nothing is asked for."""
     out = mechanism.rpartition(":")[2]
-    lab("run", "small.toml", *under(mechanism), "--quiet", "--out", out)
-    told = json.loads((lab.here / out / "result.json").read_text())["privacy"]
+    lab.run(out, *under(mechanism))
+    told = lab.result(out)["privacy"]
     assert (told["guarantee"], told["text"]) == (None, "no guarantee")
     for node in told["nodes"]:
         assert (node["guarantee"], node["epsilon"], node["releases_without_guarantee"]) == (False, None, 1)
         assert node["rules"] == [f"logits of predict: {rule}"]
-    assert "There is no formal guarantee of privacy" in (lab.here / out / "report.html").read_text()
-    line = lab("run", "small.toml", *under(mechanism, "epsilon=20"), "--quiet", "--out", "none", code=2)
+    assert "There is no formal guarantee of privacy" in lab.text(f"{out}/report.html")
+    line = lab.refused(*under(mechanism, "epsilon=20"))
     assert f"a budget is set, and mechanism {mechanism} gives no guarantee for logits" in line
 
 
@@ -239,22 +209,34 @@ def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule:
     ("mechanism", "said"),
     [
         ("flop", "unknown mechanism 'flop': did you mean 'flip'?"),
-        ("rounding:Silent", "allowed is one that protects, with about"),
+        ("rounding:Silent", "allowed is one with about: ClassVar[str]"),
         ("rounding:Learned", "model or critic learns as a StepsConfig says, and not generator as rounds"),
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
-        ("rounding:Missing", "has no 'Missing'"),
     ],
 )
 def test_an_unknown_or_broken_one_is_one_line(lab: Lab, mechanism: str, said: str) -> None:
-    printed = lab("run", "small.toml", *under(mechanism), "--quiet", "--out", "none", code=2)
-    assert said in printed
-    assert printed.count("\n") == 1
-    assert not (lab.here / "none").exists()
+    assert said in lab.refused(*under(mechanism))
 
 
 def test_under_it_what_it_does_not_know_is_refused(lab: Lab) -> None:
     trained = ["--method.name", "fedavg", "--nodes.policy.outputs_only", "false"]
-    line = lab(
-        "run", "small.toml", *trained, *under("flip", "epsilon=20"), "--quiet", "--out", "none", code=2
-    )
+    line = lab.refused(*trained, *under("flip", "epsilon=20"))
     assert "mechanism flip gives no guarantee for parameters" in line
+
+
+def test_on_flare_each_node_flips_as_its_own_file_says(lab: Lab) -> None:
+    """And learns the task that its owner allows there."""
+    pytest.importorskip("nvflare")
+    lab.run("flare", *OWN, "--engine.name", "flare")
+    for name in ("node-0", "node-1"):
+        file = lab.text(f"flare/federation/nodes/{name}/node.toml")
+        assert 'mechanism = "flip"' in file
+        assert 'tasks = [\n    "ordinal",\n]' in file
+    assert nodes(lab, "flare") == nodes(lab, "flipped")
+    page, noise = lab.text("flare/report.html"), nodes(lab, "flare")[0]["noise"]["flip"]
+    assert 'data-label="Epsilon"><div>20</div>' in page
+    assert f"<dd>flip {noise:.4g}" in page
+    lab.run("exact", "--task.name", "ordinal", *under("flip", "flip.noise=0"))
+    flare, flipped, exact = map(lab.result, ("flare", "flipped", "exact"))
+    for name in ("accuracy", "mae"):
+        assert flare[name] == flipped[name] != exact[name], name

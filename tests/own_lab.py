@@ -1,0 +1,108 @@
+"""A lab's package beside fedstill: installed outside of the repository, and used by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).parents[1]
+MY_LAB = ROOT / "examples" / "my_lab"
+SMALL: dict[str, dict[str, Any]] = {  # a run of seconds; tests put other tables in place of some
+    "data": {"name": "digits"},
+    "split": {"nodes": 2},
+    "nodes": {"models": ["mlp:8"], "local": {"epochs": 2}},
+    "student": {"model": "mlp:8"},
+    "evaluation": {"centralised": False},
+    "engine": {"name": "one-by-one", "threads": 1},
+}
+SITES = ("east", "north", "west")
+
+
+def install(home: Path) -> Path:
+    """The folder into which the package is installed, as its users have it: built by pip."""
+    shutil.copytree(MY_LAB, home / "source")
+    how = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(home / "installed")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *how, str(home / "source")], check=True)
+    return home / "installed"
+
+
+class Lab:
+    """A folder to work in, where the package is installed.
+
+    Args:
+        here: the folder.
+        installed: where the package is.
+    """
+
+    def __init__(self, here: Path, installed: Path) -> None:
+        self.here, self.installed = here, installed
+
+    def __call__(self, *words: str, code: int = 0, first: Path | None = None) -> str:
+        """What the command prints.
+
+        Args:
+            words: after ``fedstill``.
+            code: that it ends with.
+            first: where Python looks before all else, as for ``sitecustomize``.
+        """
+        search = [*([first] if first else []), self.installed, ROOT, os.environ.get("PYTHONPATH", "")]
+        done = subprocess.run(
+            [sys.executable, "-m", "fedstill", *words],
+            cwd=self.here,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(map(str, search)),
+                "OMP_NUM_THREADS": "1",
+                "COLUMNS": "120",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def write(self, file: str, **tables: Any) -> None:
+        """A run's configuration: the small one with some tables in place of its own."""
+        (self.here / file).write_text(tomli_w.dumps({**SMALL, **tables}))
+
+    def run(self, out: str, *options: str, file: str = "small.toml", code: int = 0) -> str:
+        """Run a file's configuration into the folder ``out``."""
+        return self("run", file, *options, "--quiet", "--out", out, code=code)
+
+    def refused(self, *options: str) -> str:
+        """The one line by which a run is refused before it has a folder."""
+        line = self.run("none", *options, code=2)
+        assert line.startswith("fedstill: ")
+        assert line.count("\n") == 1
+        assert not (self.here / "none").exists()
+        return line
+
+    def result(self, out: str) -> dict[str, Any]:
+        """What a run came to."""
+        found: dict[str, Any] = json.loads((self.here / out / "result.json").read_text())
+        return found
+
+    def text(self, file: str) -> str:
+        """What stands in a file."""
+        return (self.here / file).read_text()
+
+
+def write_plates(file: Path, rows: slice) -> None:
+    """Some of scikit-learn's digits as the lab's reader writes them."""
+    digits, lines = load_digits(), ["label,site," + ",".join(f"p{n}" for n in range(64))]
+    for number in range(len(digits.target))[rows]:
+        pixels = ",".join(f"{value:g}" for value in digits.data[number])
+        lines.append(f"{digits.target[number]},{SITES[number % 3]},{pixels}")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
