@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
 import torch
@@ -18,6 +18,7 @@ from fedstill.core.choices import check_choices
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry
+from fedstill.privacy.bounds import above_zero, not_negative, one_or_more
 from fedstill.privacy.rules import Exact, Rule
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.questions import Question
@@ -150,10 +151,8 @@ class PrivacyConfig(Registered):
         for name, value in (("delta", self.delta), ("total_delta", delta)):
             if not 0 < value < 1:
                 raise ArgumentError(f"privacy.{name}", value, "above 0 and below 1")
-        if self.group_size < 1:
-            raise ArgumentError("privacy.group_size", self.group_size, "1 or more")
-        if not 0 <= self.counts_noise < math.inf:
-            raise ArgumentError("privacy.counts_noise", self.counts_noise, "0 (exact) or more")
+        one_or_more("privacy.group_size", self.group_size)
+        not_negative("privacy.counts_noise", self.counts_noise, "0 (exact) or more")
         if not self.ledger:
             raise ArgumentError("privacy.ledger", self.ledger, "the name of a file")
 
@@ -246,8 +245,8 @@ class PrivacyConfig(Registered):
         >>> list(NoPrivacy().parts)
         []
         """
-        names = [each.name for each in fields(self) if is_dataclass(getattr(self, each.name))]
-        return {name: getattr(self, name) for name in names}
+        own = (name for kind in type(self).__mro__ for name in vars(kind).get("__annotations__", ()))
+        return {name: getattr(self, name) for name in own if is_dataclass(getattr(self, name, None))}
 
     def with_noise(self: P, levels: Mapping[str, float]) -> P:
         """The same with other noise in some of its tables."""
@@ -269,14 +268,26 @@ class NoPrivacy(PrivacyConfig):
     protects: ClassVar[bool] = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswersConfig(PrivacyConfig):
+    """What mechanisms share that protect the answers of networks, and not how these learned."""
+
+    learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
+
+    critic: StepsConfig = field(default_factory=StepsConfig)
+    """How the node's critic learns, where a method has one."""
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    """What is pulled back to a question's inputs."""
+
+
 def check_noise(value: float | None) -> None:
     """Check the noise of a table.
 
     Raises:
         ArgumentError: it is below 0, infinite or NaN.
     """
-    if value is not None and not 0 <= value < math.inf:
-        raise ArgumentError("noise", value, "0 (none at all) or more, or none (from privacy.epsilon)")
+    if value is not None:
+        not_negative("noise", value, "0 (none at all) or more, or none (from privacy.epsilon)")
 
 
 def check_positive(config: object, *names: str) -> None:
@@ -286,8 +297,7 @@ def check_positive(config: object, *names: str) -> None:
         ArgumentError: one is not, or infinite or NaN.
     """
     for name in names:
-        if not 0 < getattr(config, name) < math.inf:
-            raise ArgumentError(name, getattr(config, name), "above 0")
+        above_zero(name, getattr(config, name))
 
 
 MECHANISMS: Registry[type[PrivacyConfig]] = Registry(

@@ -27,8 +27,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.privacy.bounds import kept, lengths
+from fedstill.privacy.bounds import above_zero, kept, lengths, not_negative, one_or_more
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws
@@ -74,12 +73,9 @@ class PrivateSteps:
     group: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < float("inf"):
-            raise ArgumentError("noise of DP-SGD", self.noise, "0 (none: no guarantee) or more")
-        if not 0 < self.clip < float("inf"):
-            raise ArgumentError("clip of DP-SGD", self.clip, "above 0")
-        if self.group < 1:
-            raise ArgumentError("group of DP-SGD", self.group, "1 or more")
+        not_negative("noise of DP-SGD", self.noise, "0 (none: no guarantee) or more")
+        above_zero("clip of DP-SGD", self.clip)
+        one_or_more("group of DP-SGD", self.group)
 
 
 def rate(n: int, batch: int) -> float:

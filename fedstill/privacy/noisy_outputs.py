@@ -9,12 +9,11 @@ from typing import ClassVar, Literal
 
 from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
+from fedstill.privacy.bounds import not_negative
 from fedstill.privacy.config import (
     COUNTED,
-    GradientsConfig,
-    PrivacyConfig,
+    AnswersConfig,
     Release,
-    StepsConfig,
     check_noise,
     check_positive,
 )
@@ -42,12 +41,11 @@ class OutputsConfig:
         check_choices(self, "outputs")
         check_noise(self.noise)
         check_positive(self, "share")
-        if not 0 <= self.bound < math.inf:
-            raise ArgumentError("outputs.bound", self.bound, "0 (none: no guarantee) or more")
+        not_negative("outputs.bound", self.bound, "0 (none: no guarantee) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyOutputs(PrivacyConfig):
+class NoisyOutputs(AnswersConfig):
     """Noise on each answer."""
 
     about: ClassVar[str] = "its network learned without protection, and each answer has noise"
@@ -55,14 +53,9 @@ class NoisyOutputs(PrivacyConfig):
         "nothing of the model but its bounded, noisy outputs leaves",
         COUNTED,
     )
-    learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
 
     outputs: OutputsConfig = field(default_factory=OutputsConfig)
     """Noise on answers."""
-    critic: StepsConfig = field(default_factory=StepsConfig)
-    """How the node's critic learns, where a method has one."""
-    gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    """What is pulled back to a question's inputs."""
 
     def refusal(self, question: Question, task: Task) -> str | None:
         """Pictures."""

@@ -25,13 +25,12 @@ from fedstill.core.choices import check_choices
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import renyi
+from fedstill.privacy.bounds import above_zero, not_negative, one_or_more
 from fedstill.privacy.config import (
     COUNTED,
     NOT_CHOSEN,
-    GradientsConfig,
-    PrivacyConfig,
+    AnswersConfig,
     Release,
-    StepsConfig,
     check_noise,
     check_positive,
 )
@@ -77,14 +76,12 @@ class PateConfig:
         check_positive(self, "sharpness", "threshold_noise", "share")
         if self.data_dependent and self.release != "label":
             raise ArgumentError("pate.data_dependent", True, 'false, unless pate.release = "label"')
-        if self.teachers < 1:
-            raise ArgumentError("pate.teachers", self.teachers, "1 or more")
-        if not 0 <= self.threshold < math.inf:
-            raise ArgumentError("pate.threshold", self.threshold, "0 (answer everywhere) or more")
+        one_or_more("pate.teachers", self.teachers)
+        not_negative("pate.threshold", self.threshold, "0 (answer everywhere) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PATE(PrivacyConfig):
+class PATE(AnswersConfig):
     """Noisy votes of teachers on disjoint parts of the data."""
 
     about: ClassVar[str] = "noisy votes of teachers, each of whom learned from its own part of the records"
@@ -93,14 +90,9 @@ class PATE(PrivacyConfig):
         f"{COUNTED}: where a critic learns, the rate at which it draws them tells it",
         NOT_CHOSEN,
     )
-    learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
 
     pate: PateConfig = field(default_factory=PateConfig)
     """Teachers and votes."""
-    critic: StepsConfig = field(default_factory=StepsConfig)
-    """How the node's critic learns, where a method has one."""
-    gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    """What is pulled back to a question's inputs."""
 
     def refusal(self, question: Question, task: Task) -> str | None:
         """Training in rounds, and tasks in which there is nothing to vote for."""
@@ -233,15 +225,13 @@ def epsilon_data_dependent(
 
     if votes.ndim != 2 or votes.shape[1] < 2:
         raise ArgumentError("votes", tuple(votes.shape), "of shape (rows, classes), 2 classes or more")
-    if not 0 < sigma < math.inf:
-        raise ArgumentError("sigma", sigma, "above 0")
+    above_zero("sigma", sigma)
     if not 0 < delta < 1:
         raise ArgumentError("delta", delta, "above 0 and below 1")
     counts: Floats = votes.detach().cpu().double().numpy()
     total = np.zeros_like(renyi.ORDERS)
     if threshold > 0:
-        if not 0 < threshold_noise < math.inf:
-            raise ArgumentError("threshold_noise", threshold_noise, "above 0")
+        above_zero("threshold_noise", threshold_noise)
         if answered is None or answered.shape != votes.shape[:1]:
             raise ArgumentError("answered", answered, "with a threshold, one truth for each row of votes")
         above = (counts.max(axis=1) - threshold) / threshold_noise

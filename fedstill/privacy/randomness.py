@@ -35,6 +35,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
+from fedstill.privacy.bounds import not_negative
 
 BITS = 52  # of a uniform number: a float64 tells all of them apart, halves included
 FINEST = 2.0**-149  # the smallest step of float32
@@ -157,8 +158,7 @@ def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.
     >>> add_noise(torch.tensor([1.0, 2.0]), torch.tensor([0.25, -1.0]), 2.0)
     tensor([1.5000, 0.0000])
     """
-    if not 0 <= scale < math.inf:
-        raise ArgumentError("scale", scale, "0 or more")
+    not_negative("scale", scale)
     if scale == 0:
         return values.detach().float()
     step = max(grid(scale), FINEST)

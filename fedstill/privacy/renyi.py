@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,20 +46,17 @@ def curve(event: Event) -> Curve:
     """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
 
     Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomised response, than which none is
-    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_sampled` (whole
-    orders) and :func:`_mixture`. Where an order is out of their reach (little noise), the bound is that of
-    the next one up, since divergences do not fall as the order rises, or that of the statistic over all
-    records, which sampling can only improve on (the divergence is quasi-convex).
+    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_mixture`;
+    dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
+    (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or
+    that of the statistic over all records, which sampling can only improve on (the divergence is
+    quasi-convex).
     """
     if event.kind == "gaussian":
         everybody: Curve = ORDERS * event.group**2 / (2 * event.noise**2)
         if event.rate == 1:
             return everybody
-        sampled = _mixture(event)
-        if event.group == 1:
-            whole, *_ = _binomials()
-            sampled[whole] = _sampled(event)
-        bound = np.minimum.accumulate(np.minimum(sampled, everybody)[::-1])[::-1]
+        bound = np.minimum.accumulate(np.minimum(_mixture(event), everybody)[::-1])[::-1]
         return np.asarray(np.maximum(bound, 0.0))
     if event.kind == "pure":
         told, more = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
@@ -70,33 +67,6 @@ def curve(event: Event) -> Curve:
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(dp_accounting.LaplaceDpEvent(event.noise))
     return np.asarray(accountant.rdp, dtype=np.float64)
-
-
-def _sampled(event: Event) -> Curve:
-    """The divergence of ``(1 - q) N(0, noise^2) + q N(1, noise^2)`` from ``N(0, noise^2)`` at whole orders:
-    the larger of the two directions, and a sum (Mironov, Talwar and Zhang, "Rényi Differential Privacy of the
-    Sampled Gaussian Mechanism", 2019, Corollary 7 and Section 3.3)."""
-    whole, order, k, logs, starts = _binomials()
-    q, precision = event.rate, event.noise**-2
-    terms = logs + k * math.log(q) + (order - k) * math.log1p(-q) + k * (k - 1) / 2 * precision
-    return np.asarray(np.logaddexp.reduceat(terms, starts) / (ORDERS[whole] - 1))
-
-
-@cache
-def _binomials() -> tuple[NDArray[np.intp], Curve, Curve, Curve, NDArray[np.intp]]:
-    """Where the whole orders are, and for each of them, one behind the other, all k from 0 up to it.
-
-    Returns:
-        Places in :data:`ORDERS`; by term the order, k, and the logarithm of "order over k"; and where the
-        terms of each order start.
-    """
-    whole = np.flatnonzero(ORDERS % 1 == 0)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, ORDERS.max() + 1)))])  # of factorials
-    orders = ORDERS[whole].astype(int)
-    k = np.concatenate([np.arange(order + 1) for order in orders])
-    order = np.repeat(orders, orders + 1)
-    starts = np.cumsum(orders + 1) - orders - 1
-    return whole, order.astype(float), k.astype(float), logs[order] - logs[k] - logs[order - k], starts
 
 
 def _mixture(event: Event) -> Curve:
@@ -112,6 +82,7 @@ def _mixture(event: Event) -> Curve:
     Returns:
         (orders,); inf where the integral would take too many points.
     """
+    from scipy.special import logsumexp
     from scipy.stats import binom
 
     k, noise = event.group, event.noise
@@ -129,13 +100,7 @@ def _mixture(event: Event) -> Curve:
     density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
     for at in np.flatnonzero(usable):
         order, some = ORDERS[at], slice(math.ceil(ends[at] / step) + 1)
-        removed = _log_sum(density[some] + order * ratio[some])
-        added = _log_sum(density[some] + (1 - order) * ratio[some])
+        removed = logsumexp(density[some] + order * ratio[some])
+        added = logsumexp(density[some] + (1 - order) * ratio[some])
         done[at] = max(removed, added) / (order - 1)
     return done
-
-
-def _log_sum(logs: Curve) -> float:
-    """The logarithm of the sum of what these are the logarithms of."""
-    most = logs.max()
-    return float(most + np.log(np.exp(logs - most).sum()))

@@ -23,8 +23,15 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from fedstill.core.choices import check_choices
-from fedstill.core.errors import ArgumentError
-from fedstill.privacy.bounds import SLACK, not_negative, numbers, rows_of, shorten
+from fedstill.privacy.bounds import (
+    SLACK,
+    above_zero,
+    not_negative,
+    numbers,
+    one_or_more,
+    rows_of,
+    shorten,
+)
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 
@@ -60,13 +67,8 @@ class Rule(Protocol):
         return self.price(shape)
 
 
-@dataclass(frozen=True)
-class Exact(Rule):
-    """What leaves as it is, without any guarantee."""
-
-    @property
-    def text(self) -> str:
-        return "exact: no guarantee"
+class _AsItIs(Rule, Protocol):
+    """Nothing is done to the tensor."""
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself."""
@@ -76,13 +78,22 @@ class Exact(Rule):
         """The tensor itself."""
         return tensor
 
+
+@dataclass(frozen=True)
+class Exact(_AsItIs):
+    """What leaves as it is, without any guarantee."""
+
+    @property
+    def text(self) -> str:
+        return "exact: no guarantee"
+
     def price(self, shape: Sequence[int]) -> Price | None:
         """None: no guarantee, which is not the same as nothing."""
         return None
 
 
 @dataclass(frozen=True)
-class Derived(Rule):
+class Derived(_AsItIs):
     """What follows from something that is paid for already, and from nothing else of the records.
 
     Post-processing (Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Prop. 2.1).
@@ -96,14 +107,6 @@ class Derived(Rule):
     @property
     def text(self) -> str:
         return f"follows from {self.of}, paid for there"
-
-    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
-
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
 
     def price(self, shape: Sequence[int]) -> Price | None:
         """Nothing more."""
@@ -139,10 +142,8 @@ class NoisyCounts(Rule):
 
     def __post_init__(self) -> None:
         not_negative("scale of counts", self.scale)
-        if not 0 < self.moves < math.inf:
-            raise ArgumentError("moves of counts", self.moves, "above 0")
-        if self.group < 1:
-            raise ArgumentError("group of counts", self.group, "1 or more")
+        above_zero("moves of counts", self.moves)
+        one_or_more("group of counts", self.group)
 
     @property
     def text(self) -> str:
@@ -272,11 +273,9 @@ class Sanitised(Rule):
     teachers: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ArgumentError("clip of gradients", self.clip, "above 0")
+        above_zero("clip of gradients", self.clip)
         not_negative("noise of gradients", self.sigma)
-        if self.teachers < 1:
-            raise ArgumentError("teachers of gradients", self.teachers, "1 or more")
+        one_or_more("teachers of gradients", self.teachers)
 
     @property
     def text(self) -> str:

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.privacy.bounds import shorten
+from fedstill.privacy.bounds import above_zero, one_or_more, shorten
 
 
 class Teachers(nn.Module):
@@ -47,11 +46,9 @@ class Teachers(nn.Module):
 
     def __init__(self, teachers: Sequence[nn.Module], sharpness: float = 10.0, clip: float = 1.0) -> None:
         super().__init__()
-        if not teachers:
-            raise ArgumentError("teachers", 0, "1 or more")
-        for name, value in (("sharpness", sharpness), ("clip", clip)):
-            if not 0 < value < float("inf"):
-                raise ArgumentError(f"{name} of teachers", value, "above 0")
+        one_or_more("teachers", len(teachers))
+        above_zero("sharpness of teachers", sharpness)
+        above_zero("clip of teachers", clip)
         self.teachers = nn.ModuleList(teachers)
         self.sharpness, self.clip = sharpness, clip
         self.register_buffer("voting", torch.ones(len(teachers)))
@@ -140,8 +137,7 @@ def shards(data: TensorData, m: int) -> list[torch.Tensor]:
     Raises:
         ArgumentError: m below 1.
     """
-    if m < 1:
-        raise ArgumentError("pate.teachers", m, "1 or more")
+    one_or_more("pate.teachers", m)
     if data.groups is not None:
         contents = [str(group).encode() for group in data.groups.tolist()]
     else:

@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.core.choices import check_choices
-from fedstill.core.errors import ArgumentError
-from fedstill.privacy.bounds import not_negative, numbers, rows_of
+from fedstill.privacy.bounds import above_zero, not_negative, numbers, one_or_more, rows_of
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 from fedstill.privacy.rules import Rule
@@ -56,13 +55,11 @@ class Votes(Rule):
 
     def __post_init__(self) -> None:
         check_choices(self, "pate")
-        if self.teachers < 1:
-            raise ArgumentError("pate.teachers", self.teachers, "1 or more")
+        one_or_more("pate.teachers", self.teachers)
         not_negative("sigma of votes", self.sigma)
         not_negative("pate.threshold", self.threshold)
-        for name in ("threshold_noise", "sharpness"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ArgumentError(f"pate.{name}", getattr(self, name), "above 0")
+        above_zero("pate.threshold_noise", self.threshold_noise)
+        above_zero("pate.sharpness", self.sharpness)
 
     @property
     def text(self) -> str:
