@@ -18,7 +18,7 @@ from fedstill.core.seeds import numpy_generator
 from fedstill.data.loaders import load
 from fedstill.data.vision import Digits
 from fedstill.federation import partition
-from fedstill.methods.audited import audited
+from fedstill.methods.audited import Audited
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.account import Account
@@ -73,12 +73,12 @@ class World:
 
     def __post_init__(self) -> None:
         self.task, self.compute = Classification(self.classes), Compute()
-        gate = Gate(NAME, PolicyConfig(), Ledger())
+        gate = Gate(NAME, PolicyConfig(outputs_only=False), Ledger())  # the mechanism is audited, not this
         network = (
             linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
         )
         self.node = Node(NAME, self.data, network, gate, 0)
-        method = audited(self.rows, self.critics)
+        method = Audited(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
         side = side_of(method, setting)
         self.account = Account(None, self.secret, durable=False)

@@ -1,16 +1,38 @@
-"""The method whose questions an audit of a gate asks: among all, they can tell the most of one record."""
+"""What an audit asks a node for: scores that gradients are pulled back through, label counts, a critic."""
 
 from __future__ import annotations
 
-from fedstill.methods.fediod import FedIOD
-from fedstill.protocol.method import Method
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedstill.methods._critics import CriticOptions
+from fedstill.methods._histogram import CountsLabels, Tensors
+from fedstill.node.group import Group
+from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.questions import question
 
 
-def audited(rows: int, critics: bool) -> Method:
-    """Scores that gradients are pulled back through, label counts and, if wanted, critics that learn.
+@dataclass(frozen=True, kw_only=True)
+class Audited(CountsLabels, CriticOptions):
+    """Questions that can tell the most of one record; no server ever learns from the answers."""
 
-    Args:
-        rows: inputs of a question, 1 or more.
-        critics: whether a node has one, which takes a step on its records for each answer.
-    """
-    return FedIOD(gan=float(critics), critic_width=4, batch=rows, steps=1)
+    title: ClassVar[str] = "Audit"
+
+    critic_width: int = 4
+    """Channels of the critic's first convolution."""
+
+    @question(
+        sends={"x": INPUTS},
+        releases=lambda self, at: {"logits": LOGITS, **self.critics(at).releases},
+        differentiable=("x",),
+        times=1,
+        rows=lambda self, at: self.batch,
+        reads=(),
+        trains=lambda self, at: ("critic",) if self.critical else (),
+    )
+    def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
+        """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""
+        answer = self.critics(nodes.at).judge(nodes, nodes.number, x)
+        return {"logits": nodes.bench("model")(nodes.at.task.observe(x)), **answer}

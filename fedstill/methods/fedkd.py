@@ -28,11 +28,11 @@ from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._one_shot import STUDENT, Asked
 from fedstill.methods._options import above_zero
+from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import known, optimiser_of, parts
 from fedstill.methods._views import Views, view_seed
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
-from fedstill.privacy.noise import dequantise, laplace, quantise
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
 from fedstill.protocol.method import Ask
 from fedstill.protocol.questions import question

@@ -1,7 +1,7 @@
 """Mechanisms, accounting and budgets: pure functions, no files; and what a mechanism of one's own imports.
 
 ``config`` is the base of all mechanisms; ``dpsgd``, ``pate`` and ``noisy_outputs`` are one each. ``rules``
-and ``votes`` say what is done to a release, and its price; ``noise``, ``bounds``, ``teachers`` and
+and ``votes`` say what is done to a release, and its price; ``bounds``, ``teachers`` and
 ``randomness`` are their mathematics. ``events`` are prices, ``accounting``, ``losses`` and ``renyi`` what
 they compose to, ``budget`` whether one more fits. ``statement`` says all of this in words, ``audit`` what an
 attack proves.

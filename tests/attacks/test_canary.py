@@ -33,7 +33,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 RELEASES: dict[str, tuple[Make, float, int]] = {
     "counts": (releases.counts, 0.25, 300),
     "votes": (releases.votes, 0.2, 900),
-    "label": (partial(releases.votes, release="label"), 0.02, 300),
+    "label": (partial(releases.votes, release="label"), 0.2, 900),
     "laplace": (releases.outputs, 0.2, 600),
     "gaussian": (partial(releases.outputs, "gaussian", noise=0.2), 0.2, 300),
     "gradients": (releases.gradients, 0.2, 300),

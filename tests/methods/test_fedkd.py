@@ -23,6 +23,7 @@ from fedstill.data.augment import shifted
 from fedstill.data.public import Public
 from fedstill.federation import Answers, InProcess, partition
 from fedstill.methods import fedkd
+from fedstill.methods._perturbing import dequantise
 from fedstill.methods.fedkd import FedKD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
@@ -33,7 +34,6 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.privacy.noise import dequantise
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig

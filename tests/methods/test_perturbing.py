@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.privacy.noise import dequantise, laplace, quantise, wire_type
+from fedstill.methods._perturbing import dequantise, laplace, quantise, wire_type
 
 # --- the quantiser -------------------------------------------------------------------------------
 
