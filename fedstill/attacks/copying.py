@@ -93,18 +93,6 @@ class Copying:
     pairs: tuple[Pair, ...]
     fresh: float | None
 
-    @property
-    def line(self) -> str:
-        """The same in words, one line."""
-        fresh = "" if self.fresh is None else f", where held-out images themselves come to {self.fresh:.2f}"
-        return (
-            f"in {self.extractor}, {100 * self.share:.1f} % of {self.generated} generated images (95 % "
-            f"interval {100 * self.low:.1f} to {100 * self.high:.1f}) lie nearer to a private than to a "
-            f"held-out image, about 50 % if made without the private ones (p = {self.p_value:.3g} from "
-            f"{self.drawings} drawings); data-copying z = {self.z:.1f}, below 0 for copies; closest pair: "
-            f"{self.pairs[0].ratio:.2f} of the distance to a held-out image{fresh}"
-        )
-
 
 def copying(
     generated: torch.Tensor,

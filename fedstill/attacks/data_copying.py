@@ -219,7 +219,7 @@ def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
         says=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
     p = space["p_value"]
-    drawings = f"{space['drawings']:,} drawings"
+    drawings = "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
     yield Row(
         attack=name,
         who=who,

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
@@ -118,35 +116,6 @@ def penultimate(model: nn.Module, example: torch.Tensor, whose: str) -> Extracto
     with torch.no_grad():
         layer, _ = last(example.to(device or example.device), layers)
     return Extractor(f"features before the last layer of {whose}", lambda x: last(x, [layer])[1], device)
-
-
-def weights(path: str | Path, model: nn.Module, example: torch.Tensor) -> Extractor:
-    """The features before the last layer of a network whose weights lie in a file.
-
-    Args:
-        path: a safetensors file with the names of the network's state, as ``student.safetensors`` in a run's
-            folder has them.
-        model: of the architecture that the weights belong to; stays as it is.
-        example: one input or more ``(B, ...)``.
-
-    Raises:
-        DataError: there is no such file, or it is no safetensors file.
-        ModelError: the weights belong to another architecture, or as :func:`penultimate` says.
-    """
-    whose = f"weights {str(path)!r}"
-    try:
-        state = load_file(str(path))
-    except FileNotFoundError as error:
-        raise DataError(f"{whose}: there is no such file") from error
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{whose}: allowed is a safetensors file ({error})") from error
-    network = copy.deepcopy(model)
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ModelError(f"{whose} belong to another architecture: {reason}") from error
-    return penultimate(network, example, _named(path))
 
 
 def vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Extractor:

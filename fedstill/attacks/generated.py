@@ -7,7 +7,7 @@ to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' models
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,11 +15,10 @@ import torch
 
 from fedstill.attacks.copying import Copying
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
-from fedstill.attacks.quality import Distance, NodeDistances, distances, inception_scores
+from fedstill.attacks.quality import Distance, distances, inception_scores
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.core.seeds import torch_generator
-from fedstill.runs.evaluation import number
 from fedstill.runs.setting import normalisation
 from fedstill.runs.simulation import Simulation
 
@@ -75,7 +74,7 @@ class Sample:
         return mine, other[self.test_place]
 
     def told(self, found: Copying) -> dict[str, Any]:
-        """A result as JSON has it, with places in the node's data and in the test part."""
+        """A result ready for JSON, with places in the node's data and in the test part, and what to mind."""
         pairs = [
             {
                 **asdict(pair),
@@ -85,19 +84,14 @@ class Sample:
             }
             for pair in found.pairs
         ]
-        line = found.line
+        mind = []
         if (found.private, found.held_out) != self.of:
-            line += (
-                f"; {found.private} of {self.of[0]} private and {found.held_out} of {self.of[1]} held-out "
-                "images were drawn to compare with"
-            )
+            drawn = f"{found.private} of {self.of[0]} private and {found.held_out} of {self.of[1]} held-out"
+            mind.append(f"{drawn} images were drawn to compare with")
         if self.known and self.groups is None:
-            line += (
-                "; images of one patient go together, but which held-out ones do is not known, so that "
-                "the p-value is too small"
-            )
-        plain: dict[str, Any] = _plain({**asdict(found), "pairs": pairs, "line": line})
-        return plain
+            unknown = "images of one patient go together, but which held-out ones do is not known"
+            mind.append(f"{unknown}, so that p is too small")
+        return {**asdict(found), "pairs": pairs, "mind": mind}
 
 
 def spaces(
@@ -144,26 +138,21 @@ def apart(
     if not own:
         return None
     held_out = task.pictured(test).float() if len(test) > 1 else None
-    return _told(distances(images, own, space, held_out), space, dimensions)
+    found = distances(images, own, space, held_out)
 
+    def each(of: Mapping[str, Distance]) -> dict[str, Any]:
+        return {name: {"fid": far.fid, "kid": far.kid, "real": far.real} for name, far in of.items()}
 
-def _told(found: NodeDistances, space: Extractor, dimensions: int) -> dict[str, Any]:
-    def each(of: Distance) -> dict[str, Any]:
-        return {"fid": of.fid, "kid": of.kid, "real": of.real}
-
-    plain: dict[str, Any] = _plain(
-        {
-            "extractor": space.name,
-            "dimensions": dimensions,
-            "generated": next(iter(found.nodes.values())).generated,
-            "average": found.average,
-            "average_held_out": found.average_held_out,
-            "full_rank": all(of.full_rank for of in found.nodes.values()),
-            "nodes": {name: each(of) for name, of in found.nodes.items()},
-            "held_out": {name: each(of) for name, of in found.held_out.items()},
-        }
-    )
-    return plain
+    return {
+        "extractor": space.name,
+        "dimensions": dimensions,
+        "generated": len(images),
+        "average": found.average,
+        "average_held_out": found.average_held_out,
+        "full_rank": all(of.full_rank for of in found.nodes.values()),
+        "nodes": each(found.nodes),
+        "held_out": each(found.held_out),
+    }
 
 
 def scores(
@@ -181,10 +170,7 @@ def scores(
     except DataError as error:
         skipped.append(("scores", str(error)))
         return None
-    plain: dict[str, Any] = _plain(
-        {"images": len(images), "adapted": nodes.adapted, "nodes": dict(nodes.scores), "student": student}
-    )
-    return plain
+    return {"images": len(images), "adapted": nodes.adapted, "nodes": dict(nodes.scores), "student": student}
 
 
 def closest(
@@ -213,14 +199,3 @@ def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
 
 def _subset(data: TensorData, places: torch.Tensor) -> TensorData:
     return data.subset(places.to(data.inputs.device))
-
-
-def _plain(value: Any) -> Any:
-    """The same with None for each figure that is not finite, and lists for tuples."""
-    if isinstance(value, float):
-        return number(value)
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value

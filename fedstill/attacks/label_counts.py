@@ -1,19 +1,25 @@
-"""What each node of a run told of its classes, beside what it holds: the report's part on label counts."""
+"""Label counts: the class histogram that each node gave away, beside the one that it has.
+
+Methods that weigh answers by who knows what ask nodes how many examples they hold of each class; the ledger
+has it as "label counts". That is an answer, not an attack: who reads it knows which diseases a hospital
+treats, and how often, up to the noise that the node's owner asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from fedstill.attacks.attack import Attack, Found, Target
-from fedstill.attacks.histograms import histogram
 from fedstill.attacks.rows import Row, share
-from fedstill.core.errors import MethodRefused, UnknownName
+from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.simulation import Simulation
+
+NONE = 0.5  # told counts below this say that a class is not there
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,11 @@ def _details(node: Mapping[str, Any]) -> Iterator[Row]:
     yield Row(who=who, figure="shares off by, points at most", text=off, says=of, detail=True)
     size = node["size_error"]
     yield Row(who=who, figure="size off by", text=f"{size:+,.1f}" if size else "0", detail=True)
-    absent = f"{len(_both(lacks, told))} of {len(lacks)} classes" if lacks else "it lacks no class"
-    named = f": {', '.join(_both(lacks, told))}" if _both(lacks, told) else ""
-    wrong = [name for name in told if name not in lacks]
+    both, wrong = ([name for name in told if (name in lacks) == there] for there in (True, False))
+    absent = f"{len(both)} of {len(lacks)} classes" if lacks else "it lacks no class"
+    named = f": {', '.join(both)}" if both else ""
     says = f"told as absent, but there: {', '.join(wrong)}" if wrong else ""
     yield Row(who=who, figure="known to be absent", text=absent + named, says=says, detail=True)
-
-
-def _both(lacks: Sequence[str], told: Sequence[str]) -> list[str]:
-    return [name for name in lacks if name in told]
 
 
 def counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:
@@ -86,19 +88,62 @@ def counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dic
         counted (findings, of which all are absent), have none.
 
     Raises:
-        UnknownName: counts of a node that the run has not.
-        ArgumentError: as :func:`fedstill.attacks.histograms.histogram` says.
+        ArgumentError: as :func:`histogram` says.
     """
-    known = [node.name for node in experiment.nodes]
-    for name in told:
-        if name not in known:
-            raise UnknownName("node", name, known)
     names, found = list(experiment.setting.classes), []
     for node in experiment.nodes:
         true = experiment.task.counts(node.data)
         if node.name in told and true.sum() > 0:
             classes = names if len(names) == len(true) else None  # images, say, are of no class
-            one = histogram(node.name, told[node.name], true, classes)
-            absent = {"absent": list(one.absent), "told_absent": list(one.told_absent)}
-            found.append({**asdict(one), **absent, "line": one.line})
+            found.append({"node": node.name, **histogram(told[node.name], true, classes)})
     return found
+
+
+def histogram(told: torch.Tensor, true: torch.Tensor, classes: Sequence[str] | None = None) -> dict[str, Any]:
+    """What somebody knows of a node's classes who was told counts.
+
+    A class share is a class's part of all that is told: told counts below 0 count as 0, and where nothing is
+    left, every class is as likely as another. (Findings may be several for one example; shares are then of
+    findings.)
+
+    Args:
+        told: by class ``(C,)``, as it left the node's gate, perhaps with noise.
+        true: by class ``(C,)``, 0 or more and not all of them 0.
+        classes: names; without them their numbers.
+
+    Returns:
+        ``exact``: whether each count is told as it is (with noise that happens by chance, if seldom).
+        ``total_variation``: half the summed differences of class shares, 0 (the same) .. 1 (nothing in
+        common). ``largest_error`` and ``largest_class``: the largest difference of a share, and whose.
+        ``size_error``: examples told in all, less those that there are. ``absent`` and ``told_absent``:
+        classes of which the node holds nothing, and those that are told as 0.
+
+    Raises:
+        ArgumentError: told counts that are none, or not one a class.
+
+    >>> found = histogram(torch.tensor([6.0, 0.0, 4.0]), torch.tensor([5.0, 0.0, 5.0]))
+    >>> round(found["total_variation"], 3), found["largest_class"], found["told_absent"]
+    (0.1, '0', ['1'])
+    """
+    told, true = told.detach().double().cpu(), true.detach().double().cpu()
+    if told.shape != true.shape or not told.isfinite().all():
+        raise ArgumentError("told counts", told.tolist(), f"{len(true)} numbers, one a class")
+    names = [str(place) for place in range(len(true))] if classes is None else list(classes)
+    errors = (_shares(told) - _shares(true)).abs()
+    worst = int(errors.argmax())
+    return {
+        "exact": torch.equal(told, true),
+        "total_variation": float(errors.sum() / 2),
+        "largest_error": float(errors[worst]),
+        "largest_class": names[worst],
+        "size_error": float(told.sum() - true.sum()),
+        "absent": [name for name, count in zip(names, true.tolist(), strict=True) if count == 0],
+        "told_absent": [name for name, count in zip(names, told.tolist(), strict=True) if count < NONE],
+    }
+
+
+def _shares(counts: torch.Tensor) -> torch.Tensor:
+    """Each class's part, ``(C,)`` float64, summing to 1; of nothing, all alike."""
+    positive = counts.clamp_min(0)
+    whole = positive.sum()
+    return positive / whole if whole > 0 else torch.full_like(counts, 1 / len(counts))

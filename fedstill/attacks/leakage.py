@@ -120,7 +120,7 @@ def described(attack: Attack, part: Any) -> dict[str, Any]:
     Raises:
         ArgumentError: it found what JSON cannot hold.
     """
-    name = attack.called
+    name, part = attack.called, _finite(part)
     try:
         json.dumps(part)
     except TypeError as error:

@@ -328,14 +328,7 @@ def _told(
 
 
 def _attack(name: str, found: Rates) -> dict[str, Any]:
-    told = asdict(found)
-    return {
-        "name": name,
-        "title": TITLES[name],
-        "auc": told["auc"],
-        "at": list(told["at"]),
-        "line": str(found),
-    }
+    return {"name": name, "title": TITLES[name], **asdict(found)}
 
 
 def _made(again: Replay, spec: str) -> Callable[[int], nn.Module]:

@@ -6,14 +6,13 @@ more, distils a *proxy* of its model from them and attacks that (:func:`through`
 answers is the subject of Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via
 Prediction APIs", USENIX Security 2016.
 
-What left the node is all that enters. Shadows are treated as the node was: what they answer is brought into
-the form in which the node's answers left, and proxies of them are distilled from as many pairs.
+What left the node is all that enters, and proxies of shadows are distilled from as many pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -29,9 +28,6 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.functional import distance
 
-# What becomes of outputs (..., classes) before they leave: bounded, quantised, as probabilities.
-Form = Callable[[torch.Tensor], torch.Tensor]
-
 DISTIL = LocalConfig(epochs=200, batch=64, smoothing=0.0)
 """How a proxy learns: longer than a node, as answers say more than labels do."""
 
@@ -42,7 +38,6 @@ def asked(
     records: TensorData,
     inside: torch.Tensor,
     *,
-    form: Form | None = None,
     compute: Compute | None = None,
 ) -> Seen:
     """What a curious server has that put the candidates among its questions.
@@ -52,13 +47,12 @@ def asked(
         shadows: the server's own models.
         records: the candidates, with their labels.
         inside: which shadow learned from which of them, ``(M, N)`` bool.
-        form: what becomes of outputs before they leave, for the shadows; None: nothing, logits leave.
         compute: device and precision; None is the default.
 
     Raises:
         ArgumentError: shapes that do not go together.
     """
-    outputs = _answers(shadows, records.inputs, answers, form, compute or Compute())
+    outputs = _answers(shadows, records.inputs, answers, compute or Compute())
     return Seen(answers, outputs, inside, records.targets.cpu())
 
 
@@ -73,7 +67,6 @@ def through(
     seed: int,
     *,
     local: LocalConfig = DISTIL,
-    form: Form | None = None,
     compute: Compute | None = None,
 ) -> tuple[list[nn.Module], Seen]:
     """What proxies say about candidates: one of the node, from what it answered, and one of each shadow.
@@ -88,7 +81,6 @@ def through(
         task: of the models.
         seed: of everything.
         local: how proxies learn.
-        form: as of :func:`asked`.
         compute: device and precision; None is the default.
 
     Returns:
@@ -98,7 +90,7 @@ def through(
         ArgumentError: shapes that do not go together.
     """
     compute = compute or Compute()
-    theirs = _answers(shadows, inputs, answers, form, compute)
+    theirs = _answers(shadows, inputs, answers, compute)
     proxies = imitate(make, inputs, torch.cat([answers[None], theirs]), task, seed, local, compute)
     return proxies, look(proxies[0], proxies[1:], records, inside, compute)
 
@@ -144,25 +136,12 @@ def imitate(
     return together(make, pools, everything, task, local, seed, compute=compute, work=work)
 
 
-def as_logits(probabilities: torch.Tensor, floor: float = 1e-6) -> torch.Tensor:
-    """Logits of answers that are probabilities, or shares of votes: logarithms, none below that of ``floor``.
-
-    >>> as_logits(torch.tensor([0.5, 0.5, 0.0]), floor=0.25).exp()
-    tensor([0.5000, 0.5000, 0.2500])
-    """
-    if not floor > 0:
-        raise ArgumentError("floor", floor, "above 0")
-    return probabilities.clamp(min=floor).log()
-
-
 def _answers(
     shadows: Sequence[nn.Module],
     inputs: torch.Tensor,
     answers: torch.Tensor,
-    form: Form | None,
     compute: Compute,
 ) -> torch.Tensor:
-    """The shadows' answers in the form of the node's, ``(M, ..)``."""
+    """The shadows' answers, ``(M, ..)``."""
     told = [training.predict(shadow, inputs.to(compute.device), compute).cpu() for shadow in shadows]
-    stacked = torch.stack(told) if told else answers.new_empty(0, *answers.shape)
-    return stacked if form is None else form(stacked)
+    return torch.stack(told) if told else answers.new_empty(0, *answers.shape)

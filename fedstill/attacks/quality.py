@@ -1,4 +1,4 @@
-"""How far generated images are from real ones, and how good: FID, inception scores, PSNR and SSIM.
+"""How far generated images are from real ones, and how good: FID, KID, inception scores.
 
 Far from private images is no protection, as noise is far from all; near to them is no leak, as held-out
 images are near too. So beside a node's FID stands that of held-out images, real ones that are nobody's.
@@ -23,7 +23,6 @@ from torch import nn
 
 from fedstill.attacks.features import AT_ONCE, Extractor
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.tasks import fidelity
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,6 @@ class Distance:
     def full_rank(self) -> bool:
         """Whether there are images enough for both covariances to be known in every direction."""
         return min(self.generated, self.real) > self.dimensions
-
-    @property
-    def line(self) -> str:
-        """The same in words, one line."""
-        few = "" if self.full_rank else f", fewer than {self.dimensions + 1}: too high for it"
-        return (
-            f"FID {self.fid:.4g} (KID {self.kid:.4g}) in {self.extractor}, {self.dimensions} dimensions, of "
-            f"{self.generated} generated and {self.real} real images{few}"
-        )
 
 
 @dataclass(frozen=True)
@@ -232,39 +222,6 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
         logits = Extractor(f"logits of {name}", copy.deepcopy(model).eval(), device)(images)
         scores[name] = inception_score(logits)
     return InceptionScores(scores, len(images))
-
-
-@dataclass(frozen=True)
-class Likeness:
-    """How like recovered images are to the originals, pair by pair."""
-
-    psnr: tuple[float, ...]  # dB, 100 at most
-    ssim: tuple[float, ...]  # percent, 100 at most
-
-    @property
-    def mean_psnr(self) -> float:
-        """In dB, the mean of the pairs', which is not the PSNR of their mean error."""
-        return sum(self.psnr) / len(self.psnr)
-
-    @property
-    def mean_ssim(self) -> float:
-        """In percent, likewise."""
-        return sum(self.ssim) / len(self.ssim)
-
-
-def likeness(found: torch.Tensor, true: torch.Tensor) -> Likeness:
-    """PSNR and SSIM of each pair of images ``(N, C, H, W)`` with pixels in 0..1, 6 or more a side.
-
-    As :mod:`fedstill.tasks.fidelity` has them; of several channels, over all pixels of all channels.
-
-    Raises:
-        ArgumentError: no pairs, or images of different or too small sizes.
-    """
-    if found.shape != true.shape or found.ndim != 4 or not len(found) or min(found.shape[2:]) < 6:
-        shapes = (tuple(found.shape), tuple(true.shape))
-        raise ArgumentError("shapes of pairs", shapes, "the same (N, C, H, W), H and W from 6 up")
-    psnr, ssim = fidelity.psnr(found, true), fidelity.ssim(found, true)
-    return Likeness(tuple(psnr.tolist()), tuple(ssim.tolist()))
 
 
 class _Given(nn.Module):

@@ -50,67 +50,18 @@ class At:
     true_positives: Interval
     false_positives: Interval
 
-    def __str__(self) -> str:
-        """In words.
-
-        >>> print(at_rate(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0]), 0.01))
-        with no false alarm at all among 2 others it finds 2 of 2 members, 100.0 % (15.8 to 100.0)
-        """
-        if self.allowed == 0:
-            alarms = f"with no false alarm at all among {self.others} others"
-        else:
-            alarms = f"with false alarms on {self.accused} of {self.others} others ({_percent(self.rate)})"
-        share = self.true_positives
-        sure = f"{100 * share.value:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"
-        return f"{alarms} it finds {self.found} of {self.members} members, {sure}"
-
-    @property
-    def resolved(self) -> bool:
-        """Whether there are non-members enough for the rate to allow one false positive."""
-        return self.allowed > 0
-
 
 @dataclass(frozen=True)
 class Rates:
     """How often an attack is right.
 
     Args:
-        members: records that were learned from.
-        others: records that were not.
-        confidence: of all intervals.
         auc: how often a member's score is above another's, of all pairs; equal scores count half.
         at: at low rates of false positives.
     """
 
-    members: int
-    others: int
-    confidence: float
     auc: Interval
     at: tuple[At, ...]
-
-    @property
-    def chance(self) -> bool:
-        """Whether the interval of the AUC contains what guessing gets."""
-        return self.auc.low <= 0.5 <= self.auc.high
-
-    def __str__(self) -> str:
-        """One line for whoever is in charge of the data.
-
-        >>> print(rates(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0]), at=(0.001,)))
-        Of a member and another it picks the member 100.0 times in 100 (15.8 to 100.0; guessing: 50);
-        with no false alarm at all among 2 others it finds 2 of 2 members, 100.0 % (15.8 to 100.0);
-        0.1 % cannot be told from fewer than 1000 others. Intervals at 95 %.
-        """
-        low, high = 100 * self.auc.low, 100 * self.auc.high
-        pairs = f"{100 * self.auc.value:.1f} times in 100 ({low:.1f} to {high:.1f}; guessing: 50)"
-        parts = [f"Of a member and another it picks the member {pairs}"]
-        parts += dict.fromkeys(map(str, self.at))  # rates that allow no false alarm all say the same
-        parts += [
-            f"{_percent(at.rate)} cannot be told from fewer than {math.ceil(1 / at.rate)} others"
-            for at in self.at
-            if at.rate > 0 and not at.resolved
-        ]
-        return f"{'; '.join(parts)}. Intervals at {_percent(self.confidence)}."
 
 
 def rates(
@@ -133,7 +84,7 @@ def rates(
     """
     area = auc(members, others, confidence)
     low = tuple(at_rate(members, others, rate, confidence) for rate in at)
-    return Rates(len(members), len(others), confidence, area, low)
+    return Rates(area, low)
 
 
 def split(scores: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,21 +111,24 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])).value  # pairs: 1, 1/2, 1, 1
     0.875
     """
+    from scipy.stats import rankdata
+
     members, others = _checked(members, others, confidence)
     n, m = len(members), len(others)
-    ranks = _midranks(torch.cat([members, others]))
-    of_members = (ranks[:n] - _midranks(members)) / m  # V10, (n,)
-    of_others = 1 - (ranks[n:] - _midranks(others)) / n  # V01, (m,)
+    ranks, own, theirs = (
+        torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
+    )
+    of_members = (ranks[:n] - own) / m  # V10, (n,)
+    of_others = 1 - (ranks[n:] - theirs) / n  # V01, (m,)
     area = float(of_members.mean())
     variance = float(of_members.var() / n + of_others.var() / m) if min(n, m) > 1 else 0.0
     if not 0 < area < 1 or variance < 1e-15:
         pairs = min(n, m)
         return Interval(area, *_clopper_pearson(area * pairs, pairs, confidence))
-    from scipy.special import ndtri
+    from scipy.special import expit, logit, ndtri
 
     reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
-    middle = math.log(area / (1 - area))
-    return Interval(area, _logistic(middle - reach), _logistic(middle + reach))
+    return Interval(area, float(expit(logit(area) - reach)), float(expit(logit(area) + reach)))
 
 
 def at_rate(members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE) -> At:
@@ -228,19 +182,3 @@ def _checked(
     if not 0 < confidence < 1:
         raise ArgumentError("confidence", confidence, "above 0 and below 1")
     return members.double(), others.double()
-
-
-def _midranks(values: torch.Tensor) -> torch.Tensor:
-    """Ranks from 1 up, equal values sharing the mean of theirs."""
-    ordered = values.sort().values
-    below = torch.searchsorted(ordered, values)
-    upto = torch.searchsorted(ordered, values, right=True)
-    return (below + upto + 1).double() / 2
-
-
-def _logistic(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"

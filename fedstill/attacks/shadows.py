@@ -1,8 +1,8 @@
 """Shadow models: trained as the target was, on random halves of a pool of records, by the attacker.
 
 Shadows come in pairs that share the pool between them, so that each record is in half of them and all learn
-from as many. Either anything trains them, one after another (:func:`each`: a whole federation, say), or this
-project's own local training does, all at once (:func:`together`).
+from as many. This project's own local training trains them, all at once (:func:`together`); that whole
+federations do is in :mod:`fedstill.attacks.outsider`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from fedstill.node.training import Work
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
-Fit = Callable[[TensorData, int], nn.Module]  # a model trained on data, from a seed
 Make = Callable[[int], nn.Module]  # an untrained model, from a seed
 
 
@@ -54,22 +53,6 @@ def halves(records: int, models: int, seed: int) -> torch.Tensor:
         inside[2 * pair, order[: records // 2]] = True
         inside[2 * pair + 1] = ~inside[2 * pair]
     return inside
-
-
-def each(fit: Fit, pool: TensorData, inside: torch.Tensor, seed: int) -> list[nn.Module]:
-    """One model after another.
-
-    Args:
-        fit: trains a model; a federation does as well as a single node.
-        pool: the records.
-        inside: which model learns from which of them, ``(M, N)`` bool.
-        seed: of the models' seeds, one each.
-
-    Raises:
-        ArgumentError: a mask of another form, or a model without a record.
-    """
-    _check(pool, inside)
-    return [fit(_part(pool, row), derive(seed, "shadow", model)) for model, row in enumerate(inside)]
 
 
 def together(
@@ -109,7 +92,7 @@ def together(
         _check(data, inside)
         name = f"shadow-{model}"
         network = compute.place(make(derive(seed, "shadow", model)))
-        own = _part(data, row).to(compute.device)
+        own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), Ledger()), seed))
     training.prepare(nodes, local)
 
@@ -145,10 +128,6 @@ def look(
         inside = torch.zeros(len(shadows), len(records), dtype=torch.bool)
     others = torch.stack(told[1:]) if shadows else told[0].new_empty(0, *told[0].shape)
     return Seen(told[0], others, inside, records.targets.cpu())
-
-
-def _part(pool: TensorData, row: torch.Tensor) -> TensorData:
-    return pool.subset(row.nonzero().flatten().to(pool.inputs.device))
 
 
 def _check(pool: TensorData, inside: torch.Tensor) -> None:

@@ -109,25 +109,6 @@ class Schedule:
         return [torch.arange(step * self.batch, (step + 1) * self.batch) % examples for step in steps]
 
 
-def gradient_of(
-    before: Tensors, after: Tensors, lr: float, weight_decay: float = 0.0
-) -> dict[str, torch.Tensor]:
-    """The gradient that one step of SGD from ``before`` to ``after`` took, by name.
-
-    Exact for one step without momentum so far. Of several steps it is what an attack makes of them that takes
-    them for one.
-
-    Raises:
-        ArgumentError: a learning rate that is not above 0.
-
-    >>> gradient_of({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.5)}, lr=0.25)
-    {'w': tensor(2.)}
-    """
-    if not lr > 0:
-        raise ArgumentError("lr", lr, "above 0")
-    return {name: (before[name] - after[name]) / lr - weight_decay * before[name] for name in after}
-
-
 def gradients(
     model: nn.Module,
     parameters: Tensors,

@@ -16,6 +16,7 @@ from fedstill.attacks.attack import Found
 from fedstill.attacks.copying import copying
 from fedstill.attacks.data_copying import DataCopying, looked_at
 from fedstill.attacks.features import penultimate, pixels
+from fedstill.attacks.leakage import described
 from fedstill.attacks.quality import distances, inception_scores
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
@@ -123,7 +124,7 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
         assert copies["extractor"] == apart["extractor"] == extractor.name
         for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "drawings"):
             assert copies[name] == getattr(same, name)
-        for name in ("share", "low", "high", "z", "z_p_value", "fresh", "line"):
+        for name in ("share", "low", "high", "z", "z_p_value", "fresh"):
             assert copies[name] == getattr(same, name)
         for told, pair in zip(copies["pairs"], same.pairs, strict=True):
             assert (told["generated"], told["held_out"]) == (pair.generated, pair.held_out)
@@ -160,9 +161,14 @@ def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "MOST", 90)
     monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)
     found = looked_at(noisy(FRESH), run, FEW, 0)
+    drawn = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     for space in spaces(found):
         assert (space["private"], space["held_out"]) == (90, 90)
-        assert "90 of 600 private and 90 of 300 held-out images were drawn" in space["line"]
+        assert space["mind"] == [drawn]
+    (p, *_) = (row for row in FEW.rows(found.part) if row.figure == "p")
+    assert (
+        p.says == "199 drawings; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
+    )
     shown = found.pictures
     for row, pair in enumerate(spaces(found)[0]["pairs"]):
         true = run.nodes[int(pair["node"][-1])].data.inputs[pair["private"]]
@@ -208,7 +214,7 @@ def test_patients_are_drawn_whole() -> None:
     experiment = Simulation(setting(Standalone(), parts=parts))
     (space,) = spaces(looked_at(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone.expected
-    assert "the p-value is too small" in space["line"]
+    assert "p is too small" in space["mind"][0]
 
 
 # --- what does not apply ----------------------------------------------------------------------------
@@ -260,8 +266,9 @@ def test_a_node_of_one_image_has_no_distance() -> None:
 def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
     found = looked_at(TEST.inputs[:150], run, FEW, 0)
-    assert json.loads(json.dumps(found.part, allow_nan=False)) == found.part
-    assert [pair["ratio"] for pair in spaces(found)[0]["pairs"]] == [None] * 5
+    told = described(FEW, found.part)["found"]
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert [pair["ratio"] for pair in told["spaces"][0]["pairs"]] == [None] * 5
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
 
 

@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedstill.attacks.label_counts import counts
+from fedstill.attacks.label_counts import LabelCounts, counts, histogram
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.errors import ArgumentError
 from fedstill.methods.standalone import Standalone
+from fedstill.privacy.randomness import seeded
+from fedstill.privacy.rules import NoisyCounts
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.multi_label import MultiLabel
 from tests.runs.test_simulation import SHAPE, setting
@@ -40,8 +44,6 @@ def test_counts_by_hand() -> None:
         "size_error": 0.0,
         "absent": ["naevus"],
         "told_absent": ["naevus"],
-        "line": "node-0 told exactly how many examples of each class it holds; "
-        "1 of 1 classes that it lacks are told as 0",
     }
     assert (noised["node"], noised["exact"], noised["size_error"]) == ("node-1", False, 2.0)
     assert noised["total_variation"] == pytest.approx((0.15 + 0.1 + 0.05) / 2)
@@ -64,9 +66,64 @@ def test_a_node_without_findings_has_no_entry() -> None:
     assert [each["node"] for each in counts(told, experiment)] == ["node-0", "node-2"]
 
 
-def test_what_no_node_told_is_refused() -> None:
-    experiment = Simulation(setting(Standalone(), parts=PARTS))
-    with pytest.raises(UnknownName, match="node-7"):
-        counts({"node-7": torch.zeros(3)}, experiment)
-    with pytest.raises(ArgumentError, match="told counts"):
-        counts({"node-0": torch.zeros(4)}, experiment)
+# --- how near a histogram is ------------------------------------------------------------------------
+
+TRUE = torch.tensor([50.0, 30.0, 20.0, 0.0])
+
+
+def test_noised_counts_by_hand() -> None:
+    """Of 80 told: 40, 40, 0 and 0 are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
+    found = histogram(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
+    assert not found["exact"]
+    assert found["total_variation"] == pytest.approx(0.2)
+    assert found["largest_error"] == pytest.approx(0.2)
+    assert (found["largest_class"], found["size_error"]) == ("b", -20)
+    assert (found["absent"], found["told_absent"]) == (["d"], ["c", "d"])
+    words = {
+        row.figure: (row.text, row.says) for row in LabelCounts().rows({"nodes": [{"node": "x", **found}]})
+    }
+    assert words["known to be absent"] == ("1 of 1 classes: d", "told as absent, but there: c")
+    assert words["shares off by, points at most"] == ("20.0", "class b")
+    assert words["size off by"] == ("-20.0", "")
+    assert words["off by"] == ("20.0% to 20.0%", "")
+
+
+def test_counts_below_zero_and_none_at_all() -> None:
+    found = histogram(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
+    assert (found["told_absent"], found["largest_class"]) == (["0", "3"], "0")
+    assert found["total_variation"] == pytest.approx(0.5), "shares 0, 30, 10 and 0.4 of 40.4"
+    nothing = histogram(torch.zeros(4), TRUE)
+    assert nothing["total_variation"] == pytest.approx((0.25 + 0.05 + 0.05 + 0.25) / 2)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=12).filter(any), st.data())
+def test_distances_lie_where_they_must(true: list[int], data: st.DataObject) -> None:
+    told = data.draw(st.lists(st.integers(-5, 1000), min_size=len(true), max_size=len(true)))
+    found = histogram(torch.tensor(told), torch.tensor(true))
+    far, worst = found["total_variation"], found["largest_error"]
+    assert 0 <= far <= 1 + 1e-12
+    # Shares sum to 1, so that one error is made up for by others.
+    assert worst <= far + 1e-12 <= len(true) * worst / 2 + 2e-12
+    larger = histogram(3 * torch.tensor(told), torch.tensor(true))
+    assert larger["total_variation"] == pytest.approx(far)
+
+
+def test_more_noise_reveals_less() -> None:
+    """Through the rule by which a node's gate noises counts."""
+
+    def error(scale: float) -> float:
+        told = [NoisyCounts(scale).noise(TRUE, seeded(run, "counts")) for run in range(200)]
+        return sum(float(histogram(each, TRUE)["total_variation"]) for each in told) / 200
+
+    errors = [error(scale) for scale in (0.0, 1.0, 5.0, 25.0)]
+    assert errors[0] == 0
+    assert errors == sorted(errors)
+    # Each of four counts moves by the scale on average: half of 4 over 100, less what sums take up.
+    assert 0.005 < errors[1] < 0.02
+    assert errors[3] > 10 * errors[1]
+
+
+def test_what_is_no_histogram_is_refused() -> None:
+    for told in (torch.ones(3), torch.tensor([1.0, float("nan")])):
+        with pytest.raises(ArgumentError, match="told counts"):
+            histogram(told, torch.ones(2))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.heard import Heard, Replay
@@ -49,7 +50,9 @@ def test_members_are_told_by_a_model_that_knows_them_by_heart() -> None:
     assert auc(found, "rmia") > auc(found, "loss") + 0.02
     best = next(each for each in found["attacks"] if each["name"] == found["best"])
     assert best["auc"]["low"] > 0.5
-    assert "Intervals at 98.75 %" in best["line"]  # four attacks, whose intervals hold together at 95 %
+    among = best["at"][0]["true_positives"]  # of four attacks, whose intervals hold together at 95 %
+    exact = binomtest(best["at"][0]["found"], 200).proportion_ci(0.9875, "exact")
+    assert (among["low"], among["high"]) == pytest.approx((exact.low, exact.high))
     assert best["at"][0]["rate"] == 0.01
 
 

@@ -351,5 +351,5 @@ def test_at_chance_on_a_model_that_saw_no_record_and_not_on_one_that_did(
     for leaks, chance in zip(leak, (False, True), strict=True):
         for seen, others, inside in leaks:
             found = rates(*split(attack(seen, others), inside), confidence=0.99)
-            assert found.chance == chance
+            assert (found.auc.low <= 0.5 <= found.auc.high) == chance
             assert found.auc.high - found.auc.low < 0.25, "records enough to tell"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership import Seen, lira, rmia
-from fedstill.attacks.proxy import as_logits, asked, imitate, through
+from fedstill.attacks.proxy import asked, imitate, through
 from fedstill.attacks.rates import auc, rates, split
 from fedstill.attacks.shadows import halves, look, together
 from fedstill.core.compute import Compute, EngineConfig
@@ -60,31 +60,12 @@ def world() -> World:
     return World()
 
 
-def test_logits_of_probabilities_are_seen_as_those_they_came_from() -> None:
-    logits = torch.randn(4, 3, generator=torch_generator(0, "logits"))
-    torch.testing.assert_close(as_logits(logits.softmax(1)).softmax(1), logits.softmax(1))
-    assert torch.isfinite(as_logits(torch.tensor([[1.0, 0.0]]))).all()
-    with pytest.raises(ArgumentError, match="floor"):
-        as_logits(logits, floor=0.0)
-
-
 def test_asked_about_the_record_itself(world: World) -> None:
     seen = asked(world.says(world.pool.inputs), world.shadows, world.pool, world.theirs)
     direct = look(world.node, world.shadows, world.pool, world.theirs)
     for one, other in zip(vars(seen).values(), vars(direct).values(), strict=True):
         torch.testing.assert_close(one, other)
     assert rates(*split(lira(seen), world.inside)).auc.low > 0.7
-
-
-def test_the_form_is_that_of_the_shadows(world: World) -> None:
-    """Answers have left in it already."""
-    answers = world.says(world.pool.inputs).round()
-    seen = asked(answers, world.shadows, world.pool, world.theirs, form=torch.round)
-    assert torch.equal(seen.target, answers)
-    assert torch.equal(seen.shadows, seen.shadows.round())
-    plain = asked(answers, world.shadows, world.pool, world.theirs)
-    assert torch.equal(seen.shadows, plain.shadows.round())
-    assert not torch.equal(plain.shadows, plain.shadows.round())
 
 
 def test_a_proxy_says_what_was_said_up_to_what_softmax_does_not_see(world: World) -> None:

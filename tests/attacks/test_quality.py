@@ -1,4 +1,4 @@
-"""FID, KID, inception scores and likeness: by hand, against others' code, and in order of quality."""
+"""FID, KID and inception scores: by hand, against others' code, and in order of quality."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from fedstill.attacks.quality import (
     inception_score,
     inception_scores,
     kernel_distance,
-    likeness,
 )
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Digits, load
-from fedstill.tasks import fidelity
 
 PLAIN = Extractor("vectors", lambda x: x)
 
@@ -132,10 +130,8 @@ def test_the_space_and_the_numbers_stand_beside() -> None:
     found = distance(gauss(20, 0), gauss(6, 1), PLAIN)
     assert (found.extractor, found.generated, found.real, found.dimensions) == ("vectors", 20, 6, 5)
     assert found.full_rank
-    assert found.line.endswith("in vectors, 5 dimensions, of 20 generated and 6 real images")
     few = distance(gauss(20, 0), gauss(5, 1), PLAIN)
     assert not few.full_rank
-    assert few.line.endswith("5 real images, fewer than 6: too high for it")
     for parts in ((gauss(1, 0), gauss(5, 1)), (gauss(5, 0), gauss(1, 1))):
         with pytest.raises(ArgumentError, match="two or more"):
             distance(*parts, PLAIN)
@@ -243,34 +239,3 @@ def test_what_is_no_score_is_refused() -> None:
         inception_score(torch.zeros(0, 3))
     with pytest.raises(DataError, match="NaN"):
         inception_score(torch.full((2, 3), math.nan))
-
-
-# --- pairs ------------------------------------------------------------------------------------------
-
-
-def test_likeness_is_that_of_reconstructed_images() -> None:
-    true = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(0))
-    found = (true + torch.tensor([0.0, 0.1, 0.3]).view(-1, 1, 1, 1)).clamp(0, 1)
-    told = likeness(found, true)
-    assert told.psnr == tuple(fidelity.psnr(found, true).tolist())
-    assert told.ssim == tuple(fidelity.ssim(found, true).tolist())
-    assert told.psnr[0] == pytest.approx(100)
-    assert told.mean_psnr == pytest.approx(sum(told.psnr) / 3)
-    assert told.mean_ssim == pytest.approx(sum(told.ssim) / 3)
-
-
-def test_likeness_of_colours() -> None:
-    true = torch.full((1, 3, 8, 8), 0.5)
-    found = true.clone()
-    found[:, 0] += 0.3  # a mean squared error of 0.03 over three channels
-    told = likeness(found, true)
-    assert told.psnr == (pytest.approx(10 * math.log10(1 / 0.03), abs=1e-4),)
-    textured = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    spoilt = textured.flip(3)
-    by_channel = [fidelity.ssim(spoilt[:, [c]], textured[:, [c]]) for c in range(3)]
-    assert likeness(spoilt, textured).ssim == tuple(
-        pytest.approx(value, abs=1e-3) for value in torch.stack(by_channel).mean(0).tolist()
-    )
-    for wrong in (torch.zeros(1, 3, 8, 4), torch.zeros(1, 3, 4, 4)):
-        with pytest.raises(ArgumentError, match="shapes of pairs"):
-            likeness(wrong, true if wrong.shape[2] == 8 else wrong)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.shadows import each, halves, look, together
+from fedstill.attacks.shadows import halves, look, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -73,20 +73,6 @@ def test_what_cannot_be_halved_is_refused() -> None:
 
 
 # --- training ---------------------------------------------------------------------------------------
-
-
-def test_each_is_given_its_own_records_and_a_seed_of_its_own() -> None:
-    pool, inside, given_ = records(), halves(20, 4, 0), []
-
-    def fit(data: TensorData, seed: int) -> nn.Module:
-        given_.append((data, seed))
-        return nn.Linear(1, 1)
-
-    assert len(each(fit, pool, inside, 7)) == 4
-    for row, (data, _) in zip(inside, given_, strict=True):
-        assert torch.equal(data.inputs, pool.inputs[row])
-        assert torch.equal(data.targets, pool.targets[row])
-    assert len({seed for _, seed in given_}) == 4
 
 
 @pytest.mark.parametrize("name", ["stacked", "one-by-one"])
@@ -156,7 +142,7 @@ def test_masks_of_another_form_are_refused() -> None:
     pool, inside = records(), halves(20, 2, 0)
     for mask in (inside[:, 1:], inside.float(), inside[0]):
         with pytest.raises(ArgumentError, match="inside"):
-            each(lambda data, seed: make(seed), pool, mask, 0)
+            together(make, [pool] * len(mask), mask, TASK, LOCAL, 0)
     with pytest.raises(ArgumentError, match="a model without a record"):
         together(make, pool, inside & inside[:1], TASK, LOCAL, 0)
     with pytest.raises(ArgumentError, match="pools is 1"):
