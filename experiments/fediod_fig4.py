@@ -31,9 +31,9 @@ import torch
 import tyro
 from torch import nn
 
-from fedstill.attacks.copying import copying
+from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.features import Extractor, penultimate
-from fedstill.attacks.inversion import DLG, InversionConfig, invert
+from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
 from fedstill.attacks.quality import distance
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.attacks.updates import Gradient, gradients

@@ -173,7 +173,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
     "attack",
     {
         "inversion": "fedstill.attacks.gradient_inversion:GradientInversion",
-        "membership": "fedstill.attacks.members:MembershipInference",
+        "membership": "fedstill.attacks.membership_inference:MembershipInference",
         "copying": "fedstill.attacks.data_copying:DataCopying",
         "counts": "fedstill.attacks.label_counts:LabelCounts",
     },

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.attacks import canary, releases
-from fedstill.attacks.releases import Attack
+from fedstill.attacks.releases import Distinguisher
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.audit import CONFIDENCE, discriminant, one_run, repeated
 
@@ -42,7 +42,7 @@ class Finding:
     seconds: float
 
 
-def audit(attack: Attack, runs: int, delta: float = DELTA, confidence: float = CONFIDENCE) -> Finding:
+def audit(attack: Distinguisher, runs: int, delta: float = DELTA, confidence: float = CONFIDENCE) -> Finding:
     """Run an attack so often without the record, and as often with it.
 
     Raises:
@@ -69,7 +69,7 @@ def audit_one_run(delta: float = DELTA, confidence: float = CONFIDENCE, seed: in
     return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
 
 
-def _of(make: Callable[[int], Attack], runs: int) -> Audit:
+def _of(make: Callable[[int], Distinguisher], runs: int) -> Audit:
     return lambda seed: audit(make(seed), runs)
 
 

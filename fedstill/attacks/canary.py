@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.attacks.releases import UNHEARD, Attack
+from fedstill.attacks.releases import UNHEARD, Distinguisher
 from fedstill.attacks.worlds import SHAPE, World, digits, joined
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
@@ -27,7 +27,9 @@ from fedstill.protocol.schedule import LocalConfig
 RATE = 1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
 
 
-def steps(noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0) -> Attack:
+def steps(
+    noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0
+) -> Distinguisher:
     """All steps of a private training, seen from outside: what each added to the network.
 
     The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its
@@ -60,10 +62,10 @@ def steps(noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, 
 
     see(True, 0)
     worlds[True].ask("examine", x=inputs)
-    return Attack("dp-sgd", f"each of {taken} steps of training", worlds[True].spent(), see)
+    return Distinguisher("dp-sgd", f"each of {taken} steps of training", worlds[True].spent(), see)
 
 
-def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Attack:
+def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
     """The steps that a critic takes on half of two records, one for each question.
 
     Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
@@ -96,7 +98,7 @@ def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Attack:
         return torch.stack([step(worlds[there]) for _ in range(asked)])
 
     see(False, 0)
-    return Attack("critic", f"each of {asked} steps of a critic", worlds[0].spent(), see)
+    return Distinguisher("critic", f"each of {asked} steps of a critic", worlds[0].spent(), see)
 
 
 def in_one_run(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.attacks.attack import Attack, Found, Target
-from fedstill.attacks.copying import copying
+from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.features import Extractor
 from fedstill.attacks.generated import Sample, apart, closest, scores, spaces
 from fedstill.attacks.rows import Column, Pictures, Row, Strip

@@ -1,8 +1,8 @@
 """What the inputs that a server made give away: copies of private images, distances from them, their quality.
 
 The server learns to make inputs from what nodes tell it about others. Whoever sees the inputs that it sends
-around may ask whether some are private images come back (:mod:`fedstill.attacks.copying`), how near they come
-to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' models recognise in them.
+around may ask whether some are private images come back (:mod:`fedstill.attacks.copy_tests`), how near they
+come to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' models recognise in them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedstill.attacks.copying import Copying
+from fedstill.attacks.copy_tests import Copying
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
 from fedstill.attacks.quality import Distance, distances, inception_scores
 from fedstill.core.dataset import TensorData

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fedstill.attacks import membership
 from fedstill.attacks.candidates import Candidates
 from fedstill.attacks.heard import Heard, Replay
+from fedstill.attacks.membership_scores import confidence
 from fedstill.attacks.tap import Overheard
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
@@ -56,7 +56,7 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
         [training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
     )
     each = each.cpu()  # (K, N, classes)
-    sure = torch.stack([membership.confidence(told, records.targets) for told in each])  # (K, N)
+    sure = torch.stack([confidence(told, records.targets) for told in each])  # (K, N)
     return each[sure.argmax(0), torch.arange(len(records))]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedstill.attacks.membership import Seen
+from fedstill.attacks.membership_scores import Seen
 from fedstill.attacks.shadows import Make, look, together
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData

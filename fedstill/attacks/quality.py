@@ -2,7 +2,7 @@
 
 Far from private images is no protection, as noise is far from all; near to them is no leak, as held-out
 images are near too. So beside a node's FID stands that of held-out images, real ones that are nobody's.
-Whether private images come out, copying.py asks.
+Whether private images come out, copy_tests.py asks.
 
 FID of few images is too high, by a part that goes as 1 / N and differs between generators (Chong, Forsyth:
 "Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So numbers of images stand

@@ -30,7 +30,7 @@ TEACHERS = 4
 
 
 @dataclass(frozen=True)
-class Attack:
+class Distinguisher:
     """What somebody who knows all records but one makes of a mechanism.
 
     Args:
@@ -46,7 +46,7 @@ class Attack:
     see: See
 
 
-def counts(scale: float = 1.0, seed: int = 0) -> Attack:
+def counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
     """Label counts, asked for twice: the record is one of its class."""
     privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
 
@@ -59,7 +59,7 @@ def counts(scale: float = 1.0, seed: int = 0) -> Attack:
     return _attack("counts", "noisy label counts", privacy, ask, seed, (before, after))
 
 
-def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Attack:
+def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
     """Noisy votes: the record turns one teacher's vote where it is asked."""
     pate = PateConfig(teachers=TEACHERS, noise=noise, release="label" if release == "label" else "votes")
     privacy = PATE(pate=pate)
@@ -67,7 +67,7 @@ def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Attack:
     return _attack("pate", on, privacy, _answers, seed)
 
 
-def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0) -> Attack:
+def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0) -> Distinguisher:
     """Noisy outputs of a network that the record turns round."""
     kind = OutputsConfig(how="gaussian" if how == "gaussian" else "laplace", noise=noise, bound=bound)
     privacy = NoisyOutputs(outputs=kind)
@@ -75,7 +75,7 @@ def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: 
     return _attack("noisy-outputs", f"bounded outputs, {how} noise", privacy, _answers, seed, ends)
 
 
-def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Attack:
+def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Distinguisher:
     """Sanitised gradients: the record turns a network's gradient round, or that of one teacher of several."""
     privacy: PrivacyConfig = NoisyOutputs(
         outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
@@ -113,7 +113,7 @@ def _attack(
     ask: Callable[[World, torch.Tensor], torch.Tensor],
     seed: int,
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Attack:
+) -> Distinguisher:
     """Ask two worlds; with the exact answers of either, also what is seen cut off at them.
 
     So much of a number is what tells the worlds apart under Laplace noise.
@@ -129,4 +129,4 @@ def _attack(
         return seen if ends is None else torch.cat([seen, seen.clamp(*ends)])
 
     see(False, 0)
-    return Attack(mechanism, on, worlds[0].spent(), see)
+    return Distinguisher(mechanism, on, worlds[0].spent(), see)

@@ -298,7 +298,7 @@ class Update:
         return {name: moved / total for name, moved in self.target.items()}
 
 
-Release = Gradient | Update
+Observed = Gradient | Update
 
 
 def as_gradient(update: Update) -> Gradient | None:

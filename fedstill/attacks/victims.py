@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from fedstill import models
+from fedstill.attacks.gradient_matching import SEARCHES, invert
 from fedstill.attacks.heard import Replay
-from fedstill.attacks.inversion import ATTACKS, invert
-from fedstill.attacks.layers import invert_layers
+from fedstill.attacks.layerwise import invert_layers
 from fedstill.attacks.recovered import Pixels, Recovered
 from fedstill.attacks.tap import Enough, Overheard, Release
 from fedstill.attacks.updates import Gradient, Part, Schedule, Update, as_gradient, shared
@@ -124,7 +124,7 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
             )
         got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
-        config = ATTACKS[attack]
+        config = SEARCHES[attack]
         if attack == "inverting" and victim.part == EXTRACTOR:  # there is no last layer to read labels from
             config = replace(config, labels="sought")
         got = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)

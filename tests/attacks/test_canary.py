@@ -12,7 +12,7 @@ import torch
 
 from fedstill.attacks import canary, releases
 from fedstill.attacks.audits import Finding, audit, audit_one_run
-from fedstill.attacks.releases import Attack
+from fedstill.attacks.releases import Distinguisher
 from fedstill.attacks.worlds import contradicted
 from fedstill.core.dataset import TensorData
 from fedstill.node import private_training
@@ -26,7 +26,7 @@ from fedstill.privacy.randomness import Draws, add_noise
 from fedstill.privacy.rules import NoisyCounts, NoisyRows, Sanitised
 from fedstill.privacy.teachers import shards
 
-Make = Callable[..., Attack]
+Make = Callable[..., Distinguisher]
 Break = Callable[[pytest.MonkeyPatch], None]
 
 # Each with the part of what is claimed that so many runs show at least.

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fedstill.attacks import generated as module
 from fedstill.attacks.attack import Found
-from fedstill.attacks.copying import copying
+from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.data_copying import DataCopying, looked_at
 from fedstill.attacks.features import penultimate, pixels
 from fedstill.attacks.leakage import described

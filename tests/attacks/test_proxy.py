@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.membership import Seen, lira, rmia
+from fedstill.attacks.membership_scores import Seen, lira, rmia
 from fedstill.attacks.proxy import asked, imitate, through
 from fedstill.attacks.rates import auc, rates, split
 from fedstill.attacks.shadows import halves, look, together

@@ -17,7 +17,7 @@ from fedstill.attacks.data_copying import DataCopying
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.leakage import described
-from fedstill.attacks.members import MembershipInference
+from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.errors import FedstillError
 from fedstill.core.tables import changed
@@ -55,7 +55,7 @@ COPIED: dict[str, Any] = {
     "of": "inputs",
     "spaces": [
         {"extractor": "pixels", "p_value": 0.0004, "share": 0.75, "low": 0.7, "high": 0.8, "generated": 9,
-         "private": 9, "held_out": 9, "drawings": 9, "z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": []},
+         "private": 9, "held_out": 9, "drawings": 9, "z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": [], "mind": []},
     ],
     "distances": [
         {"extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,

@@ -20,7 +20,7 @@ from fedstill.attacks.data_copying import DataCopying
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.leakage import described
-from fedstill.attacks.members import MembershipInference
+from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.leakage import MOST, section
@@ -121,7 +121,6 @@ def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
                     at(0.01, 3, 3, 40, interval(0.0278, 0.0199, 0.0377)),
                     at(0.001, 0, 0, 12, interval(0.0084, 0.0043, 0.0145)),
                 ],
-                "line": "a line",
             },
             {
                 "name": "loss",
@@ -131,7 +130,6 @@ def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
                     at(0.01, 3, 3, 14, interval(0.0097, 0.0053, 0.0163)),
                     at(0.001, 0, 0, 1, interval(0.0007, 0.0, 0.0039)),
                 ],
-                "line": "a line",
             },
         ],
         "best": "lira",
@@ -155,7 +153,7 @@ def a_space(extractor: str, **changes: Any) -> dict[str, Any]:
         "z": -3.21,
         "z_p_value": 0.00066,
         "fresh": 0.71,
-        "line": "a line",
+        "mind": [],
         "pairs": [
             {"generated": k, "private": 2 * k, "held_out": 3 * k, "distance": 0.5, "other": 1.0,
              "ratio": 0.642 + 0.02 * k, "node": ("north", "south")[k % 2]}

@@ -16,7 +16,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.data_copying import DataCopying
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.leakage import described
-from fedstill.attacks.members import MembershipInference
+from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
 from fedstill.core.records import write_text
@@ -80,7 +80,7 @@ def psnrs(**values: float) -> dict[str, Any]:
 
 def copying(**values: float) -> dict[str, Any]:
     of = {"generated": 9, "private": 9, "held_out": 9, "drawings": 9, "share": 0.5, "low": 0.4, "high": 0.6}
-    rest = {"z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": []}
+    rest = {"z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": [], "mind": []}
     spaces = [{"extractor": space, "p_value": value, **of, **rest} for space, value in values.items()]
     return {"images": 9, "of": "inputs", "spaces": spaces, "distances": [], "scores": None}
 

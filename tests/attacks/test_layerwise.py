@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks import layers
-from fedstill.attacks.inversion import IDLG, invert
-from fedstill.attacks.layers import LayersConfig, factors, invert_layers
+from fedstill.attacks import layerwise
+from fedstill.attacks.gradient_matching import IDLG, invert
+from fedstill.attacks.layerwise import LayersConfig, factors, invert_layers
 from fedstill.attacks.updates import Gradient, Part, gradients, shared
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, named
@@ -102,7 +102,7 @@ def test_each_image_of_a_batch_has_its_own_label(part: Part, smoothing: float) -
     found, deltas = factors(release.target["7.weight"], release.target["7.bias"], 5)
     true = split(model, "model").extractor(inputs).detach().double()
     order = (found[:, None] - true).norm(dim=2).argmin(0)
-    assert layers._labels(release, found, deltas)[order].equal(targets)
+    assert layerwise._labels(release, found, deltas)[order].equal(targets)
 
 
 # --- the softened network -------------------------------------------------------------------------
@@ -113,18 +113,18 @@ def test_sharpened_it_is_the_network_and_its_gradient() -> None:
     model = build("lenet5", (1, 28, 28), 10, 0).double()
     x = inputs.double()
     release = released(model, x, targets)
-    blocks, linear = layers._parts(model, x)
+    blocks, linear = layerwise._parts(model, x)
     assert linear == "7"
-    outputs = layers._outputs(blocks, x)
+    outputs = layerwise._outputs(blocks, x)
     torch.testing.assert_close(outputs.flatten(1), split(model, "model").extractor(x).detach())
     features = outputs.flatten(1).requires_grad_()
     loss = nn.functional.cross_entropy(split(model, "model").head(features), targets)
     (pulls,) = torch.autograd.grad(loss, features)
     slopes = tuple(release.target[name] for name in shared(model, "extractor"))
-    known = layers._Known(outputs, pulls.view_as(outputs), slopes)
-    assert float(layers._misfit(blocks, x, known, 1e7)) < 1e-8
-    assert float(layers._misfit(blocks, x, known, 1.0)) > 0.1
-    assert float(layers._misfit(blocks, x.flip(0), known, 1e7)) > 0.1
+    known = layerwise._Known(outputs, pulls.view_as(outputs), slopes)
+    assert float(layerwise._misfit(blocks, x, known, 1e7)) < 1e-8
+    assert float(layerwise._misfit(blocks, x, known, 1.0)) > 0.1
+    assert float(layerwise._misfit(blocks, x.flip(0), known, 1e7)) > 0.1
 
 
 # --- strength -------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from fedstill.attacks import copying as module
+from fedstill.attacks import copy_tests as module
 from fedstill.attacks import neighbours
-from fedstill.attacks.copying import Copying, copying, data_copying, wilson
+from fedstill.attacks.copy_tests import Copying, copying, data_copying, wilson
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
 from fedstill.attacks.neighbours import Neighbours, nearest
 from fedstill.core.errors import ArgumentError, DataError, ModelError

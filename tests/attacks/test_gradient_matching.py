@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.inversion import (
+from fedstill.attacks.gradient_matching import (
     DLG,
     IDLG,
     INVERTING,

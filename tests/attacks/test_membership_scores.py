@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedstill.attacks import membership
-from fedstill.attacks.membership import Seen, confidence, lira, lira_offline, loss, rmia
+from fedstill.attacks import membership_scores
+from fedstill.attacks.membership_scores import Seen, confidence, lira, lira_offline, loss, rmia
 from fedstill.attacks.rates import auc, rates, split
 from fedstill.attacks.shadows import halves, look, together
 from fedstill.core.compute import Compute, EngineConfig
@@ -304,12 +304,12 @@ def with_few_shadows_used_well(seen: Seen, others: Seen) -> torch.Tensor:
 def not_scaled(seen: Seen, others: Seen) -> torch.Tensor:
     """Probabilities in the place of phi."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(membership, "confidence", probability)
+        patch.setattr(membership_scores, "confidence", probability)
         return lira_offline(seen)
 
 
 def probability(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return membership._of_label(logits.double().softmax(-1), labels)
+    return membership_scores._of_label(logits.double().softmax(-1), labels)
 
 
 def against_one_population(seen: Seen, others: Seen) -> torch.Tensor:

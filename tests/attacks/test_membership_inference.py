@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 
 from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.heard import Heard, Replay
-from fedstill.attacks.members import MembershipInference, section
+from fedstill.attacks.membership_inference import MembershipInference, section
 from fedstill.attacks.outsider import federation, outsider
 from fedstill.attacks.tap import Overheard
 from fedstill.core.errors import ArgumentError, MethodRefused

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks import membership, proxy
+from fedstill.attacks import membership_scores, proxy
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.candidates import Candidates, candidates, merged
 from fedstill.attacks.heard import Heard, Replay
-from fedstill.attacks.membership import Seen
+from fedstill.attacks.membership_scores import Seen
 from fedstill.attacks.outsider import OF, federation, outsider, taught
 from fedstill.attacks.rates import Rates, rates, split
 from fedstill.attacks.rows import Column, Row, with_interval
@@ -304,12 +304,12 @@ def _told(
     seen = Seen(told[0, :n], told[1:, :n], inside, labels[:n])
     nobody = torch.zeros(len(inside), len(asked.population), dtype=torch.bool)
     population = Seen(told[0, n:], told[1:, n:], nobody, labels[n:])
-    scores: dict[str, Callable[[], torch.Tensor]] = {"loss": lambda: membership.loss(seen)}
+    scores: dict[str, Callable[[], torch.Tensor]] = {"loss": lambda: membership_scores.loss(seen)}
     if config.shadows:
         scores |= {
-            "lira": lambda: membership.lira(seen),
-            "lira-offline": lambda: membership.lira_offline(seen),
-            "rmia": lambda: membership.rmia(seen, population),
+            "lira": lambda: membership_scores.lira(seen),
+            "lira-offline": lambda: membership_scores.lira_offline(seen),
+            "rmia": lambda: membership_scores.rmia(seen, population),
         }
     # All intervals hold together, since the attack that got most is told first.
     sure = 1 - (1 - CONFIDENCE) / len(scores)

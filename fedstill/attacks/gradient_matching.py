@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
-from fedstill.attacks.updates import Release, Tensors
+from fedstill.attacks.updates import Observed, Tensors
 from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
@@ -67,11 +67,11 @@ class InversionConfig:
 DLG = InversionConfig(restarts=4)
 IDLG = InversionConfig(labels="read", restarts=4)
 INVERTING = InversionConfig("cosine", "signed-adam", "read", steps=1000, lr=0.1, tv=1e-2)
-ATTACKS: Mapping[str, InversionConfig] = MappingProxyType({"dlg": DLG, "idlg": IDLG, "inverting": INVERTING})
+SEARCHES: Mapping[str, InversionConfig] = MappingProxyType({"dlg": DLG, "idlg": IDLG, "inverting": INVERTING})
 
 
 def invert(
-    release: Release,
+    release: Observed,
     shape: tuple[int, int, int],
     count: int,
     config: InversionConfig = DLG,
@@ -120,7 +120,7 @@ def invert(
 
 
 def read_labels(
-    release: Release, shape: tuple[int, int, int], count: int, *, pixels: Pixels = PIXELS, seed: int = 0
+    release: Observed, shape: tuple[int, int, int], count: int, *, pixels: Pixels = PIXELS, seed: int = 0
 ) -> torch.Tensor:
     """Labels, ascending, from the last layer's gradient: ``(B,)`` int64.
 
@@ -167,7 +167,7 @@ def _whole(shares: torch.Tensor, total: int) -> torch.Tensor:
     return counts
 
 
-def _double(release: Release) -> Release:
+def _double(release: Observed) -> Observed:
     model = copy.deepcopy(release.model).double()
     return replace(
         release, model=model, target={name: value.double() for name, value in release.target.items()}
@@ -222,7 +222,7 @@ class _Sought:
 
 
 def _sought(
-    release: Release,
+    release: Observed,
     first: torch.Tensor,
     labels: torch.Tensor | None,
     config: InversionConfig,
@@ -283,7 +283,7 @@ def _signed_adam(sought: _Sought, config: InversionConfig, pixels: Pixels) -> Re
 
 
 def _guesses(
-    release: Release, count: int, labels: torch.Tensor | None, draw: torch.Generator
+    release: Observed, count: int, labels: torch.Tensor | None, draw: torch.Generator
 ) -> torch.Tensor:
     """Logits of labels that are sought: ``(B, classes)``; empty where labels are known."""
     if labels is not None:
