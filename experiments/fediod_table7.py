@@ -20,6 +20,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -82,19 +83,19 @@ def main(
         experiment, sent = distilled(setting, replace(method, steps=steps), own, images)
         outputs = experiment.evaluation.outputs(experiment.student)
         accuracy = experiment.evaluation.metrics(outputs)["accuracy"]
-        judged = inception_scores(sent, {"judge": federation.judge}).adapted
+        judged = inception_scores(sent, {"judge": federation.judge})["judge"]
         adapted = inception_scores(sent, teachers)
         rows.append(
-            {"row": name, "inception": judged, "adapted": adapted.adapted, "nodes": dict(adapted.scores)}
+            {"row": name, "inception": judged, "adapted": fmean(adapted.values()), "nodes": adapted}
             | {"paper": PAPER[at] if at < len(PAPER) else None, "student": accuracy}
         )
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     real: torch.Tensor = setting.test.inputs
-    judged = inception_scores(real, {"judge": federation.judge}).adapted
+    judged = inception_scores(real, {"judge": federation.judge})["judge"]
     adapted = inception_scores(real, teachers)
     rows.append(
-        {"row": "held-out real images", "inception": judged, "adapted": adapted.adapted}
-        | {"nodes": dict(adapted.scores), "paper": None, "student": None}
+        {"row": "held-out real images", "inception": judged, "adapted": fmean(adapted.values())}
+        | {"nodes": adapted, "paper": None, "student": None}
     )
 
     seconds = time.monotonic() - began

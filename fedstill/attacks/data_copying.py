@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.features import Extractor
 from fedstill.attacks.generated import Sample, apart, closest, scores, spaces
-from fedstill.attacks.rows import Column, Pictures, Row, Strip
+from fedstill.attacks.rows import Column, Pictures, Row, Strip, with_interval
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.runs.simulation import Simulation
 
@@ -54,6 +55,8 @@ class DataCopying(Attack):
         "frequent.",
     )
 
+    least: ClassVar[Mapping[str, int]] = {"images": 2, "drawings": 1, "pairs": 1}
+
     images: int = 1000
     """Of the inputs that the server made last, how many are looked at."""
     drawings: int = 999
@@ -65,9 +68,7 @@ class DataCopying(Attack):
     distances are measured in. Without one: pixels, and the student's features."""
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 2), ("drawings", 1), ("pairs", 1)):
-            if getattr(self, name) < least:
-                raise ArgumentError(f"copying.{name}", getattr(self, name), f"{least} or more")
+        super().__post_init__()
         if self.extractor and not Path(self.extractor).is_file():
             raise ArgumentError("copying.extractor", self.extractor, "a file of VGG weights, or none")
 
@@ -95,16 +96,11 @@ class DataCopying(Attack):
             return ""
         space = part["spaces"][0]
         pair = space["pairs"][0]["ratio"] if space["pairs"] else None
-        fresh = (
-            ""
-            if space["fresh"] is None
-            else f", where held-out images themselves come to {space['fresh']:.2f}"
-        )
-        nearest = (
-            ""
-            if pair is None
-            else f"; the closest lies at {pair:.2f} of its distance to a held-out one{fresh}"
-        )
+        fresh = nearest = ""
+        if space["fresh"] is not None:
+            fresh = f", where held-out images themselves come to {space['fresh']:.2f}"
+        if pair is not None:
+            nearest = f"; the closest lies at {pair:.2f} of its distance to a held-out one{fresh}"
         depends = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
         return (
             f"The images that the server made {depends} the nodes' own ones, by {space['extractor']} "
@@ -127,14 +123,8 @@ class DataCopying(Attack):
             closer = ratio is not None and fresh is not None and ratio < fresh
             head = f"ratio {_text(ratio, '.2f')}, {pair['node']}"
             heads.append(head + (", closer than any held-out image" if closer else ""))
-        strips = [
-            Strip(head=head, stack=stack)
-            for head, stack in (
-                ("generated", "generated"),
-                ("nearest private", "private"),
-                ("nearest held-out", "held_out"),
-            )
-        ]
+        shown = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
+        strips = [Strip(head=head, stack=stack) for stack, head in shown.items()]
         title = f"The {len(heads)} closest pairs, by {space['extractor']}"
         says = "The private ones are records of nodes."
         return (Pictures(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
@@ -208,43 +198,22 @@ def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
     name, who = space["extractor"], f"{images:,} images"
     low, high = space["low"], space["high"]
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
-    yield Row(
-        attack=name,
-        who=who,
+    row = partial(Row, attack=name, who=who)
+    yield row(
         figure="nearer to private than to held-out",
         value=100 * space["share"],
         interval=(100 * low, 100 * high),
-        text=f"{100 * space['share']:.1f}% ({100 * low:.1f} to {100 * high:.1f})",
+        text=with_interval(space["share"], low, high),
         without="50%",
         says=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
-    p = space["p_value"]
-    drawings = "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
-    yield Row(
-        attack=name,
-        who=who,
-        figure="p",
-        value=p,
-        text=f"{p:.3g}",
-        without="any p alike",
-        says=drawings,
-        column="copying_p",
-    )
+    p, drawings = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
+    yield row(figure="p", value=p, text=f"{p:.3g}", without="any p alike", says=drawings, column="copying_p")
     z = f"p {_text(space['z_p_value'], '.3g')}"
-    yield Row(
-        attack=name, who=who, figure="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True
-    )
+    yield row(figure="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
-    yield Row(
-        attack=name, who=who, figure="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True
-    )
-    yield Row(
-        attack=name,
-        who=who,
-        figure="held-out images come to",
-        text=_text(space["fresh"], ".2f"),
-        detail=True,
-    )
+    yield row(figure="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True)
+    yield row(figure="held-out images come to", text=_text(space["fresh"], ".2f"), detail=True)
 
 
 def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
@@ -260,24 +229,15 @@ def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
                 yield Row(attack=name, who=node, figure=label, text=text, detail=True)
         yield Row(attack=name, who=node, figure="its images", text=f"{of['real']:,}", detail=True)
     average, held = space["average"], space["average_held_out"]
-    yield Row(
-        attack=name,
-        who="mean of nodes",
+    row, of = partial(Row, attack=name, who="mean of nodes"), f"{space['generated']:,}"
+    yield row(
         figure="FID, generated",
         value=average,
         text=_text(average, "#.4g"),
         without="" if held is None else f"{held:.1f} of held-out images",
-        says=", ".join(
-            part for part in (f"{space['generated']:,} in {space['dimensions']:,} dimensions", few) if part
-        ),
+        says=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
     )
-    yield Row(
-        attack=name,
-        who="mean of nodes",
-        figure="FID, held-out",
-        text=_text(held, "#.4g"),
-        detail=True,
-    )
+    yield row(figure="FID, held-out", text=_text(held, "#.4g"), detail=True)
 
 
 def _scores(part: Mapping[str, Any]) -> Iterator[Row]:

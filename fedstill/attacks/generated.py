@@ -7,7 +7,7 @@ come to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from fedstill.attacks.copy_tests import Copying
 from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
-from fedstill.attacks.quality import Distance, distances, inception_scores
+from fedstill.attacks.quality import Distance, between, inception_scores
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.core.seeds import torch_generator
@@ -137,22 +137,32 @@ def apart(
         own[node.name] = task.pictured(_subset(node.data, some)).float()
     if not own:
         return None
-    held_out = task.pictured(test).float() if len(test) > 1 else None
-    found = distances(images, own, space, held_out)
-
-    def each(of: Mapping[str, Distance]) -> dict[str, Any]:
-        return {name: {"fid": far.fid, "kid": far.kid, "real": far.real} for name, far in of.items()}
-
+    made, real = space(images), {name: space(those) for name, those in own.items()}
+    # Real images that are nobody's, as many or all there are, spread over all of them, lest they be sorted.
+    spread = torch.linspace(0, len(test) - 1, min(len(test), len(images))).long()
+    others = space(task.pictured(test).float()[spread]) if len(test) > 1 else None
+    far = {name: between(made, each, space.name) for name, each in real.items()}
+    held_out = (
+        {} if others is None else {name: between(others, each, space.name) for name, each in real.items()}
+    )
     return {
         "extractor": space.name,
         "dimensions": dimensions,
         "generated": len(images),
-        "average": found.average,
-        "average_held_out": found.average_held_out,
-        "full_rank": all(of.full_rank for of in found.nodes.values()),
-        "nodes": each(found.nodes),
-        "held_out": each(found.held_out),
+        "average": _mean([of.fid for of in far.values()]),
+        "average_held_out": _mean([of.fid for of in held_out.values()]) if held_out else None,
+        "full_rank": all(of.full_rank for of in far.values()),
+        "nodes": {name: _figures(of) for name, of in far.items()},
+        "held_out": {name: _figures(of) for name, of in held_out.items()},
     }
+
+
+def _figures(of: Distance) -> dict[str, Any]:
+    return {"fid": of.fid, "kid": of.kid, "real": of.real}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def scores(
@@ -166,11 +176,11 @@ def scores(
     try:
         nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
         central = {"student": experiment.student} if experiment.has_student else {}
-        student = inception_scores(images, central).adapted if central else None
+        student = inception_scores(images, central)["student"] if central else None
     except DataError as error:
         skipped.append(("scores", str(error)))
         return None
-    return {"images": len(images), "adapted": nodes.adapted, "nodes": dict(nodes.scores), "student": student}
+    return {"images": len(images), "adapted": _mean(list(nodes.values())), "nodes": nodes, "student": student}
 
 
 def closest(

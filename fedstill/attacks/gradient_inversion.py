@@ -60,6 +60,7 @@ class GradientInversion(Attack):
         "images; what stays near it shows little more than what such images look like. An attack that "
         "fails does not prove that the images cannot be worked out from what was sent.",
     )
+    least: ClassVar[Mapping[str, int]] = {"victims": 1, "images": 1, "round": 0}
     mistakes: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
 
     victims: int = 4
@@ -73,9 +74,7 @@ class GradientInversion(Attack):
     """dlg, idlg, inverting (gradients) and layers (layer by layer, for LeNet-5 with ReLU and max pooling)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("victims", 1), ("images", 1), ("round", 0)):
-            if getattr(self, name) < least:
-                raise ArgumentError(f"inversion.{name}", getattr(self, name), f"{least} or more")
+        super().__post_init__()
         if not self.attacks or not set(self.attacks) <= set(TITLES):
             raise ArgumentError("inversion.attacks", list(self.attacks), f"some of {', '.join(TITLES)}")
 

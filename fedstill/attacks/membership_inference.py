@@ -92,6 +92,8 @@ class MembershipInference(Attack):
         "little above guessing by chance.",
     )
 
+    least: ClassVar[Mapping[str, int]] = {"records": 10, "answers": 0}
+
     shadows: int = 16
     """Models that the attacker trains itself, an even number from 4 up; 0: only attacks that need none."""
     trained: Literal["alone", "federations"] = "alone"
@@ -106,9 +108,6 @@ class MembershipInference(Attack):
         super().__post_init__()
         if self.shadows % 2 or self.shadows < 0 or self.shadows == 2:
             raise ArgumentError("membership.shadows", self.shadows, "an even number from 4 up, or 0")
-        for name, least in (("records", 10), ("answers", 0)):
-            if getattr(self, name) < least:
-                raise ArgumentError(f"membership.{name}", getattr(self, name), f"{least} or more")
 
     @property
     def rows_heard(self) -> int:
@@ -272,18 +271,8 @@ def _answers(
     inside = halves(len(asked.records), config.shadows, own)
     shadows = together(make, asked.records, inside, task, again.config.nodes.local, own, compute=compute)
     inputs, answers = (part[-config.answers :] for part in answered)
-    proxies, _ = proxy.through(
-        make,
-        inputs,
-        answers,
-        shadows,
-        asked.records,
-        inside,
-        task,
-        derive(own, "proxies"),
-        local=COPIES,
-        compute=compute,
-    )
+    copied = derive(own, "proxies")
+    proxies = proxy.through(make, inputs, answers, shadows, task, copied, local=COPIES, compute=compute)
     told = torch.stack([_outputs(network, asked.all, compute) for network in proxies])
     sees = f"{len(answers)} questions to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"

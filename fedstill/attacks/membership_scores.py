@@ -119,8 +119,6 @@ def lira(seen: Seen, variance: Variance = "auto", means: Means = "auto") -> torc
         ArgumentError: too few shadows: one inside and one outside for each record, and two where a variance
             is to be told.
     """
-    if means not in ("auto", "own", "shrunk"):
-        raise ArgumentError("means", means, "auto, own or shrunk")
     shadows = confidence(seen.shadows, seen.labels)  # (M, N)
     own = _own(variance, len(shadows))
     here = confidence(seen.target, seen.labels)
@@ -153,63 +151,50 @@ def lira_offline(seen: Seen, variance: Variance = "auto") -> torch.Tensor:
 
 
 def rmia(
-    seen: Seen,
-    population: Seen,
-    *,
-    gamma: float = 2.0,
-    alpha: float = 0.3,
-    online: bool = True,
-    temperature: float = 2.0,
+    seen: Seen, population: Seen, *, gamma: float = 2.0, alpha: float = 0.3, temperature: float = 2.0
 ) -> torch.Tensor:
     """RMIA: than how many records of the population is this one far likelier to be a member? ``(N,)`` 0 .. 1.
 
     With r(x) = Pr(x | theta) / Pr(x), the target's probability of the label over that of a model at large,
-    the score is Pr_z[r(x) / r(z) >= gamma] over records z of the population. Online, Pr(x) is the mean over
-    as many shadows that learned from x as that did not. Offline it is what the latter say, put right:
-    Pr(x) = ((1 + alpha) Pr_out(x) + 1 - alpha) / 2, since Pr_in(x) is about alpha Pr_out(x) + 1 - alpha.
-    Pr(z) is always of that form, as no model has learned from z.
+    the score is Pr_z[r(x) / r(z) >= gamma] over records z of the population. Pr(x) is the mean over as many
+    shadows that learned from x as that did not. No model has learned from z: what models say of it is put
+    right, Pr(z) = ((1 + alpha) Pr_out(z) + 1 - alpha) / 2, as Pr_in(z) is about alpha Pr_out(z) + 1 - alpha.
 
     Equal scores are told apart by r(x), by less than one record of the population. For one target, then,
     records come in the order of r(x): gamma and the population settle only where a threshold lies, so that
     one threshold serves different targets. (The paper's score has ties, and the same order but for them.)
 
     Args:
-        seen: the records; with shadows outside for each, and inside too if online. One each is enough.
+        seen: the records; with shadows inside and outside for each. One each is enough.
         population: further records, in no model's training data, as the same models see them.
         gamma: how much likelier, above 0.
         alpha: 0 .. 1, near 1 where models hardly gain from a record. The best depends on data and model; the
             authors' code looks for it by attacking one of the shadows.
-        online: use the shadows inside.
         temperature: by which logits are divided, above 0. Above 1, what overfitted models say of records is
             less often all the same.
 
     Raises:
-        ArgumentError: an argument outside its range, an empty population, too few shadows.
+        ArgumentError: an empty population, or one that a model learned from; too few shadows.
     """
-    for name, value in (("gamma", gamma), ("temperature", temperature)):
-        if not value > 0:
-            raise ArgumentError(name, value, "above 0")
-    if not 0 <= alpha <= 1:
-        raise ArgumentError("alpha", alpha, "0 .. 1")
-    if not len(population.labels):
-        raise ArgumentError("population", 0, "one record or more")
-    if bool(population.inside.any()):
-        raise ArgumentError("population", "in a shadow's training data", "records that no model learned from")
-    ratio = _relative(seen, alpha, online, temperature)  # (N,)
-    others = _relative(population, alpha, False, temperature).sort().values  # (Z,)
+    if not len(population.labels) or bool(population.inside.any()):
+        raise ArgumentError("population", len(population.labels), "records that no model learned from")
+    told, apart = (_probability(of.shadows, of, temperature) for of in (seen, population))  # (M, N), (M, Z)
+    at_large = (_mean(told, seen.inside, "inside") + _mean(told, ~seen.inside, "outside")) / 2
+    beside = ((1 + alpha) * _mean(apart, ~population.inside, "outside") + 1 - alpha) / 2
+    ratio = _relative(seen, at_large, temperature)  # (N,)
+    others = _relative(population, beside, temperature).sort().values  # (Z,)
     beaten = torch.searchsorted(others, ratio - torch.tensor(gamma).double().log(), right=True)
     return (beaten + ratio.sigmoid()) / (len(others) + 1)
 
 
-def _relative(seen: Seen, alpha: float, online: bool, temperature: float) -> torch.Tensor:
+def _probability(logits: torch.Tensor, of: Seen, temperature: float) -> torch.Tensor:
+    """Of each record's label, ``(..., N)``."""
+    return _of_label((logits.double() / temperature).log_softmax(-1), of.labels).exp()
+
+
+def _relative(of: Seen, at_large: torch.Tensor, temperature: float) -> torch.Tensor:
     """log r(x) = log(Pr(x | theta) / Pr(x)), ``(N,)``."""
-    told = _of_label((seen.shadows.double() / temperature).log_softmax(-1), seen.labels).exp()  # (M, N)
-    outside = _mean(told, ~seen.inside, "outside")
-    if online:
-        at_large = (_mean(told, seen.inside, "inside") + outside) / 2
-    else:
-        at_large = ((1 + alpha) * outside + 1 - alpha) / 2
-    own = _of_label((seen.target.double() / temperature).log_softmax(-1), seen.labels)
+    own = _of_label((of.target.double() / temperature).log_softmax(-1), of.labels)
     return own - at_large.clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
@@ -220,8 +205,6 @@ def _of_label(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _own(variance: Variance, models: int) -> bool:
-    if variance not in ("auto", "own", "shared"):
-        raise ArgumentError("variance", variance, "auto, own or shared")
     return variance == "own" or (variance == "auto" and models >= MANY)
 
 

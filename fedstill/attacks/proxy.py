@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership_scores import Seen
-from fedstill.attacks.shadows import Make, look, together
+from fedstill.attacks.shadows import Make, together
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -61,38 +61,27 @@ def through(
     inputs: torch.Tensor,
     answers: torch.Tensor,
     shadows: Sequence[nn.Module],
-    records: TensorData,
-    inside: torch.Tensor,
     task: Task,
     seed: int,
     *,
     local: LocalConfig = DISTIL,
     compute: Compute | None = None,
-) -> tuple[list[nn.Module], Seen]:
-    """What proxies say about candidates: one of the node, from what it answered, and one of each shadow.
+) -> list[nn.Module]:
+    """Proxies: one of the node, from what it answered, and then one of each shadow, which is asked the same.
 
     Args:
         make: an untrained proxy, of the node's architecture as far as that is known.
         inputs: what the node was asked about ``(Q, ...)``.
         answers: what it answered ``(Q, classes)``, as logits.
-        shadows: the attacker's own models, which are asked the same.
-        records: the candidates, with their labels.
-        inside: which shadow learned from which of them, ``(M, N)`` bool.
-        task: of the models.
-        seed: of everything.
-        local: how proxies learn.
-        compute: device and precision; None is the default.
-
-    Returns:
-        The proxies, the node's first, and what they say.
+        shadows: the attacker's own models.
+        task, seed, local, compute: as of :func:`imitate`.
 
     Raises:
         ArgumentError: shapes that do not go together.
     """
     compute = compute or Compute()
     theirs = _answers(shadows, inputs, answers, compute)
-    proxies = imitate(make, inputs, torch.cat([answers[None], theirs]), task, seed, local, compute)
-    return proxies, look(proxies[0], proxies[1:], records, inside, compute)
+    return imitate(make, inputs, torch.cat([answers[None], theirs]), task, seed, local, compute)
 
 
 def imitate(

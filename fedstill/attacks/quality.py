@@ -50,30 +50,6 @@ class Distance:
         return min(self.generated, self.real) > self.dimensions
 
 
-@dataclass(frozen=True)
-class NodeDistances:
-    """FID per node and on average (FedIOD, Fig. 4).
-
-    Args:
-        nodes: of generated images from each node's own.
-        held_out: of real images that are nobody's, as many as generated ones or all there are, from each
-            node's own: what perfect generated images would have. Empty without held-out images.
-    """
-
-    nodes: Mapping[str, Distance]
-    held_out: Mapping[str, Distance]
-
-    @property
-    def average(self) -> float:
-        """The mean FID of generated images, each node counting alike."""
-        return _mean_fid(self.nodes)
-
-    @property
-    def average_held_out(self) -> float | None:
-        """The same of held-out images."""
-        return _mean_fid(self.held_out) if self.held_out else None
-
-
 def distance(generated: torch.Tensor, real: torch.Tensor, extractor: Extractor) -> Distance:
     """FID and KID of two sets of images ``(N, C, H, W)``.
 
@@ -81,40 +57,26 @@ def distance(generated: torch.Tensor, real: torch.Tensor, extractor: Extractor) 
         ArgumentError: fewer than two images of either, which have no covariance.
         DataError: as the extractor says.
     """
-    return _distance(extractor(generated), extractor(real), extractor.name)
+    return between(extractor(generated), extractor(real), extractor.name)
 
 
-def distances(
-    generated: torch.Tensor,
-    nodes: Mapping[str, torch.Tensor],
-    extractor: Extractor,
-    held_out: torch.Tensor | None = None,
-) -> NodeDistances:
-    """FID and KID of generated images from each node's own, and of held-out images beside them.
-
-    All nodes have the same generated images, as the server sends all of them the same.
-
-    Args:
-        generated, held_out: images ``(N, C, H, W)``.
-        nodes: each node's images, by its name.
+def between(generated: torch.Tensor, real: torch.Tensor, space: str) -> Distance:
+    """The same of vectors ``(N, d)`` in a space of that name.
 
     Raises:
-        ArgumentError: no node, or as :func:`distance` says.
-        DataError: as the extractor says.
+        ArgumentError: as :func:`distance` says.
     """
-    if not nodes:
-        raise ArgumentError("nodes", 0, "one or more")
-    found = extractor(generated)
-    real = {name: extractor(images) for name, images in nodes.items()}
-
-    def from_each(images: torch.Tensor) -> dict[str, Distance]:
-        return {name: _distance(images, own, extractor.name) for name, own in real.items()}
-
-    if held_out is None:
-        return NodeDistances(from_each(found), {})
-    # Spread over all of them, lest they be sorted.
-    spread = torch.linspace(0, len(held_out) - 1, min(len(held_out), len(generated))).long()
-    return NodeDistances(from_each(found), from_each(extractor(held_out[spread])))
+    for name, part in (("generated images", generated), ("real images", real)):
+        if len(part) < 2:
+            raise ArgumentError(name, len(part), "two or more, for a covariance")
+    return Distance(
+        extractor=space,
+        fid=frechet(generated, real),
+        kid=kernel_distance(generated, real),
+        generated=len(generated),
+        real=len(real),
+        dimensions=generated.shape[1],
+    )
 
 
 def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -184,20 +146,7 @@ def inception_score(logits: torch.Tensor) -> float:
     return float((marginal_entropy + (p * log_p).sum(1).mean()).exp())
 
 
-@dataclass(frozen=True)
-class InceptionScores:
-    """Inception scores of the same generated images by several classifiers."""
-
-    scores: Mapping[str, float]  # by the classifier's name, which stands beside its number
-    images: int  # how many there were
-
-    @property
-    def adapted(self) -> float:
-        """The mean of the scores: by all nodes' models, the adapted inception score (FedIOD, Table 7)."""
-        return sum(self.scores.values()) / len(self.scores)
-
-
-def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module]) -> InceptionScores:
+def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module]) -> dict[str, float]:
     """Inception scores of generated images by each of some classifiers: ImageNet's, or the nodes' own.
 
     FedIOD's appendix has the adapted score "evaluated by each locally trained model T_k (taking average of
@@ -210,6 +159,9 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
         images: ``(N, C, H, W)`` as the classifiers take them.
         classifiers: by name; copies of them judge, in evaluation mode.
 
+    Returns:
+        By name; of the nodes' models, their mean is FedIOD's adapted score.
+
     Raises:
         ArgumentError: no classifier, no image, or no logits.
         DataError: logits that hold NaN or infinity.
@@ -221,7 +173,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
         device = next((own.device for own in model.parameters()), None)
         logits = Extractor(f"logits of {name}", copy.deepcopy(model).eval(), device)(images)
         scores[name] = inception_score(logits)
-    return InceptionScores(scores, len(images))
+    return scores
 
 
 class _Given(nn.Module):
@@ -233,21 +185,3 @@ class _Given(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
-
-
-def _mean_fid(found: Mapping[str, Distance]) -> float:
-    return sum(each.fid for each in found.values()) / len(found)
-
-
-def _distance(generated: torch.Tensor, real: torch.Tensor, space: str) -> Distance:
-    for name, part in (("generated images", generated), ("real images", real)):
-        if len(part) < 2:
-            raise ArgumentError(name, len(part), "two or more, for a covariance")
-    return Distance(
-        extractor=space,
-        fid=frechet(generated, real),
-        kid=kernel_distance(generated, real),
-        generated=len(generated),
-        real=len(real),
-        dimensions=generated.shape[1],
-    )

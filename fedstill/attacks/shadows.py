@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from fedstill.attacks.membership_scores import Seen
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -102,32 +101,6 @@ def together(
     for group in choose(nodes, compute, trial)[0]:
         training.train(group, task, local, compute, work=work)
     return [node.model for node in nodes]
-
-
-def look(
-    target: nn.Module,
-    shadows: Sequence[nn.Module],
-    records: TensorData,
-    inside: torch.Tensor | None = None,
-    compute: Compute | None = None,
-) -> Seen:
-    """What target and shadows say about records.
-
-    Args:
-        target: the model that is attacked.
-        shadows: the attacker's models.
-        records: the candidates, with their labels.
-        inside: which shadow learned from which of them, ``(M, N)`` bool; None: none from any, as of a
-            population.
-        compute: device and precision; None is the default.
-    """
-    compute = compute or Compute()
-    inputs = records.inputs.to(compute.device)
-    told = [training.predict(model, inputs, compute).cpu() for model in (target, *shadows)]
-    if inside is None:
-        inside = torch.zeros(len(shadows), len(records), dtype=torch.bool)
-    others = torch.stack(told[1:]) if shadows else told[0].new_empty(0, *told[0].shape)
-    return Seen(told[0], others, inside, records.targets.cpu())
 
 
 def _check(pool: TensorData, inside: torch.Tensor) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from fedstill.attacks.heard import Replay
+from fedstill.attacks.membership_scores import Seen
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.node.training import predict
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, from_dict
 
@@ -35,6 +43,19 @@ def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any
         "engine": {"name": "one-by-one", "threads": 1},
     }
     return from_dict({**table, **changes, "method": method})
+
+
+def look(
+    target: nn.Module,
+    shadows: Sequence[nn.Module],
+    records: TensorData,
+    inside: torch.Tensor | None = None,
+    compute: Compute | None = None,
+) -> Seen:
+    """What target and shadows say about records, of which no shadow learned where nothing is said of that."""
+    told = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
+    nobody = torch.zeros(len(shadows), len(records), dtype=torch.bool)
+    return Seen(told[0], torch.stack(told[1:]), nobody if inside is None else inside, records.targets)
 
 
 def replay(method: dict[str, Any], **changes: Any) -> Replay:

@@ -11,7 +11,7 @@ from torch import nn
 from fedstill.attacks.membership_scores import Seen, lira, rmia
 from fedstill.attacks.proxy import asked, imitate, through
 from fedstill.attacks.rates import auc, rates, split
-from fedstill.attacks.shadows import halves, look, together
+from fedstill.attacks.shadows import halves, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -21,6 +21,7 @@ from fedstill.models import build
 from fedstill.node.training import predict
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
+from tests.attacks.runs import look
 
 TASK = Classification(10)
 COMPUTE = Compute(EngineConfig(name="stacked"))
@@ -49,10 +50,9 @@ class World:
         return predict(self.node, inputs, COMPUTE)
 
     def proxied(self, answers: torch.Tensor) -> tuple[list[nn.Module], Seen]:
-        inputs, pool, theirs = self.public.inputs, self.pool, self.theirs
-        return through(
-            make, inputs, answers, self.shadows, pool, theirs, TASK, 5, local=DISTIL, compute=COMPUTE
-        )
+        inputs = self.public.inputs
+        proxies = through(make, inputs, answers, self.shadows, TASK, 5, local=DISTIL, compute=COMPUTE)
+        return proxies, look(proxies[0], proxies[1:], self.pool, self.theirs, COMPUTE)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from torch import nn
 from fedstill.attacks.features import Extractor, pixels
 from fedstill.attacks.quality import (
     distance,
-    distances,
     frechet,
     inception_score,
     inception_scores,
@@ -137,24 +136,6 @@ def test_the_space_and_the_numbers_stand_beside() -> None:
             distance(*parts, PLAIN)
 
 
-def test_per_node_on_average_and_beside_held_out_images() -> None:
-    generated, held_out = mixed(30, 0), mixed(100, 1)
-    nodes = {"north": mixed(40, 2), "south": mixed(20, 3)}
-    found = distances(generated, nodes, PLAIN, held_out)
-    assert found.nodes["south"] == distance(generated, nodes["south"], PLAIN)
-    assert found.average == pytest.approx((found.nodes["north"].fid + found.nodes["south"].fid) / 2)
-    spread = held_out[[round(place) for place in torch.linspace(0, 99, 30).floor().tolist()]]
-    assert found.held_out["north"] == distance(spread, nodes["north"], PLAIN)
-    assert found.average_held_out == pytest.approx(
-        (found.held_out["north"].fid + found.held_out["south"].fid) / 2
-    )
-    alone = distances(generated, nodes, PLAIN)
-    assert alone.nodes == found.nodes
-    assert alone.average_held_out is None
-    with pytest.raises(ArgumentError, match="nodes"):
-        distances(generated, {}, PLAIN)
-
-
 def test_worse_images_are_farther() -> None:
     data = load(Digits())
     real, held_out = data.train.inputs[:700], data.test.inputs
@@ -208,13 +189,11 @@ class Knows(nn.Module):
         return self.drop(told)
 
 
-def test_adapted_score_is_the_mean_of_each_models_own() -> None:
+def test_each_model_scores_by_its_own_answers() -> None:
     images = torch.arange(4.0).repeat_interleave(5).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     models = {"north": Knows(4), "south": Knows(1)}
     found = inception_scores(images, models)
-    assert found.scores == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
-    assert found.adapted == pytest.approx(2.5)
-    assert found.images == 20
+    assert found == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
     assert models["north"].training, "as it was"
     with pytest.raises(ArgumentError, match="one or more"):
         inception_scores(images, {})
@@ -229,7 +208,7 @@ def test_models_that_disagree_score_by_themselves() -> None:
             return super().forward(x).flip(1)
 
     found = inception_scores(images, {"north": Knows(2), "south": Other(2)})
-    assert found.adapted == pytest.approx(2.0), "of averaged probabilities it would be 1"
+    assert list(found.values()) == pytest.approx([2.0, 2.0]), "of averaged probabilities it would be 1"
 
 
 def test_what_is_no_score_is_refused() -> None:

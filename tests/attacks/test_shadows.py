@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.shadows import halves, look, together
+from fedstill.attacks.shadows import halves, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -120,22 +120,6 @@ def test_a_step_of_ones_own() -> None:
     local = LocalConfig(epochs=100, batch=10, lr=1e-2)
     for model in together(make, pool, inside, TASK, local, 0, compute=engine("stacked"), work=work):
         assert training.predict(model, pool.inputs, Compute()).argmax(1).eq(2).all()
-
-
-# --- what they say ----------------------------------------------------------------------------------
-
-
-def test_what_models_say_is_seen() -> None:
-    pool, inside = records(), halves(20, 2, 0)
-    target, *shadows = (make(seed) for seed in range(3))
-    seen = look(target, shadows, pool, inside)
-    with torch.no_grad():
-        torch.testing.assert_close(seen.target, target(pool.inputs))
-        torch.testing.assert_close(seen.shadows[1], shadows[1](pool.inputs))
-    assert torch.equal(seen.inside, inside)
-    assert torch.equal(seen.labels, pool.targets)
-    assert not look(target, shadows, pool).inside.any()
-    assert look(target, [], pool).shadows.shape == (0, 20, 3)
 
 
 def test_masks_of_another_form_are_refused() -> None:

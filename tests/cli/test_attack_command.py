@@ -55,7 +55,8 @@ COPIED: dict[str, Any] = {
     "of": "inputs",
     "spaces": [
         {"extractor": "pixels", "p_value": 0.0004, "share": 0.75, "low": 0.7, "high": 0.8, "generated": 9,
-         "private": 9, "held_out": 9, "drawings": 9, "z": 0.0, "z_p_value": 0.5, "fresh": None, "pairs": [], "mind": []},
+         "private": 9, "held_out": 9, "drawings": 9, "z": 0.0, "z_p_value": 0.5, "fresh": None,
+         "pairs": [], "mind": []},
     ],
     "distances": [
         {"extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
