@@ -118,14 +118,11 @@ def copying(
             are drawn, not images, since slices of one patient are near each other without any copy.
 
     Raises:
-        ArgumentError: no images, numbers outside their range, or a group that has both kinds of images.
+        ArgumentError: no images, or a group that has both kinds of images.
         DataError: as the extractor says.
     """
-    for name, number in (("drawings", drawings), ("closest", closest)):
-        if number < 1:
-            raise ArgumentError(name, number, "1 or more")
     generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
-    whose = _whose(len(private), len(held_out), groups)  # (P + H,), or None
+    whose = _whose(groups)  # (P + H,), or None
     is_private = torch.arange(len(private) + len(held_out)) < len(private)
     # As many neighbours as seldom are all of one kind, once in about e^20.
     width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
@@ -205,15 +202,10 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _whose(
-    private: int, held_out: int, groups: tuple[torch.Tensor, torch.Tensor] | None
-) -> torch.Tensor | None:
+def _whose(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
     """A number from 0 up for each image's group, ``(P + H,)``: those of private images first."""
     if groups is None:
         return None
-    if tuple(len(part) for part in groups) != (private, held_out):
-        found = tuple(len(part) for part in groups)
-        raise ArgumentError("groups", found, f"one of each image, {(private, held_out)}")
     both = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
     if both:
         raise ArgumentError("groups", both[0], "of private images or of held-out ones, and not of both")

@@ -27,7 +27,6 @@ from torch import nn
 
 from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
 from fedstill.attacks.updates import Observed, Tensors
-from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 
@@ -54,15 +53,6 @@ class InversionConfig:
     restarts: int = 1
     """Starts from other noise; the one with the least loss counts."""
 
-    def __post_init__(self) -> None:
-        check_choices(self, "inversion")
-        for name in ("steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"inversion.{name}", getattr(self, name), "1 or more")
-        for name, value in (("lr", self.lr), ("tv", self.tv)):
-            if not math.isfinite(value) or value < 0:
-                raise ArgumentError(f"inversion.{name}", value, "0 or more")
-
 
 DLG = InversionConfig(restarts=4)
 IDLG = InversionConfig(labels="read", restarts=4)
@@ -79,7 +69,6 @@ def invert(
     pixels: Pixels = PIXELS,
     seed: int = 0,
     labels: torch.Tensor | None = None,
-    start: torch.Tensor | None = None,
 ) -> Recovered:
     """Seek the images behind a release.
 
@@ -91,23 +80,17 @@ def invert(
         pixels: range of the images.
         seed: of the first images.
         labels: ``(B,)``, where they are known; else they are read or sought as the config says.
-        start: images ``(B, C, H, W)`` that the first restart starts from, instead of noise.
 
     Raises:
         ArgumentError: labels are to be read, and the last layer was not shared.
     """
-    if count < 1:
-        raise ArgumentError("count", count, "1 or more")
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
     precise = _double(release)
     kept: list[Recovered] = []
     for restart in range(config.restarts):
         draw = torch_generator(seed, "inversion", restart)
-        if start is not None and restart == 0:
-            first = start.double().clone()
-        else:
-            first = torch.randn(count, *shape, generator=draw, dtype=torch.float64)
+        first = torch.randn(count, *shape, generator=draw, dtype=torch.float64)
         by_lines = config.optimiser == "lbfgs"
         sought = _sought(precise, first if by_lines else pixels.kept(first), labels, config, pixels, draw)
         found = (_lbfgs if by_lines else _signed_adam)(sought, config, pixels)

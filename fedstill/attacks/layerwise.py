@@ -50,13 +50,6 @@ class LayersConfig:
     tv: float = 3.0
     """Weight of the image's total variation at first; falls to nothing, of a head alone to little."""
 
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ArgumentError("layers.steps", self.steps, "1 or more")
-        for name in ("lr", "tv"):
-            if not getattr(self, name) >= 0:
-                raise ArgumentError(f"layers.{name}", getattr(self, name), "0 or more")
-
 
 class _Block(NamedTuple):
     """Convolution, ReLU and pooling; ``name`` of the convolution in the model."""

@@ -62,11 +62,6 @@ class Seen:
         if self.inside.dtype != torch.bool or self.inside.shape != self.shadows.shape[:2]:
             form = (tuple(self.inside.shape), str(self.inside.dtype))
             raise ArgumentError("inside", form, f"({len(self.shadows)}, {records}) bool")
-        if self.labels.shape != (records,) or self.labels.dtype != torch.int64:
-            form = (tuple(self.labels.shape), str(self.labels.dtype))
-            raise ArgumentError("labels", form, f"({records},) int64")
-        if records and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < classes:
-            raise ArgumentError("labels", sorted(set(self.labels.tolist())), f"0 .. {classes - 1}")
         for name, logits in (("target", self.target), ("shadows", self.shadows)):
             if not bool(torch.isfinite(logits).all()):
                 raise ArgumentError(name, "NaN or infinity", "finite logits")

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedstill.core.errors import ArgumentError
-
 NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
 WIDTH = 32  # neighbours of each vector that are looked at first
 
@@ -20,13 +18,10 @@ def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[t
         y: ``(M, d)``; of equally near ones the first is told.
         other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
 
-    Raises:
-        ArgumentError: vectors of different lengths, or none.
-
     >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
     (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
     """
-    distances, places = _sorted(*_checked(x, y), 4)  # four, lest rounding part equals
+    distances, places = _sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
     return distances[:, int(other)], places[:, int(other)]
 
 
@@ -40,9 +35,6 @@ class Neighbours:
         x: ``(N, d)``.
         y: the others ``(M, d)``.
         width: how long the lists are at first.
-
-    Raises:
-        ArgumentError: vectors of different lengths, or none.
     """
 
     x: torch.Tensor
@@ -52,17 +44,11 @@ class Neighbours:
     places: torch.Tensor = field(init=False)  # (N, width) int64
 
     def __post_init__(self) -> None:
-        self.x, self.y = _checked(self.x, self.y)
+        self.x, self.y = self.x.double(), self.y.double()
         self.distances, self.places = _sorted(self.x, self.y, self.width)
 
     def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nearest of a part ``among`` (M,) bool of the others: distances ``(N,)``, places ``(N,)``.
-
-        Raises:
-            ArgumentError: the part is empty.
-        """
-        if not among.any():
-            raise ArgumentError("among", 0, "one or more")
+        """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
         columns = torch.empty(len(self.x), dtype=torch.int64)
         rows, width = torch.arange(len(self.x)), min(WIDTH, self.places.shape[1])
         while True:
@@ -86,13 +72,6 @@ class Neighbours:
         bound = limit.unsqueeze(1)
         near = self.distances <= bound if ties else self.distances < bound
         return (near & among[self.places]).sum(1)
-
-
-def _checked(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    for name, part in (("x", x), ("y", y)):
-        if part.ndim != 2 or not part.numel() or part.shape[1] != x.shape[1]:
-            raise ArgumentError(f"shape of {name}", tuple(part.shape), "(N, d), of one d and N from 1 up")
-    return x.double(), y.double()
 
 
 def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:

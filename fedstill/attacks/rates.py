@@ -80,7 +80,7 @@ def rates(
         confidence: within (0, 1).
 
     Raises:
-        ArgumentError: no scores, or NaN among them; a rate or a confidence outside its range.
+        ArgumentError: no scores, or NaN among them.
     """
     area = auc(members, others, confidence)
     low = tuple(at_rate(members, others, rate, confidence) for rate in at)
@@ -113,7 +113,7 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     """
     from scipy.stats import rankdata
 
-    members, others = _checked(members, others, confidence)
+    members, others = _checked(members, others)
     n, m = len(members), len(others)
     ranks, own, theirs = (
         torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
@@ -144,9 +144,7 @@ def at_rate(members: torch.Tensor, others: torch.Tensor, rate: float, confidence
     >>> at.allowed, at.accused, at.found  # above 1.5 are one other and two members
     (1, 1, 2)
     """
-    members, others = _checked(members, others, confidence)
-    if not 0 <= rate <= 1:
-        raise ArgumentError("rate of false positives", rate, "0 .. 1")
+    members, others = _checked(members, others)
     n, m = len(members), len(others)
     allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
     threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
@@ -171,14 +169,10 @@ def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]
     return 1 - most(n - math.floor(k), n, error), most(math.ceil(k), n, error)
 
 
-def _checked(
-    members: torch.Tensor, others: torch.Tensor, confidence: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked(members: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for name, scores in (("scores of members", members), ("scores of others", others)):
         if scores.ndim != 1 or not len(scores):
             raise ArgumentError(name, tuple(scores.shape), "(n,), n 1 or more")
         if bool(torch.isnan(scores).any()):
             raise ArgumentError(name, "NaN", "numbers")
-    if not 0 < confidence < 1:
-        raise ArgumentError("confidence", confidence, "above 0 and below 1")
     return members.double(), others.double()

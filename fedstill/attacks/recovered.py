@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.core.errors import ArgumentError
 from fedstill.tasks import fidelity
 
 
@@ -75,7 +74,5 @@ def matched(recovered: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     """
     from scipy.optimize import linear_sum_assignment  # heavy
 
-    if recovered.shape != true.shape:
-        raise ArgumentError("recovered", tuple(recovered.shape), f"{tuple(true.shape)}, as the true images")
     errors = (true.flatten(1)[:, None].double() - recovered.flatten(1).double()).square().sum(2)  # (B, B)
     return torch.from_numpy(linear_sum_assignment(errors.cpu().numpy())[1])

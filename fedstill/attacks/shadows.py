@@ -35,17 +35,10 @@ def halves(records: int, models: int, seed: int) -> torch.Tensor:
 
     Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
 
-    Raises:
-        ArgumentError: fewer than two records, or models that cannot be paired.
-
     >>> inside = halves(6, 4, 0)
     >>> inside.sum(0).tolist(), inside.sum(1).tolist()
     ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
     """
-    if records < 2:
-        raise ArgumentError("records", records, "2 or more")
-    if models < 0 or models % 2:
-        raise ArgumentError("shadow models", models, "an even number")
     inside = torch.zeros(models, records, dtype=torch.bool)
     for pair in range(models // 2):
         order = torch.randperm(records, generator=torch_generator(seed, "shadow halves", pair))
@@ -84,8 +77,6 @@ def together(
     """
     compute = compute or Compute()
     pools = [pool] * len(inside) if isinstance(pool, TensorData) else list(pool)
-    if len(pools) != len(inside):
-        raise ArgumentError("pools", len(pools), f"one for each of {len(inside)} models")
     nodes = []
     for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
         _check(data, inside)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.errors import ArgumentError
-from fedstill.models.split import EXTRACTOR, HEAD, split
+from fedstill.models.split import split
 from fedstill.protocol.schedule import WHOLE, LocalConfig, Span, cosine
 
 Tensors = Mapping[str, torch.Tensor]
@@ -28,14 +28,11 @@ def shared(model: nn.Module, part: Part) -> tuple[str, ...]:
     """The names of the parameters that a method shares: all, the extractor's or the head's.
 
     Raises:
-        ArgumentError: there is no such part.
         ModelError: the model cannot be split.
 
     >>> shared(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
     ('2.weight', '2.bias')
     """
-    if part not in ("all", EXTRACTOR, HEAD):
-        raise ArgumentError("part", part, "all, extractor or head")
     if part == "all":
         return tuple(name for name, _ in model.named_parameters())
     own = {id(parameter) for parameter in split(model, "model").get_submodule(part).parameters()}
@@ -63,16 +60,6 @@ class Schedule:
     weight_decay: float = 0.0
     smoothing: float = 0.0
     training: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.rates or min(self.rates) < 0:
-            raise ArgumentError("schedule.rates", self.rates, "one learning rate a step, 0 or more each")
-        if self.batch < 1:
-            raise ArgumentError("schedule.batch", self.batch, "1 or more")
-        if self.optimiser not in ("adam", "sgd"):
-            raise ArgumentError("schedule.optimiser", self.optimiser, "adam or sgd")
-        if not 0 <= self.smoothing < 1:
-            raise ArgumentError("schedule.smoothing", self.smoothing, "from 0 to below 1")
 
     @classmethod
     def of(cls, local: LocalConfig, examples: int, span: Span = WHOLE) -> Schedule:
@@ -175,8 +162,6 @@ def trained(
     first: dict[str, torch.Tensor] = {}
     second: dict[str, torch.Tensor] = {}
     order = schedule.batches(len(inputs)) if order is None else order
-    if len(order) != len(schedule.rates):
-        raise ArgumentError("order", len(order), f"the batches of {len(schedule.rates)} steps")
     for step, (rate, indices) in enumerate(zip(schedule.rates, order, strict=True), 1):
         slopes = gradients(
             model,

@@ -101,16 +101,10 @@ def most(
     Args:
         spent: what is paid already.
         price: one event, or several that are paid together.
-        limit: epsilon, above 0.
-        delta: of that epsilon, 0 or more.
-        accountant: which.
-        up_to: look no further, 0 or more.
+        limit, delta, accountant, up_to: as of :func:`longest`.
 
     Returns:
         0 .. up_to; 0 too where what is spent is above the limit already.
-
-    Raises:
-        ArgumentError: delta or up_to outside its range.
 
     >>> most({}, Event("laplace", 10.0), limit=1.0, delta=1e-9, up_to=100)
     10

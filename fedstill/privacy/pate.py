@@ -25,7 +25,7 @@ from fedstill.core.choices import check_choices
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import renyi
-from fedstill.privacy.bounds import above_zero, not_negative, one_or_more
+from fedstill.privacy.bounds import not_negative, one_or_more
 from fedstill.privacy.config import (
     COUNTED,
     NOT_CHOSEN,
@@ -219,20 +219,14 @@ def epsilon_data_dependent(
         answered: with a threshold: which rows passed it, bool (N,).
 
     Raises:
-        ArgumentError: shapes or values outside their range.
+        ArgumentError: a threshold, and not which rows passed it.
     """
     from scipy.special import log_ndtr
 
-    if votes.ndim != 2 or votes.shape[1] < 2:
-        raise ArgumentError("votes", tuple(votes.shape), "of shape (rows, classes), 2 classes or more")
-    above_zero("sigma", sigma)
-    if not 0 < delta < 1:
-        raise ArgumentError("delta", delta, "above 0 and below 1")
     counts: Floats = votes.detach().cpu().double().numpy()
     total = np.zeros_like(renyi.ORDERS)
     if threshold > 0:
-        above_zero("threshold_noise", threshold_noise)
-        if answered is None or answered.shape != votes.shape[:1]:
+        if answered is None:
             raise ArgumentError("answered", answered, "with a threshold, one truth for each row of votes")
         above = (counts.max(axis=1) - threshold) / threshold_noise
         rarer = np.minimum(log_ndtr(above), log_ndtr(-above))  # of the two outcomes

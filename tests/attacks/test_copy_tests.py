@@ -93,15 +93,6 @@ def test_first_of_a_part_however_rare(few: int) -> None:
     assert torch.equal(pool.count(~among, distances, ties=False), (others < slow.unsqueeze(1)).sum(1))
 
 
-def test_what_has_no_neighbours_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="shape of y"):
-        nearest(torch.zeros(2, 3), torch.zeros(2, 4))
-    with pytest.raises(ArgumentError, match="shape of x"):
-        nearest(torch.zeros(0, 3), torch.zeros(2, 3))
-    with pytest.raises(ArgumentError, match="among"):
-        Neighbours(torch.zeros(1, 1), torch.zeros(2, 1)).first(torch.zeros(2, dtype=torch.bool))
-
-
 # --- by hand and by slow references -----------------------------------------------------------------
 
 
@@ -185,17 +176,6 @@ def test_data_copying_as_scipy_has_it() -> None:
         )
         assert data_copying(x, y)[1] == pytest.approx(expected.pvalue, rel=1e-9)
     assert data_copying(torch.zeros(3), torch.zeros(4)) == (0.0, 0.5)
-
-
-def test_bad_numbers_are_refused() -> None:
-    x = gauss(3, 0)
-    for wrong in ({"drawings": 0}, {"closest": 0}):
-        with pytest.raises(ArgumentError, match=next(iter(wrong))):
-            copying(x, x, x, PLAIN, seed=0, **wrong)
-    with pytest.raises(ArgumentError, match="images"):
-        copying(x[:0], x, x, PLAIN, seed=0)
-    with pytest.raises(ArgumentError, match="groups"):
-        copying(x, x, x, PLAIN, seed=0, groups=(torch.zeros(2), torch.zeros(3)))
 
 
 # --- what is a copy, and what is not ----------------------------------------------------------------
@@ -447,3 +427,5 @@ def test_vgg_from_its_file(tmp_path: Path) -> None:
 def test_vectors_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="pixels: NaN"):
         pixels()(torch.full((2, 1, 4, 4), math.nan))
+    with pytest.raises(ArgumentError, match="images"):
+        pixels()(torch.zeros(0, 1, 4, 4))

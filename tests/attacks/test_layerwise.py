@@ -193,9 +193,3 @@ def test_the_extractors_gradient_alone_is_refused() -> None:
     release = released(build("lenet5", (1, 28, 28), 10, 0), inputs, targets, "extractor")
     with pytest.raises(ArgumentError, match=r"without 7.weight, 7.bias.*all parameters, or of the head"):
         invert_layers(release, (1, 28, 28), 1)
-
-
-@pytest.mark.parametrize("values", [{"steps": 0}, {"lr": -1.0}, {"tv": float("nan")}])
-def test_settings_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=r"layers\."):
-        LayersConfig(**values)  # type: ignore[arg-type]

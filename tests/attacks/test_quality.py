@@ -212,9 +212,5 @@ def test_models_that_disagree_score_by_themselves() -> None:
 
 
 def test_what_is_no_score_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="shape of logits"):
-        inception_score(torch.zeros(2, 3, 4))
-    with pytest.raises(ArgumentError, match="shape of logits"):
-        inception_score(torch.zeros(0, 3))
     with pytest.raises(DataError, match="NaN"):
         inception_score(torch.full((2, 3), math.nan))

@@ -138,17 +138,13 @@ def test_split_by_membership() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "others", "at", "confidence", "name"),
+    ("members", "others", "name"),
     [
-        (torch.empty(0), torch.ones(1), 0.1, 0.95, "scores of members"),
-        (torch.ones(1), torch.ones(1, 1), 0.1, 0.95, "scores of others"),
-        (torch.ones(1), torch.tensor([math.nan]), 0.1, 0.95, "scores of others"),
-        (torch.ones(1), torch.ones(1), 1.1, 0.95, "rate of false positives"),
-        (torch.ones(1), torch.ones(1), 0.1, 1.0, "confidence"),
+        (torch.empty(0), torch.ones(1), "scores of members"),
+        (torch.ones(1), torch.ones(1, 1), "scores of others"),
+        (torch.ones(1), torch.tensor([math.nan]), "scores of others"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    members: torch.Tensor, others: torch.Tensor, at: float, confidence: float, name: str
-) -> None:
+def test_what_cannot_be_is_refused(members: torch.Tensor, others: torch.Tensor, name: str) -> None:
     with pytest.raises(ArgumentError, match=name):
-        rates(members, others, at=(at,), confidence=confidence)
+        rates(members, others)

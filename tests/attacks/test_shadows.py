@@ -65,13 +65,6 @@ def test_halves_are_drawn_anew_for_each_pair_and_seed() -> None:
     assert float(together_.max()) < 1
 
 
-def test_what_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="shadow models is 3"):
-        halves(10, 3, 0)
-    with pytest.raises(ArgumentError, match="records is 1"):
-        halves(1, 2, 0)
-
-
 # --- training ---------------------------------------------------------------------------------------
 
 
@@ -129,8 +122,6 @@ def test_masks_of_another_form_are_refused() -> None:
             together(make, [pool] * len(mask), mask, TASK, LOCAL, 0)
     with pytest.raises(ArgumentError, match="a model without a record"):
         together(make, pool, inside & inside[:1], TASK, LOCAL, 0)
-    with pytest.raises(ArgumentError, match="pools is 1"):
-        together(make, [pool], inside, TASK, LOCAL, 0)
 
 
 def _gate(name: str) -> Gate:
