@@ -1,9 +1,7 @@
 """Membership of a run's private records: told by its central model, and by the answers that a node gave.
 
-The outsider has the central model, or asks the ensemble through the nodes' gates. Some methods have neither:
-then the average of the nodes' models is attacked, or all of them, of which the one speaks that is surest of
-the record's label. Nobody in the run is given these; it is what they would tell if they were used. The
-curious server has questions and answers, and distils a copy of the node's model from them.
+The outsider has the central model, or what stands for it (:mod:`fedstill.attacks.outsider`). The curious
+server has questions and answers, and distils a copy of the node's model from them.
 
 Members are the records that the nodes learned from; of nodes of which the server heard nothing but how much
 they hold, nothing can have come to a student. Others are test data, which no model saw; where one node is

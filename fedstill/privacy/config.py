@@ -245,8 +245,9 @@ class PrivacyConfig(Registered):
         >>> list(NoPrivacy().parts)
         []
         """
+        named = {each.name for each in fields(self) if is_dataclass(getattr(self, each.name))}
         own = (name for kind in type(self).__mro__ for name in vars(kind).get("__annotations__", ()))
-        return {name: getattr(self, name) for name in own if is_dataclass(getattr(self, name, None))}
+        return {name: getattr(self, name) for name in own if name in named}
 
     def with_noise(self: P, levels: Mapping[str, float]) -> P:
         """The same with other noise in some of its tables."""

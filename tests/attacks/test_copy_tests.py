@@ -140,18 +140,6 @@ def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
     assert found.p_value == (1 + sum(value >= found.statistic for value in drawn)) / 61
 
 
-def test_drawings_move_everybody_and_keep_numbers() -> None:
-    truth = torch.arange(10) < 4
-    drawn = torch.stack(list(module._drawings(truth, None, 0, 2000)))
-    assert (drawn.sum(1) == 4).all()
-    assert ((drawn.double().mean(0) - 0.4).abs() < 0.05).all()
-    whose = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])
-    in_groups = torch.stack(list(module._drawings(truth, whose, 0, 2000)))
-    for group in range(4):
-        assert (in_groups[:, whose == group].double().mean(1) % 1 == 0).all(), "a group goes as a whole"
-    assert ((in_groups.double().mean(0) - 0.5).abs() < 0.05).all(), "two of four groups"
-
-
 def test_share_is_that_of_subsets_of_equal_size() -> None:
     generated, private, held_out = three(1, 40, 60, 15)
     slow = []
