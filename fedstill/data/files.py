@@ -11,13 +11,12 @@ from typing import ClassVar, get_args
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import nuclei, text
-from fedstill.data.arrays import classified
-from fedstill.data.assembled import Source, data_set
 from fedstill.data.config import DATA, DataConfig, Targets, multiple_of_four, targets_of
 from fedstill.data.located import listed, located, places_of
 from fedstill.data.own import read_own, read_pictures
 from fedstill.data.packs import read_folder, read_npz
 from fedstill.data.pictures import Picture
+from fedstill.data.preparation import of_images
 from fedstill.tasks import TaskConfig
 
 # By what is read: the options that it has beside those of all data.
@@ -70,11 +69,12 @@ class Files(nuclei.PictureData, text.TextData):
         place = located(self, task.like, *((".csv",) if targets == "labels" else ()))
         name = place.resolve().name if place.is_dir() else place.stem
         if targets == "class":
-            return classified(read_folder(place) if place.is_dir() else read_npz(place), self, name, "")
+            raw = read_folder(place) if place.is_dir() else read_npz(place)
+            return of_images(raw, self, task, name)
         if targets == "instances":
             return nuclei.data_set(self.pictures(), self, name, "", "site")
-        source = Source(read_own(place, task.like, size=self.size, slices=self.slices), name)
-        return data_set(source, self, task, size=self.size, channels=self.channels, sites=self.sites)
+        raw = read_own(place, task.like, size=self.size, slices=self.slices)
+        return of_images(raw, self, task, name, size=self.size, channels=self.channels, sites=self.sites)
 
     def pictures(self) -> Sequence[Picture]:
         """Pictures with objects."""

@@ -15,7 +15,6 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.imports import OWN, first_line
 from fedstill.data import memory
-from fedstill.data.assembled import PATIENT, observed, with_channels
 from fedstill.data.config import MEAN, STD
 from fedstill.data.findings import read_findings
 from fedstill.data.folders import in_one_size, map_files
@@ -24,8 +23,8 @@ from fedstill.data.nifti import read_volumes
 from fedstill.data.own import from_arrays, read_pictures
 from fedstill.data.owner_inputs import check_range, groups_of, inputs_of, locate, own_function
 from fedstill.data.packs import Raw, arrays_of
+from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.private_config import SOURCES, PrivateConfig
-from fedstill.data.rasters import resized_maps
 from fedstill.data.spec import InputSpec
 from fedstill.data.tables import read_csv
 from fedstill.tasks import TaskConfig
@@ -85,7 +84,7 @@ def own_spec(config: PrivateConfig, folder: Path, task: TaskConfig, what: str) -
     raw, _ = _read(
         config, folder, InputSpec(task, least, (1, 8, 8), (MEAN,), (STD,))
     )  # whose size is not used
-    images = with_channels(raw.images[:1], config.channels, "data.channels")
+    images = with_channels(raw.images[:1], config.channels)
     channels, height, width = images.shape[1:]
     return InputSpec(task, raw.classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
@@ -126,17 +125,12 @@ def _images(config: PrivateConfig, folder: Path, spec: InputSpec, what: str, mos
     labels = _labels(raw, named, spec, what)
     groups = groups_of(raw, config)
     rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(~raw.test)
-    images = with_channels(raw.images[rows], config.channels, "data.channels")
+    images = with_channels(raw.images[rows], config.channels)
     if len(rows) == 0:
         raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
     inputs = inputs_of(images, config, spec, what)
     groups = None if groups is None else groups[torch.from_numpy(rows)]
-    if spec.task.like == "reconstruction":
-        return TensorData(observed(inputs, spec.task), inputs, groups)
-    targets = torch.from_numpy(labels[rows])
-    if spec.task.like == "segmentation":
-        targets = resized_maps(targets, spec.shape[1], spec.shape[2])
-    return TensorData(inputs, targets, groups)
+    return TensorData(*taught(inputs, torch.from_numpy(labels[rows]), spec.task), groups)
 
 
 def _read(config: PrivateConfig, folder: Path, spec: InputSpec, most: int = 0) -> tuple[Raw, bool]:

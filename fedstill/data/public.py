@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.data.assembled import observed
 from fedstill.data.config import DATA, Targets, named, targets_of
 from fedstill.data.loaders import CLASSIFICATION, load
-from fedstill.data.rasters import resized_maps
+from fedstill.data.preparation import observed, taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks import TASKS, TaskConfig
 
@@ -208,12 +207,9 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
-    images = part.targets if served.like == "reconstruction" else part.inputs
-    inputs = conform(images, other, data)
-    labels = _conform_too(part.targets, inputs, task) if known else None
-    if task.like == "reconstruction":
-        inputs = observed(inputs, task)
-    return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
+    images = conform(part.targets if served.makes.kind == "image" else part.inputs, other, data)
+    inputs, labels = taught(images, part.targets, task)
+    return Public(other.name, inputs, labels if known else None, "; ".join(note for note in notes if note))
 
 
 def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> str:
@@ -221,13 +217,6 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> str
     if targets[0] not in _TASKS:
         raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
     return _TASKS[targets[0]]
-
-
-def _conform_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
-    """Targets of images that were brought into another form: maps become as large, images are the images."""
-    if task.like == "reconstruction":
-        return images
-    return resized_maps(targets, images.shape[2], images.shape[3]) if targets.ndim == 3 else targets
 
 
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
@@ -293,7 +282,7 @@ def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _column(data.mean)) / _column(data.std)
-    if task.like == "reconstruction":
+    if task.makes.kind == "image":
         return Public(NOISE, observed(inputs, task), inputs, _generated(count, config))
     return Public(NOISE, inputs, None, _generated(count, config))
 

@@ -22,7 +22,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import first_line
 from fedstill.data.config import DataConfig, Targets
 from fedstill.data.located import find_file
-from fedstill.data.parts import parted
+from fedstill.data.preparation import PATIENT, SITE, Source, joined, prepared
 from fedstill.data.units import Ints
 from fedstill.data.words import (
     HASH,
@@ -142,25 +142,28 @@ def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSe
         Inputs (N, L) int64, 0 for padding, targets (N,) int64 class indices; without mean and std.
 
     Raises:
-        DataError: a vocabulary that is not there, or as :func:`fedstill.data.parts.parted`.
+        DataError: a vocabulary that is not there, or as :func:`fedstill.data.preparation.prepared`.
     """
     ids, vocabulary, coding = code(
         source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary, root=config.root
     )
-    parts = parted(source.labels, source.test, source.columns, config, name)
-    inputs, targets = torch.from_numpy(ids), torch.from_numpy(source.labels)
-    return DataSet(
-        name=name,
-        train=replace(_part(inputs, targets, parts.train), groups=parts.groups),
-        test=_part(inputs, targets, parts.test),
-        classes=source.classes,
-        mean=(),
-        std=(),
-        note="; ".join(told for told in (note, *parts.notes, coding) if told),
-        columns={key: column[parts.train] for key, column in source.columns.items()},
-        unit=parts.unit,
-        vocabulary=vocabulary,
+    inputs, targets, columns = torch.from_numpy(ids), torch.from_numpy(source.labels), source.columns
+    data = prepared(
+        Source(
+            name=name,
+            targets=source.labels,
+            classes=source.classes,
+            tensors=lambda rows: TensorData(inputs[rows], targets[rows]),
+            test=source.test,
+            columns=columns,
+            note=note,
+            sites=columns.get(SITE),
+            unit=PATIENT if PATIENT in columns else "",
+            one_by_one=True,
+        ),
+        config,
     )
+    return replace(data, note=joined(data.note, coding), vocabulary=vocabulary)
 
 
 def code(
@@ -210,11 +213,6 @@ def _rows(texts: Texts, rows: Ints | None) -> Texts:
     inside = np.zeros(len(texts), dtype=bool)
     inside[rows] = True
     return Texts(texts.words, texts.at[np.repeat(inside, texts.lengths)], texts.lengths[rows])
-
-
-def _part(inputs: torch.Tensor, targets: torch.Tensor, rows: Ints) -> TensorData:
-    chosen = torch.from_numpy(rows)
-    return TensorData(inputs[chosen], targets[chosen])
 
 
 # --- sources ------------------------------------------------------------------------------------------

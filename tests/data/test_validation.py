@@ -118,13 +118,12 @@ def test_pictures_stay_whole_and_the_official_test_part_is_not_used() -> None:
 
 
 def test_patients_of_a_csv_of_cases(tmp_path: Path) -> None:
-    """The path through :mod:`fedstill.data.assembled`."""
-    from fedstill.data.assembled import Source, data_set
+    from fedstill.data.preparation import of_images
     from fedstill.tasks.segmentation import SegmentationConfig
     from tests.data.test_medical import shown, slices
 
     plain, some = (
-        data_set(Source(slices(), "mine"), named("mine", validation=share), SegmentationConfig())
+        of_images(slices(), named("mine", validation=share), SegmentationConfig(), "mine")
         for share in (0.0, 0.4)
     )
     assert shown(some.train) | shown(some.test) == shown(plain.train)
