@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData, check_classification, check_labels
 from fedstill.data.arrays import ArrayData
-from fedstill.data.config import DATA, DataConfig, Targets, named
+from fedstill.data.config import DATA, DataConfig, named
 from fedstill.data.dividing import Items, SplitConfig, split
 from fedstill.data.files import Files
 from fedstill.data.loaders import load
@@ -28,6 +28,7 @@ from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, So
 from fedstill.data.text import TextData
 from fedstill.data.units import stratified
 from fedstill.data.vision import Digits
+from fedstill.tasks import Targets
 
 __all__ = [
     "DATA",

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError, FedstillError
 from fedstill.core.imports import OWN, first_line
-from fedstill.data import own, packs
-from fedstill.data.config import DataConfig, targets_of
+from fedstill.data.config import DataConfig
 from fedstill.data.preparation import of_images
+from fedstill.data.raw import from_arrays
 from fedstill.tasks import TaskConfig
 
 
@@ -40,11 +40,7 @@ class ArrayData(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """These arrays, checked, divided into training and test parts, and normalised."""
-        arrays, path = self._given(), Path(self.called)
-        if targets_of(task) == "class":
-            raw = packs.from_arrays(path, packs.with_numbers(arrays))
-        else:
-            raw = own.from_arrays(path, arrays, task.like)
+        raw = from_arrays(Path(self.called), self._given(), task.targets)
         return of_images(raw, self, task, self.called, self.note)
 
     def _given(self) -> dict[str, Column]:

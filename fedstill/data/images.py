@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import DataError
+from fedstill.core.imports import first_line
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,7 +33,7 @@ def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
         raise
     # Pillow raises SyntaxError for a damaged PNG.
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what}: cannot be read as an image ({one_line(error)})") from error
+        raise DataError(f"{what}: cannot be read as an image ({first_line(error)})") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -52,7 +53,7 @@ def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
     except DataError:
         raise
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what}: cannot be read as an image ({one_line(error)})") from error
+        raise DataError(f"{what}: cannot be read as an image ({first_line(error)})") from error
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -61,8 +62,3 @@ def image_files(folder: Path) -> list[Path]:
         return []
     files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     return sorted(f for f in files if f.is_file())
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__

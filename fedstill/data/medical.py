@@ -10,11 +10,12 @@ import numpy as np
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError
-from fedstill.data.config import DataConfig, Targets, multiple_of_four, targets_of
+from fedstill.data.config import DataConfig, multiple_of_four
 from fedstill.data.located import find_file
-from fedstill.data.packs import Raw, arrays_of, need
+from fedstill.data.npz import read_npz
 from fedstill.data.preparation import PATIENT, SITE, of_images
-from fedstill.tasks import TaskConfig
+from fedstill.data.raw import Raw, need
+from fedstill.tasks import Targets, TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
 
@@ -40,7 +41,7 @@ class BrainMRI(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""
-        channels = self.channels or ((FLAIR,) if targets_of(task) == "image" else ())
+        channels = self.channels or ((FLAIR,) if task.targets == "image" else ())
         raw = brain_mri(find_file(self, "brain_mri_lgg.npz"))
         note = "TCGA lower-grade glioma, 8 axial slices of each patient"
         options = (self.size, channels, self.sites)
@@ -73,7 +74,7 @@ def brain_mri(path: Path) -> Raw:
     Raises:
         DataError: not the pack that it should be.
     """
-    arrays = arrays_of(path)
+    arrays = read_npz(path)
     images, masks = need(path, arrays, "images"), need(path, arrays, "masks")
     columns = {
         SITE: _names(path, arrays, "sites", "site"),
@@ -95,7 +96,7 @@ def chest_xray(path: Path) -> Raw:
     Raises:
         DataError: not the pack that it should be.
     """
-    arrays = arrays_of(path)
+    arrays = read_npz(path)
     images, labels = need(path, arrays, "images"), need(path, arrays, "labels")
     names = tuple(str(name) for name in need(path, arrays, "label_names"))
     patient = need(path, arrays, "patient").astype(np.str_)

@@ -22,14 +22,15 @@ import torch
 from fedstill.core import deadline
 from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError
-from fedstill.data.config import MEAN, STD, DataConfig, Targets, multiple_of_four
+from fedstill.data.config import MEAN, STD, DataConfig, multiple_of_four
 from fedstill.data.images import decoded, instance_map
 from fedstill.data.located import find_file
-from fedstill.data.packs import arrays_of, need
+from fedstill.data.npz import read_npz
 from fedstill.data.pictures import Picture, picture
 from fedstill.data.preparation import PATIENT, Source, check_sites, prepared
 from fedstill.data.rasters import grown, nearest, places, resized
-from fedstill.tasks import TaskConfig
+from fedstill.data.raw import need
+from fedstill.tasks import Targets, TaskConfig
 
 PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")
@@ -143,7 +144,7 @@ def dsb2018(path: Path, kinds: Sequence[str]) -> list[Picture]:
 
 
 def _pictures(path: Path, site: str, split: str | None, only: Sequence[str] = ()) -> list[Picture]:
-    arrays = arrays_of(path)
+    arrays = read_npz(path)
     names, sites = need(path, arrays, "name"), need(path, arrays, site)
     check_sites(only, sorted({str(name) for name in sites}))
     images, maps = (_streams(path, arrays, part) for part in ("image", "label"))

@@ -16,8 +16,8 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.groups import numbered
-from fedstill.data.packs import Images, Raw
 from fedstill.data.rasters import resized, resized_maps
+from fedstill.data.raw import Images, Raw
 from fedstill.data.units import Ints, drawn_units, labels_of, strata, stratified, whole
 from fedstill.data.validation import Flags, set_aside
 from fedstill.tasks import TaskConfig

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.data.config import DATA, Targets, named, targets_of
+from fedstill.data.config import DATA, named
 from fedstill.data.loaders import CLASSIFICATION, load
 from fedstill.data.preparation import observed, taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
-from fedstill.tasks import TASKS, TaskConfig
+from fedstill.tasks import TASKS, Targets, TaskConfig
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
@@ -185,10 +185,10 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         )
     try:
         targets = DATA[config.name].targets
-        same = targets_of(task) in targets
+        same = task.targets in targets
         served = task if same else TASKS[_images_of(targets, config.name, task)]()
         # Nuclei stay as large.
-        size = {"patch": data.train.inputs.shape[-1]} if targets_of(served) == "instances" else {}
+        size = {"patch": data.train.inputs.shape[-1]} if served.targets == "instances" else {}
         other = load(named(config.name, root=config.root, **size), served)
     except ArgumentError as error:
         if error.name != "data.name":

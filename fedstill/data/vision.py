@@ -14,11 +14,12 @@ import numpy.typing as npt
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
 from fedstill.data.arrays import ArrayData
-from fedstill.data.config import DataConfig, Targets
+from fedstill.data.config import DataConfig
+from fedstill.data.formats import read
 from fedstill.data.located import folders, listed
-from fedstill.data.packs import Raw, read_npz
 from fedstill.data.preparation import of_images
-from fedstill.tasks import TaskConfig
+from fedstill.data.raw import Raw
+from fedstill.tasks import Targets, TaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ class Vision(DataConfig):
         roots = folders(self)
         for root in roots:
             if (root / self.pack).is_file():
-                return of_images(read_npz(root / self.pack), self, task, self.called, self.pack_note)
+                raw = read(root / self.pack, "npz", "class")
+                return of_images(raw, self, task, self.called, self.pack_note)
         there = [root for root in roots if (root / self.vision_folder).is_dir()]
         if there or self.download:
             raw = self._torchvision((there or roots)[0])
