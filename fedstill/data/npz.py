@@ -27,6 +27,8 @@ from fedstill.data.raw import need
 # What numpy and zipfile raise for a file that is damaged, of another format, or holds a pickle.
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
+MEDMNIST = ("train", "test", "val")  # parts of its files, as "split" numbers them
+
 SIDE = 32  # CIFAR images are 32 x 32
 ROWS, COLUMNS = 30, 20  # tiles of a mosaic, all of one class
 MOSAIC_TRAIN = 500  # of its tiles, these come first; the other 100 are for testing
@@ -39,13 +41,29 @@ def read_npz(path: Path) -> dict[str, Column]:
     ``labels``, stream i is ``jpeg[offsets[i]:offsets[i + 1]]``, 32 x 32 RGB; with ``jpeg``, ``offsets``
     and ``classes`` there is one mosaic of 600 tiles a class, the last 100 for testing.
 
+    The files of MedMNIST, known by ``train_images``, become ``images``, ``labels`` and ``split``.
+
     Raises:
         DataError: a file that cannot be read or holds Python objects, streams of another form.
     """
     arrays = _arrays(path, jpeg=False)
+    if "train_images" in arrays:
+        return _medmnist(path, arrays)
     if "offsets" not in arrays:
         return arrays
     return _streams(path, arrays) if "labels" in arrays else _mosaics(path, arrays)
+
+
+def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
+    """The three parts of MedMNIST's files in one, of which ``split`` tells them apart."""
+    images, labels = (
+        np.concatenate([need(path, arrays, f"{part}_{name}") for part in MEDMNIST])
+        for name in ("images", "labels")
+    )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    split = np.repeat(np.arange(len(MEDMNIST)), [len(arrays[f"{part}_images"]) for part in MEDMNIST])
+    return {"images": images, "labels": labels, "split": split}
 
 
 def _arrays(path: Path, jpeg: bool) -> dict[str, Column]:

@@ -34,7 +34,8 @@ class Source:
         targets: whose shares are kept: classes ``(N,)``, findings ``(N, C)`` or maps ``(N, H, W)``.
         classes: their names.
         tensors: the examples at some rows.
-        test: 1 for testing, 0 for training, -1 where the source does not say, ``(N,)``; None: nowhere.
+        test: 1 for testing, 2 for validation, 0 for training, -1 where the source does not say, ``(N,)``;
+            None: nowhere.
         columns: ``(N,)`` each.
         channels: of images; 0: texts.
         note: what is to be said of it.
@@ -93,13 +94,19 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units
-    test, drawn = _test_part(source, units, config)
+    given = np.full(len(rows), -1) if source.test is None else source.test.astype(np.int64)
+    test, drawn = _test_part(source, given, units, config)
     both = np.intersect1d(units[test], units[~test])
     if len(both):
         patient = str(own[units == both[0]][0])
         raise DataError(f"{source.name}: patient {patient!r} is in both parts: allowed is one of them")
     called = "patients" if source.unit == PATIENT else source.called
-    kept, measured, told = set_aside(test, source.labels(rows), units, source.sites, config, called)
+    if (own_part := given == 2).any():
+        used = f"measured on {own_part.sum()} of its own validation part; the test part is not used"
+        told = used if config.validation else f"its own validation part of {own_part.sum()} is not used"
+        kept, measured = given == 0, own_part if config.validation else test
+    else:
+        kept, measured, told = set_aside(test, source.labels(rows), units, source.sites, config, called)
     train, limited = np.flatnonzero(kept), ""
     if 0 < config.train_limit < len(train):
         generator = numpy_generator(config.seed, "data", "limit")
@@ -132,9 +139,8 @@ def joined(*notes: str) -> str:
     return "; ".join(note for note in notes if note)
 
 
-def _test_part(source: Source, units: Column, config: DataConfig) -> tuple[Flags, str]:
+def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -> tuple[Flags, str]:
     """Which examples are for testing, and what to say of it."""
-    given = np.full(len(units), -1) if source.test is None else source.test.astype(np.int64)
     test, undecided = given == 1, np.flatnonzero(given < 0)
     if not len(undecided):
         return test, ""

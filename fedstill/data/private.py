@@ -245,7 +245,7 @@ def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: i
     """The training examples of what was read, in the server's spec."""
     memory.check_examples(len(raw.images), spec, most)
     groups = groups_of(raw.columns, config)
-    rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(~raw.test)
+    rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(raw.test == 0)
     if len(rows) == 0:
         raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])

@@ -33,7 +33,7 @@ class Raw:
         images: ``(N, C, H, W)``.
         labels: classes ``(N,)``; findings ``(N, C)`` of -1, 0 and 1; maps ``(N, H, W)``; nothing of images.
         classes: their names.
-        test: which are for testing, ``(N,)``; None where the source has no split.
+        test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source has no split.
         columns: ``(N,)`` each.
         named: whether classes have names of their own, and not only numbers.
     """
@@ -41,7 +41,7 @@ class Raw:
     images: Images
     labels: Ints
     classes: tuple[str, ...]
-    test: npt.NDArray[np.bool_] | None = None
+    test: Column | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     named: bool = True
 
@@ -52,8 +52,8 @@ def from_arrays(
     """Arrays by name, checked: ``images``, and what they teach.
 
     ``labels`` are names or numbers of classes ``(N,)``, or findings ``(N, C)`` of -1 (unknown), 0 and 1;
-    ``masks`` ``(N, H, W)`` are whole numbers. ``classes`` names classes or findings, ``split`` is 0 (train)
-    or 1 (test), all other ``(N,)`` arrays are columns: ``patient`` and ``site`` are heeded.
+    ``masks`` ``(N, H, W)`` are whole numbers. ``classes`` names classes or findings, ``split`` is 0 (train),
+    1 (test) or 2 (validation), all other ``(N,)`` arrays are columns: ``patient`` and ``site`` are heeded.
 
     Args:
         path: where they come from, for errors.
@@ -91,9 +91,10 @@ def from_arrays(
         named = arrays["labels"].dtype.kind == "U" or classes != tuple(map(str, range(len(classes))))
     test = None
     if "split" in arrays:
-        if arrays["split"].shape != (count,) or not np.isin(arrays["split"], (0, 1)).all():
-            raise DataError(f"{path}: split is not 0 (train) or 1 (test) for each of the {count} images")
-        test = arrays["split"] == 1
+        test = arrays["split"]
+        if test.shape != (count,) or not np.isin(test, (0, 1, 2)).all():
+            told = f"split is not 0 (train), 1 (test) or 2 (validation) for each of the {count} images"
+            raise DataError(f"{path}: {told}")
     known = {"images", "masks", "labels", "classes", "split", "offsets"}
     columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
     return Raw(images, labels, classes, test, columns, named)

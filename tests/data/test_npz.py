@@ -119,7 +119,7 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ({"labels": np.array(3)}, r"labels are int64 of shape \(\)"),
         ({"classes": ["only"]}, r"label 1 of example 1 is outside 0\.\.0 \(2 such"),
         ({"classes": [7, 8]}, "classes are int64"),
-        ({"split": [0, 1, 2, 0]}, r"split is not 0 \(train\) or 1 \(test\)"),
+        ({"split": [0, 1, 3, 0]}, r"split is not 0 \(train\), 1 \(test\) or 2 \(validation\)"),
         ({"split": [0, 1, 0]}, "split is not"),
         ({"images": pixels(4, 8, 8).astype(np.int16)}, "images are int16"),
         ({"images": pixels(4, 8)}, r"shape \(4, 8\)"),
