@@ -149,3 +149,14 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
         serving = [name for name, kind in DATA.working().items() if task.targets in kind.targets]
         allowed = f"{', '.join(serving)} or a path for task {task.called}"
         raise ArgumentError("data.name", config.called, allowed)
+
+
+def check_measured_on_test(config: DataConfig) -> None:
+    """Refuse validation data where nodes bring data of their own, which no server can set aside.
+
+    Raises:
+        ArgumentError: ``data.validation`` is not 0.
+    """
+    if config.validation:
+        allowed = "0, as nodes that hold data of their own set nothing aside for a server"
+        raise ArgumentError("data.validation", config.validation, allowed)

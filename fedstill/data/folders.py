@@ -12,9 +12,8 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.words import times
-from fedstill.data.images import SUFFIXES, Bytes, decoded, image_files, instance_map
+from fedstill.data.images import SUFFIXES, image_files, instance_map, size_of, stacked
 from fedstill.data.masks import joined_masks
-from fedstill.data.rasters import resized
 from fedstill.data.raw import Raw
 from fedstill.data.tables import CASES, about
 
@@ -96,29 +95,20 @@ def in_one_size(
     """
     found = map_files(folder, masks=masks)
     counted(len(found.images))
-    images: list[npt.NDArray[np.uint8] | npt.NDArray[np.float32]] = []
-    maps: list[npt.NDArray[np.int64]] = []
-    for row, file in enumerate(found.images):
-        image: npt.NDArray[np.uint8] | npt.NDArray[np.float32] = decoded(file, str(file))
-        own = image.shape[1:]
-        if size:
-            image = resized(image[None], size, size)[0]
-        if images and image.shape != images[0].shape:
-            sizes = f"{times(image.shape)}, but {found.images[0]} is {times(images[0].shape)}"
-            raise DataError(f"{file}: is {sizes}: allowed is one form for all; data.size makes one size")
-        images.append(image)
-        if not masks:
-            continue
-        mask = instance_map(found.masks[row], str(found.masks[row]))
-        if mask.shape != own:
-            raise DataError(f"{found.masks[row]}: is {times(mask.shape)}, and its image {times(own)}")
-        maps.append(mask.astype(np.int64))
+    files = ((file, str(file)) for file in found.images)
+    images = stacked(files, size, "; data.size makes one size")
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
-        return Raw(np.stack(images), nothing, ("image",), found.test, found.columns, named=False)
+        return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
+    maps = []
+    for file, image in zip(found.masks, found.images, strict=True):
+        mask, own = instance_map(file, str(file)), size_of(image, str(image))
+        if mask.shape != own:
+            raise DataError(f"{file}: is {times(mask.shape)}, and its image {times(own)}")
+        maps.append(mask.astype(np.int64))
     whose = tuple(map(str, found.masks))
     labels, classes = joined_masks(maps, f"{folder / 'masks'}", size, whose, gaps=gaps)
-    return Raw(np.stack(images), labels, classes, found.test, found.columns, named=False)
+    return Raw(images, labels, classes, found.test, found.columns, named=False)
 
 
 def read_folder(path: Path) -> Raw:
@@ -142,30 +132,19 @@ def read_folder(path: Path) -> Raw:
         classes = _class_names(path)
         parts = [(path, False)]
 
-    images: list[Bytes] = []
+    files: list[Path] = []
     labels: list[int] = []
     test: list[bool] = []
-    first: Path | None = None
     for part, is_test in parts:
         for label, name in enumerate(classes):
-            files = image_files(part / name)
-            if not files and not is_test:
+            there = image_files(part / name)
+            if not there and not is_test:
                 raise DataError(f"{part / name}: holds no image ({', '.join(sorted(SUFFIXES))})")
-            for file in files:
-                image = decoded(file, str(file))  # (C, H, W)
-                first = first or file
-                if images and image.shape != images[0].shape:
-                    sizes = f"{times(image.shape)}, but {first} is {times(images[0].shape)}"
-                    raise DataError(f"{file}: is {sizes}: allowed is one size for all")
-                images.append(image)
-                labels.append(label)
-                test.append(is_test)
-    return Raw(
-        np.stack(images),
-        np.array(labels, dtype=np.int64),
-        classes,
-        np.array(test) if len(parts) == 2 else None,
-    )
+            files += there
+            labels += [label] * len(there)
+            test += [is_test] * len(there)
+    images = stacked((file, str(file)) for file in files)
+    return Raw(images, np.array(labels), classes, np.array(test) if len(parts) == 2 else None)
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import first_line
-from fedstill.core.words import times
-from fedstill.data.images import decoded
-from fedstill.data.rasters import resized
+from fedstill.data.images import stacked
 from fedstill.data.raw import Images, Raw, by_name
 from fedstill.data.tables import column_of, read_csv, rows, test_part
 from fedstill.data.units import Ints
@@ -176,13 +174,4 @@ def _values(cells: Sequence[str], name: str, path: Path) -> Ints:
 
 def _files(path: Path, names: Sequence[str], size: int = 0) -> Images:
     """The image files that a csv names, of one form: ``(N, C, H, W)``."""
-    images: list[Images] = []
-    for name in names:
-        image: Images = decoded(path.parent / name, f"{path}: image {name!r}")
-        if size:
-            image = resized(image[None], size, size)[0]
-        if images and image.shape != images[0].shape:
-            told = f"is {times(image.shape)}, but {names[0]!r} is {times(images[0].shape)}"
-            raise DataError(f"{path}: image {name!r} {told}: allowed is one form for all")
-        images.append(image)
-    return np.stack(images)
+    return stacked(((path.parent / name, f"{path}: image {name!r}") for name in names), size)

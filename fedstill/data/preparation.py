@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
@@ -19,10 +20,10 @@ from fedstill.data.groups import numbered
 from fedstill.data.rasters import resized, resized_maps
 from fedstill.data.raw import Images, Raw
 from fedstill.data.units import Ints, drawn_units, labels_of, strata, stratified, whole
-from fedstill.data.validation import Flags, set_aside
 from fedstill.tasks import TaskConfig
 
 PATIENT, SITE = "patient", "site"
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +101,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     if len(both):
         patient = str(own[units == both[0]][0])
         raise DataError(f"{source.name}: patient {patient!r} is in both parts: allowed is one of them")
-    called = "patients" if source.unit == PATIENT else source.called
-    if (own_part := given == 2).any():
-        used = f"measured on {own_part.sum()} of its own validation part; the test part is not used"
-        told = used if config.validation else f"its own validation part of {own_part.sum()} is not used"
-        kept, measured = given == 0, own_part if config.validation else test
-    else:
-        kept, measured, told = set_aside(test, source.labels(rows), units, source.sites, config, called)
+    kept, measured, told = _set_aside(source, given == 2, test, units, config)
     train, limited = np.flatnonzero(kept), ""
     if 0 < config.train_limit < len(train):
         generator = numpy_generator(config.seed, "data", "limit")
@@ -168,6 +163,38 @@ def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -
     some = "" if source.slides is None else " of some"
     told = f"{len(np.unique(counted[test[undecided]]))} of {count} {called}".rstrip()
     return test, f"no official split{some}: tested on {told},{share} drawn with seed {config.seed}"
+
+
+def _set_aside(
+    source: Source, own: Flags, test: Flags, units: Column, config: DataConfig
+) -> tuple[Flags, Flags, str]:
+    """Which examples are for training, which figures are measured on, and what to say of it.
+
+    Without ``data.validation`` these are the two parts as they are. With it, the source's own validation part
+    takes the place of the test part, which is in neither, or else that share of each site's training units; a
+    site with one training unit keeps it.
+    """
+    train: Flags = ~(test | own)
+    if own.any():
+        if not config.validation:
+            return train, test, f"its own validation part of {own.sum()} is not used"
+        told = f"measured on {own.sum()} of its own validation part"
+        return train, own, f"{told}; the test part is not used"
+    if not config.validation:
+        return train, test, ""
+    called = "patients" if source.unit == PATIENT else source.called
+    where = np.zeros(len(test), dtype=np.int64) if source.sites is None else source.sites
+    large = [site for site in np.unique(where[train]) if len(np.unique(units[train & (where == site)])) > 1]
+    rows = np.flatnonzero(train & np.isin(where, large))
+    if not len(rows):
+        raise ArgumentError("data.validation", config.validation, f"0, as no site has two training {called}")
+    generator = numpy_generator(config.seed, "data", "validation")
+    labels = source.labels(np.arange(len(test)))[rows]
+    chosen = drawn_units(labels, units[rows], where[rows], config.validation, generator)
+    measured: Flags = train & np.isin(units, units[rows[chosen]])  # whole units, at whichever sites
+    count, of = len(np.unique(units[measured])), len(np.unique(units[train]))
+    told = f"measured on {count} of {of} training {called}, set aside with seed {config.seed}"
+    return train & ~measured, measured, f"{told}; the test part is not used"
 
 
 # --- images -------------------------------------------------------------------------------------------
@@ -259,6 +286,8 @@ def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tupl
 
 def observed(images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
     """What a network of a task sees of images ``(N, C, H, W)``: for reconstruction, what is measured."""
+    if not len(images):
+        return images  # nothing can be measured
     made = task.make(1)
     with torch.no_grad():
         return torch.cat([made.observe(some) for some in torch.split(images, 256)]).contiguous()

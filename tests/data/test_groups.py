@@ -68,10 +68,6 @@ def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
     torch.testing.assert_close(data.inputs[3, 0, 3, 3].item(), 63 / 255 * 2 - 1)
 
 
-def test_without_the_option_there_are_no_groups(tmp_path: Path) -> None:
-    assert load(npz(tmp_path, "", patient=PATIENTS), tmp_path, SPEC)[0].groups is None
-
-
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data.group is 'ward': .* one value an example: patient"):
         load(npz(tmp_path, "ward", patient=PATIENTS), tmp_path, SPEC)

@@ -97,13 +97,6 @@ def test_cases_are_patients_with_their_sites() -> None:
         )
 
 
-def test_training_slices_are_grouped_by_patient_so_that_patients_can_be_protected() -> None:
-    data = of_images(slices(), Digits(), SEGMENTATION, "mine")
-    assert data.train.groups is not None
-    pairs = set(zip(data.train.groups.tolist(), data.columns["patient"].tolist(), strict=True))
-    assert len(pairs) == len(set(data.columns["patient"])) == len(set(data.train.groups.tolist()))
-
-
 def test_masks_follow_their_images_through_size_and_channels() -> None:
     data = of_images(slices(), Digits(), SEGMENTATION, "mine", size=4, channels=(1,))
     assert data.train.inputs.shape[1:] == (1, 4, 4)
@@ -242,16 +235,6 @@ def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
         load(named(str(root)), RECONSTRUCTION)
     data = load(named(str(root), size=8), RECONSTRUCTION)
     assert data.train.targets.shape == (5, 1, 8, 8)
-
-
-def test_masks_of_three_classes(tmp_path: Path) -> None:
-    root = folder(tmp_path / "scans")
-    for i in range(6):
-        Image.fromarray(np.full((8, 8), i % 3, dtype=np.uint8)).save(root / "masks" / f"i{i}.png")
-    data = load(named(str(root)), SEGMENTATION)
-    assert data.classes == ("background", "1", "2")
-    numbers = ((data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5) / 10).round().long()
-    assert torch.equal(data.train.targets[:, 0, 0], numbers % 3)
 
 
 def test_an_npz_of_masks(tmp_path: Path) -> None:

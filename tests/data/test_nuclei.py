@@ -226,12 +226,6 @@ def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_beside_monuse
     assert public.labels.shape == (6, 64, 64)
 
 
-def test_nuclei_has_two_sources() -> None:
-    data = pack("nuclei", scale=0.25, patch=64)
-    assert set(data.columns["site"]) == {"monuseg", "dsb2018"}
-    assert len(set(data.columns["slide"])) == 13 + 86
-
-
 def test_kinds_of_dsb_that_are_not_there() -> None:
     with pytest.raises(ArgumentError, match=r"some of fluo_256, .*he_256x320"):
         pack("dsb2018", sites=("he",))

@@ -162,17 +162,6 @@ def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
     assert source.test is None
 
 
-def test_without_a_split_a_part_is_drawn_and_columns_follow(tmp_path: Path) -> None:
-    rows = "text,label,site\n" + "".join(f"word{n},{n % 2},site{n}\n" for n in range(20))
-    data = load_text(replace(table(tmp_path, rows), test_fraction=0.25, train_limit=6))
-    assert (len(data.train), len(data.test)) == (6, 5)
-    assert data.train.targets.sum() == 3
-    assert "tested on 5 of 20" in data.note
-    assert "trained on 6 of 15" in data.note
-    for ids, site in zip(data.train.inputs.tolist(), data.columns["site"].tolist(), strict=True):
-        assert ids[0] == hashed([site.replace("site", "word")], 16_384)[0]
-
-
 def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     """In training and test parts, the limit, public data, and between nodes; word and patient agree."""
     rows = "text,label,patient\n" + "".join(f"word{n % 9},{n % 2},p{n % 9}\n" for n in range(54))
@@ -191,12 +180,6 @@ def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     parts = split(data.train.targets, 2, Dirichlet(nodes=2, minimum=1), np.random.default_rng(0),
                   data.columns, whose)  # fmt: skip
     assert not set(whose[parts[0]]) & set(whose[parts[1]])
-
-
-def test_a_patient_in_both_parts_of_a_table_is_refused(tmp_path: Path) -> None:
-    rows = "text,label,split,patient\na,0,train,p\nb,1,train,q\nc,1,test,q\n"
-    with pytest.raises(DataError, match="patient 'q' is in both parts"):
-        load_text(table(tmp_path, rows))
 
 
 @pytest.mark.parametrize(
