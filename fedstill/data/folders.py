@@ -13,7 +13,7 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.words import times
 from fedstill.data.images import SUFFIXES, image_files, instance_map, size_of, stacked
-from fedstill.data.masks import joined_masks
+from fedstill.data.masks import mask_classes
 from fedstill.data.raw import Raw
 from fedstill.data.tables import CASES, about
 
@@ -95,8 +95,7 @@ def in_one_size(
     """
     found = map_files(folder, masks=masks)
     counted(len(found.images))
-    files = ((file, str(file)) for file in found.images)
-    images = stacked(files, size, "; data.size makes one size")
+    images = stacked(((file, str(file)) for file in found.images), size, "; data.size makes one size")
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
         return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
@@ -106,8 +105,8 @@ def in_one_size(
         if mask.shape != own:
             raise DataError(f"{file}: is {times(mask.shape)}, and its image {times(own)}")
         maps.append(mask.astype(np.int64))
-    whose = tuple(map(str, found.masks))
-    labels, classes = joined_masks(maps, f"{folder / 'masks'}", size, whose, gaps=gaps)
+    files = tuple(map(str, found.masks))
+    labels, classes = mask_classes(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
     return Raw(images, labels, classes, found.test, found.columns, named=False)
 
 

@@ -15,7 +15,7 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.imports import first_line
 from fedstill.core.words import times
-from fedstill.data.masks import joined_masks
+from fedstill.data.masks import mask_classes
 from fedstill.data.rasters import resized
 from fedstill.data.raw import Raw
 from fedstill.data.tables import about
@@ -107,7 +107,7 @@ def read_volumes(
         nothing = np.zeros(len(whose), dtype=np.int64)
         return Raw(np.concatenate(images), nothing, ("image",), part, columns, named=False)
     files = [str(found[number].mask) for number in whose]
-    labels, classes = joined_masks(maps, f"{folder}: masks", size, files, gaps=gaps)
+    labels, classes = mask_classes(maps, f"{folder}: masks", gaps=gaps, size=size, files=files)
     return Raw(np.concatenate(images), labels, classes, part, columns, named=False)
 
 

@@ -7,9 +7,7 @@ private data's form, or images generated from noise, for which no data are neede
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -27,16 +25,6 @@ from fedstill.tasks import TASKS, Targets, TaskConfig
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
 BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
-# By what a target is: a task that has such.
-_TASKS: Mapping[Targets, str] = MappingProxyType(
-    {
-        "class": "classification",
-        "labels": "multi-label",
-        "map": "segmentation",
-        "image": "reconstruction",
-        "instances": "instances",
-    }
-)
 LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
@@ -186,7 +174,7 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     try:
         targets = DATA[config.name].targets
         same = task.targets in targets
-        served = task if same else TASKS[_images_of(targets, config.name, task)]()
+        served = task if same else _images_of(targets, config.name, task)
         # Nuclei stay as large.
         size = {"patch": data.train.inputs.shape[-1]} if served.targets == "instances" else {}
         other = load(named(config.name, root=config.root, **size), served)
@@ -212,11 +200,11 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     return Public(other.name, inputs, labels if known else None, "; ".join(note for note in notes if note))
 
 
-def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> str:
+def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
     """Another task that a data set's images are of, for a task that can take them without labels."""
-    if targets[0] not in _TASKS:
+    if targets[0] == "texts":
         raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
-    return _TASKS[targets[0]]
+    return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
 
 
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:

@@ -47,13 +47,6 @@ def test_groups_of_an_npz(tmp_path: Path, names: list[Any]) -> None:
     assert len(set(data.groups.tolist())) == 3
 
 
-def test_test_examples_take_their_groups_with_them(tmp_path: Path) -> None:
-    config = npz(tmp_path, "patient", patient=PATIENTS, split=[0, 1, 1, 0])
-    data, _ = load(config, tmp_path, SPEC)
-    assert data.groups is not None
-    assert data.groups.tolist() == numbered(["ann", "eve"]).tolist()
-
-
 def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
     header = ",".join(["patient", "label", *(f"p{i}" for i in range(16))])
     rows = [

@@ -13,11 +13,9 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Files, load, named
-from fedstill.data.dividing import split
 from fedstill.data.nuclei import cases_of, cut, data_set
 from fedstill.data.pictures import Picture
 from fedstill.data.public import PublicConfig, held_out, load_public
-from fedstill.data.splits import IID
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.shapes import three_classes
 
@@ -63,23 +61,6 @@ def test_targets_are_of_whole_pictures_so_that_a_cut_object_has_no_contour_there
     # The objects touch between columns 8 and 9, and both sides are contour.
     assert whole[5, 8:10].tolist() == [2, 2]
     assert whole[5, 5] == 1
-
-
-def test_no_picture_is_in_two_parts() -> None:
-    pictures = [picture(n) for n in range(20)]
-    for seed in range(10):
-        config = named("mine", patch=8, seed=seed, train_limit=80)
-        data = data_set(pictures, config, "mine", "", "site")
-        blue = lambda inputs: set(pixels(inputs)[:, 2, 0, 0].tolist())  # noqa: E731
-        assert not blue(data.train.inputs) & blue(data.test.inputs)
-        assert {n % 2 for n in blue(data.test.inputs)} == {0, 1}
-        assert len(data.train) <= 80
-        kept, taken = held_out(PublicConfig("held-out", share=0.3), data)
-        assert not blue(data.train.inputs[kept]) & blue(data.train.inputs[taken])
-        unit = data.columns[data.unit]
-        generator = np.random.default_rng(seed)
-        parts = split(data.train.targets, 3, IID(nodes=2), generator, {}, unit)
-        assert not blue(data.train.inputs[parts[0]]) & blue(data.train.inputs[parts[1]])
 
 
 def test_pictures_of_one_patient_stay_together() -> None:

@@ -70,16 +70,6 @@ def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> No
         load(npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
 
 
-def test_named_classes_count_by_name(tmp_path: Path) -> None:
-    config = npz(tmp_path, images=PIXELS, masks=1 - MASKS, classes=["tumour", "background"])
-    assert torch.equal(load(config, tmp_path, MAPS)[0].targets, torch.from_numpy(MASKS).long())
-    config = npz(tmp_path, images=PIXELS, masks=MASKS, classes=["background", "bone"])
-    with pytest.raises(DataError, match="has a class 'bone': allowed are background, tumour"):
-        load(config, tmp_path, MAPS)
-    with pytest.raises(DataError, match="has 3 classes without names"):
-        load(npz(tmp_path, images=PIXELS, masks=MASKS * 2), tmp_path, MAPS)
-
-
 def test_an_owner_need_not_have_every_class(tmp_path: Path) -> None:
     three = replace(MAPS, classes=("background", "tumour", "oedema"))
     config = npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumour here
@@ -191,21 +181,6 @@ def test_volumes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.fit"):
         load(config, tmp_path, small)
     assert load(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
-
-
-def test_an_own_function_gives_arrays_by_name(tmp_path: Path) -> None:
-    (tmp_path / "mine_maps.py").write_text(
-        "import numpy as np\n"
-        "def scans(path):\n"
-        "    return {'images': np.full((2, 8, 8), 255, np.uint8), 'masks': np.ones((2, 8, 8), int)}\n"
-        "def pairs(path):\n"
-        "    return np.zeros((2, 8, 8)), [0, 1]\n"
-    )
-    data, _ = load(PrivateConfig(source="mine_maps:scans"), tmp_path, MAPS)
-    assert (data.inputs == 1).all()
-    assert (data.targets == 1).all()
-    with pytest.raises(DataError, match="has no array 'masks', only images, labels"):
-        load(PrivateConfig(source="mine_maps:pairs"), tmp_path, MAPS)
 
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:

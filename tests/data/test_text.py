@@ -217,8 +217,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
         ({"length": 0}, r"data\.length is 0"),
         ({"words": 1}, r"data\.words is 1: allowed is from 2"),
         ({"words": 9, "vocabulary": "list.txt"}, r"data\.words is 9: allowed is none"),
-        ({"train_limit": -1}, r"data\.train_limit is -1"),
-        ({"test_fraction": 1.0}, r"data\.test_fraction is 1\.0"),
     ],
 )
 def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:

@@ -118,22 +118,6 @@ def test_patients_are_counted_and_not_their_pictures() -> None:
     assert len(data.test) == 2
 
 
-def test_each_site_of_a_table_of_images_gives_its_share(tmp_path: Path) -> None:
-    images = np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
-    sites = np.array(["a"] * 30 + ["b"] * 10)
-    np.savez(
-        tmp_path / "mine.npz",
-        images=images,
-        labels=np.arange(40) % 2,
-        split=np.array([0] * 28 + [1] * 2 + [0] * 4 + [1] * 6),
-        site=sites,
-    )
-    data = load(named(str(tmp_path / "mine.npz"), validation=0.25))
-    measured = {round(float(x) * 127.5 + 127.5) for x in data.test.inputs[:, 0, 0, 0]}
-    assert (sum(n < 28 for n in measured), sum(30 <= n < 34 for n in measured)) == (7, 1)
-    assert len(measured) == 8
-
-
 def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
     """At a deployed federation, and where questions are carried by hand."""
     said = r"data\.validation is 0\.25: allowed is 0, as nodes that hold data of their own"
