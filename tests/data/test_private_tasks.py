@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError, TooLarge
 from fedstill.data import named
 from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import load as load_data
@@ -181,6 +181,31 @@ def test_volumes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.fit"):
         load(config, tmp_path, small)
     assert load(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
+
+
+def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resized(*_: object) -> None:
+        raise AssertionError("made larger before it was counted")
+
+    for module in ("images", "nifti"):
+        monkeypatch.setattr(f"fedstill.data.{module}.resized", resized)
+    nibabel = pytest.importorskip("nibabel")
+    scans = pictures(tmp_path, PIXELS, MASKS)
+    (tmp_path / "volumes").mkdir()
+    for part, array in (("image", PIXELS), ("mask", MASKS)):
+        volume = nibabel.Nifti1Image(array.transpose(2, 1, 0), np.eye(4))
+        nibabel.save(volume, tmp_path / "volumes" / f"c_{part}.nii.gz")
+    (tmp_path / "mine.csv").write_text("image,Mass\nmine/images/0.png,1\n")
+    large = (1, 8000, 8000)
+    for config, spec in (
+        (scans, MAPS),
+        (PrivateConfig(source="nifti", path="volumes"), MAPS),
+        (PrivateConfig(source="csv", path="mine.csv"), FINDINGS),
+    ):
+        with pytest.raises(TooLarge, match="its data as inputs of 1 x 8000 x 8000"):
+            load(replace(config, fit=True), tmp_path, replace(spec, shape=large), most=10**6)
 
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
