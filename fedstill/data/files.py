@@ -12,7 +12,7 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.data import nuclei, text
 from fedstill.data.config import DATA, DataConfig, multiple_of_four
-from fedstill.data.formats import read, source_of
+from fedstill.data.formats import form_of, read
 from fedstill.data.located import located
 from fedstill.data.pictures import Picture, read_pictures
 from fedstill.data.preparation import of_images
@@ -69,7 +69,7 @@ class Files(nuclei.PictureData, text.TextData):
         name = place.resolve().name if place.is_dir() else place.stem
         if targets == "instances":
             return nuclei.data_set(self.pictures(), self, name, "", "site")
-        raw = read(place, source_of(place, targets), targets, size=self.size, slices=self.slices)
+        raw = read(place, form_of(place, targets), targets, size=self.size, slices=self.slices)
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
     def pictures(self) -> Sequence[Picture]:

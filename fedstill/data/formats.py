@@ -27,7 +27,7 @@ SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def source_of(place: Path, targets: Targets) -> str:
+def form_of(place: Path, targets: Targets) -> str:
     """The form that a file or folder has: npz, csv, folder or nifti.
 
     Raises:
@@ -43,7 +43,7 @@ def source_of(place: Path, targets: Targets) -> str:
 
 def read(
     place: Path,
-    source: str,
+    form: str,
     targets: Targets,
     *,
     size: int = 0,
@@ -59,7 +59,7 @@ def read(
 
     Args:
         place: the file or folder.
-        source: its form, one of those that can hold it.
+        form: one of those that can hold it: npz, folder, csv or nifti.
         targets: class, labels, map or image.
         size: height and width to which images of other targets than classes are averaged; 0: as they are.
         slices: of each NIfTI volume at most; 0: all.
@@ -73,14 +73,14 @@ def read(
     Raises:
         DataError: it cannot be read, or is not of a form that can be used.
     """
-    if source == "npz":
+    if form == "npz":
         return from_arrays(place, read_npz(place), targets, pixels=pixels, gaps=gaps)
     if targets == "labels":
         return read_findings(place, columns, classes, size, counted)
-    if source == "csv":
+    if form == "csv":
         return read_classes(place, columns or Columns(), shape)
     masks = targets == "map"
-    if source == "nifti":
+    if form == "nifti":
         return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, counted=counted)
     if targets == "class":
         return read_folder(place)

@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import first_line
 from fedstill.data.images import stacked
 from fedstill.data.raw import Images, Raw, by_name
-from fedstill.data.tables import column_of, read_csv, rows, test_part
+from fedstill.data.tables import column_of, read_csv, rows, told_part
 from fedstill.data.units import Ints
 
 KNOWN = ("patient", "site", "split")
@@ -147,7 +147,7 @@ def read_findings(
             raise DataError(f"{path}: has columns {', '.join(table)}: allowed is one for a finding")
         unknown = ["-1"] * len(table[image])
         labels = np.stack([_values(table.get(name, unknown), name, path) for name in names], axis=1)
-    test = test_part(table, path)
+    test = told_part(table, path)
     known = {name: np.array(cells) for name, cells in table.items() if name in aside - {image, listed}}
     return Raw(_files(path, table[image], size), labels, names, test, known)
 

@@ -70,7 +70,8 @@ class Source:
 
     def labels(self, rows: Ints) -> Ints:
         """Labels of some rows, as :func:`fedstill.data.units.labels_of`."""
-        return labels_of(torch.from_numpy(self.targets[rows]))
+        some = self.targets if len(rows) == len(self.targets) else self.targets[rows]  # maps are large
+        return labels_of(torch.from_numpy(some))
 
     def by_site(self, rows: Ints) -> Ints:
         """The same, which also tell sites apart."""
@@ -254,7 +255,7 @@ def of_images(
     mean, std = (MEAN,) * images.shape[1], (STD,) * images.shape[1]
     source = Source(
         name=name,
-        targets=raw.labels[rows],
+        targets=raw.labels if len(rows) == len(raw.labels) else raw.labels[rows],
         classes=classes,
         tensors=tensors,
         test=None if raw.test is None else raw.test[rows],

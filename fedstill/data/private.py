@@ -26,13 +26,13 @@ from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.formats import SERVING, read
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.groups import numbered
+from fedstill.data.guessed_task import of_arrays, other_than_classes
 from fedstill.data.image_tables import Columns
-from fedstill.data.in_spec import check_range, groups_of, inputs_of, labels_of
 from fedstill.data.loaders import CLASSIFICATION
+from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
-from fedstill.data.recognised import of_arrays, other_than_classes
 from fedstill.data.spec import InputSpec
 from fedstill.tasks import Targets, TaskConfig
 
@@ -249,8 +249,8 @@ def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: i
     if len(rows) == 0:
         raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
-    labels = torch.from_numpy(labels_of(raw, spec, what))
-    inputs, targets = taught(inputs_of(raw.images, config, spec, what), labels, spec.task)
+    labels = torch.from_numpy(labels_in(raw, spec, what))
+    inputs, targets = taught(inputs_in(raw.images, config, spec, what), labels, spec.task)
     return TensorData(inputs, targets, None if groups is None else groups[torch.from_numpy(rows)])
 
 

@@ -83,7 +83,7 @@ def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
     return {name: [row[place] for _, row in below] for place, name in enumerate(header)}
 
 
-def test_part(table: dict[str, list[str]], path: Path) -> npt.NDArray[np.bool_] | None:
+def told_part(table: dict[str, list[str]], path: Path) -> npt.NDArray[np.bool_] | None:
     """Which rows are for testing, by a column "split", which is taken out; None where there is none.
 
     Raises:
@@ -124,7 +124,7 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
     if missing is not None:
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
     at = [place[name] for name in names]
-    test = test_part(table, path)
+    test = told_part(table, path)
     return {key: _column(key, cells)[at] for key, cells in table.items()}, None if test is None else test[at]
 
 

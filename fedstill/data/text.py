@@ -20,7 +20,7 @@ from fedstill.data.located import find_file
 from fedstill.data.npz import read_npz
 from fedstill.data.preparation import PATIENT, SITE, Source, joined, prepared
 from fedstill.data.raw import by_name, need, whole_numbers
-from fedstill.data.tables import read_csv, test_part
+from fedstill.data.tables import read_csv, told_part
 from fedstill.data.units import Ints
 from fedstill.data.words import (
     HASH,
@@ -251,5 +251,5 @@ def read_table(path: Path) -> Labelled:
     labels, classes = by_name(cells)
     if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
         labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))
-    test = test_part(table, path)
+    test = told_part(table, path)
     return Labelled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})

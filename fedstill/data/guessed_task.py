@@ -1,4 +1,4 @@
-"""What an owner's data are, where no run says so yet: some can be told from how they are kept.
+"""What an owner's data are for, where no run says so yet: some can be told from how they are kept.
 
 Only names of arrays, columns and folders are looked at, and cells of one column. What looks like nothing in
 particular is taken for images of classes, as a run has them most often.

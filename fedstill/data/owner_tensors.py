@@ -1,4 +1,4 @@
-"""Images, labels and groups of an owner, in the spec that a server declares."""
+"""An owner's images, labels and groups as tensors in the spec that a server declares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstill.data.spec import InputSpec
 from fedstill.data.units import Ints
 
 
-def labels_of(raw: Raw, spec: InputSpec, what: str) -> Ints:
+def labels_in(raw: Raw, spec: InputSpec, what: str) -> Ints:
     """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
     kind, classes = spec.task.makes.kind, spec.classes
     if kind == "image" or raw.classes == classes:
@@ -60,7 +60,7 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
     return numbered(columns[config.group].tolist())
 
 
-def inputs_of(images: Images, config: PrivateConfig, spec: InputSpec, what: str) -> torch.Tensor:
+def inputs_in(images: Images, config: PrivateConfig, spec: InputSpec, what: str) -> torch.Tensor:
     """Images normalised as the spec declares, ``(N, C, H, W)`` float32."""
     found = tuple(images.shape[1:])
     if config.normalised and images.dtype == np.uint8:
