@@ -98,10 +98,10 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     units = own if source.units is None else source.units
     given = np.full(len(rows), -1) if source.test is None else source.test.astype(np.int64)
     test, drawn = _test_part(source, given, units, config)
-    both = np.intersect1d(units[test], units[~test])
-    if len(both):
-        patient = str(own[units == both[0]][0])
-        raise DataError(f"{source.name}: patient {patient!r} is in both parts: allowed is one of them")
+    for part in (test, given == 2):
+        if len(both := np.intersect1d(units[part], units[~part])):
+            patient = str(own[units == both[0]][0])
+            raise DataError(f"{source.name}: patient {patient!r} is in both parts: allowed is one of them")
     kept, measured, told = _set_aside(source, given == 2, test, units, config)
     train, limited = np.flatnonzero(kept), ""
     if 0 < config.train_limit < len(train):
@@ -114,12 +114,12 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         limited = f"trained on {len(some)} of {len(train)}{what}, drawn with seed {config.seed}"
         train = some
     columns = {key: column[train] for key, column in source.columns.items()}
-    part = source.tensors(train)
+    data = source.tensors(train)
     if source.unit:
-        part = replace(part, groups=numbered(columns[source.unit].tolist()))
+        data = replace(data, groups=numbered(columns[source.unit].tolist()))
     return DataSet(
         name=source.name,
-        train=part,
+        train=data,
         test=source.tensors(np.flatnonzero(measured)),
         classes=source.classes,
         mean=(MEAN,) * source.channels,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
 from fedstill.data.loaders import load
 from fedstill.data.nuclei import data_set as nuclei_data_set
@@ -69,6 +69,12 @@ def test_a_patient_of_two_sites_is_set_aside_whole() -> None:
     for seed in range(30):
         train, measured, _ = parted(of, sites, of == 6, Digits(validation=0.4, seed=seed))
         assert not train & measured
+
+
+def test_a_patient_in_training_and_in_the_sources_own_validation_part_is_refused() -> None:
+    of, parts = np.array([0, 1, 1, 2]), np.array([0, 0, 2, 1])
+    with pytest.raises(DataError, match="patient '1' is in both parts"):
+        parted(of, np.zeros(4), parts, FEW)
 
 
 def test_without_a_site_of_two_it_is_refused() -> None:
