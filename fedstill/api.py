@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
+from fedstill.data import hugging_face
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
 from fedstill.methods.fediod import FedIOD
@@ -75,7 +77,8 @@ def distil(
 
     Args:
         data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, a map-style
-            torch data set of ``(input, label)``, or :class:`~fedstill.core.dataset.TensorData`. Other tasks
+            torch data set of ``(input, label)``, a Hugging Face ``datasets.Dataset`` of images and labels
+            (its pixels are normalised here), or :class:`~fedstill.core.dataset.TensorData`. Other tasks
             have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
             -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding.
         models: each node's own module, of any architecture; trained in place.
@@ -137,12 +140,13 @@ def distil(
         raise ArgumentError("classes", classes, "how many there are, or a list of their names")
     known = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))
+    form = partial(_tensors, task=learned, mean=mean, std=std)
     setting = Setting(
         task=learned,
-        parts=[_tensors(examples, f"data[{index}]", learned) for index, examples in enumerate(data)],
+        parts=[form(examples, f"data[{index}]") for index, examples in enumerate(data)],
         models=models,
         student=student,
-        test=_tensors(test, "test", learned),
+        test=form(test, "test"),
         method=method or FedIOD(),
         names=names,
         policies=policies,
@@ -153,7 +157,7 @@ def distil(
         std=std,
         seed=seed,
         every=every,
-        public=_public(public, learned),
+        public=_public(public, form, learned),
         link=link or LinkConfig(),
         classes=known,
         vocabulary=vocabulary,
@@ -221,20 +225,24 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     }
 
 
-def _public(examples: Any, task: Task) -> Public | None:
+def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -> Public | None:
     """Inputs alone, or with labels."""
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor):
         return Public("given", examples.long() if task.tokens else examples.float())
-    data = _tensors(examples, "public", task)
+    data = form(examples, "public")
     return Public("given", data.inputs, data.targets)
 
 
-def _tensors(examples: Any, what: str, task: Task) -> TensorData:
+def _tensors(
+    examples: Any, what: str, task: Task, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+) -> TensorData:
     """Whatever form a user's examples have, as tensors."""
     if isinstance(examples, TensorData):
         return examples
+    if hugging_face.is_data_set(examples):
+        examples = hugging_face.tensors(examples, what, task, mean, std)
     if isinstance(examples, tuple | list) and len(examples) == 2:
         inputs, labels = (torch.as_tensor(part) for part in examples)
         return TensorData(inputs.long() if task.tokens else inputs.float(), _targets(labels, what, task))
@@ -245,9 +253,8 @@ def _tensors(examples: Any, what: str, task: Task) -> TensorData:
     pairs = [examples[index] for index in range(len(examples))]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs) or not pairs:
         raise DataError(f"{what} has no examples, or not pairs of input and label")
-    return _tensors(
-        tuple(torch.stack([torch.as_tensor(pair[part]) for pair in pairs]) for part in (0, 1)), what, task
-    )
+    parts = tuple(torch.stack([torch.as_tensor(pair[part]) for pair in pairs]) for part in (0, 1))
+    return _tensors(parts, what, task, mean, std)
 
 
 def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:

@@ -196,7 +196,7 @@ def _print_node(console: Console, folder: Path, found: Examined) -> None:
 def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
     from fedstill.cli.node_privacy import privacy_facts
-    from fedstill.data.owner_inputs import times
+    from fedstill.core.words import times
     from fedstill.data.private_config import SOURCES
     from fedstill.node import owner
 

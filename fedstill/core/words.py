@@ -84,6 +84,15 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
+def times(shape: Sequence[int]) -> str:
+    """A shape in words.
+
+    >>> times((3, 32, 32))
+    '3 x 32 x 32'
+    """
+    return " x ".join(map(str, shape))
+
+
 def percent(value: float) -> str:
     """A percentage with one decimal.
 

@@ -1,8 +1,9 @@
 """Data sets, and how they are divided over nodes.
 
-``config`` has the base of all data sets, and their names; ``arrays`` the base of those that are arrays, as
-one's own mostly are (docs/own-data.md). ``vision``, ``medical``, ``nuclei`` and ``text`` have the package's
-own, ``files`` reads paths, ``private`` what a node's owner has. ``splits`` are the ways of dividing and
+A data set is one class below ``config.DataConfig``: ``vision``, ``medical``, ``nuclei`` and ``text`` have the
+package's own, ``arrays`` the base of one's own (docs/own-data.md), ``files`` reads paths, ``private`` what a
+node's owner has. Forms of files have a reader each (``npz``, ``tables``, ``folders``, ``nifti``), which
+``formats`` chooses, and all end as ``raw``; ``preparation`` makes the data set. ``splits`` divide it,
 ``dividing`` is what they share, ``public`` sets public data aside.
 
 May import models, tasks and core. A newcomer adds a reader or a split: a class in a file here, or anywhere.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData, check_classification, check_labels
 from fedstill.data.arrays import ArrayData
-from fedstill.data.config import DATA, DataConfig, Targets, named
+from fedstill.data.config import DATA, DataConfig, named
 from fedstill.data.dividing import Items, SplitConfig, split
 from fedstill.data.files import Files
 from fedstill.data.loaders import load
@@ -28,6 +29,7 @@ from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, So
 from fedstill.data.text import TextData
 from fedstill.data.units import stratified
 from fedstill.data.vision import Digits
+from fedstill.tasks import Targets
 
 __all__ = [
     "DATA",

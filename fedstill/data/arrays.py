@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fedstill.core.dataset import Column, DataSet, TensorData, normalised
+from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError, FedstillError
 from fedstill.core.imports import OWN, first_line
-from fedstill.data import own, packs
-from fedstill.data.assembled import Source, data_set
-from fedstill.data.config import MEAN, STD, DataConfig, targets_of
-from fedstill.data.packs import Raw
-from fedstill.data.parts import parted
-from fedstill.data.units import Ints
+from fedstill.data.config import DataConfig
+from fedstill.data.preparation import of_images
+from fedstill.data.raw import from_arrays
 from fedstill.tasks import TaskConfig
 
 
@@ -38,17 +34,15 @@ class ArrayData(DataConfig):
             ``images`` (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in [0, 1], with H and W that 4
             divides. What they teach: ``labels`` (N,), names or numbers from 0, or (N, C) findings of -1
             (unknown), 0 and 1; or ``masks`` (N, H, W), classes from 0. If there are such: ``classes``, names
-            in the order of their numbers; ``split`` (N,), 0 for training and 1 for testing; and any columns
-            (N,), of which ``patient`` (whose each is: nobody's are parted) and ``site`` are heeded.
+            in the order of their numbers; ``split`` (N,), 0 for training, 1 for testing and 2 for validation;
+            and any columns (N,), of which ``patient`` (whose each is: nobody's are parted) and ``site`` are
+            heeded.
         """
 
     def read(self, task: TaskConfig) -> DataSet:
         """These arrays, checked, divided into training and test parts, and normalised."""
-        arrays, name = self._given(), self.called
-        if targets_of(task) == "class":
-            raw = packs.from_arrays(Path(name), packs.with_numbers(arrays))
-            return classified(raw, self, name, self.note)
-        return data_set(Source(own.from_arrays(Path(name), arrays, task.like), name, self.note), self, task)
+        raw = from_arrays(Path(self.called), self._given(), task.targets)
+        return of_images(raw, self, task, self.called, self.note)
 
     def _given(self) -> dict[str, Column]:
         try:
@@ -58,35 +52,3 @@ class ArrayData(DataConfig):
         except OWN as error:
             told = f"its arrays cannot be had: {type(error).__name__}: {first_line(error)}"
             raise DataError(f"data {self.called!r}: {told}") from error
-
-
-def classified(raw: Raw, config: DataConfig, name: str, note: str) -> DataSet:
-    """The data set that images of classes and a configuration make.
-
-    Args:
-        raw: as they were read; labels ``(N,)``.
-        config: how much for testing, validation, training.
-        name: of the data set, in results.
-        note: what is to be said of it.
-
-    Raises:
-        DataError: as :func:`fedstill.data.parts.parted`.
-    """
-    parts = parted(raw.labels, raw.test, raw.columns, config, name)
-    channels = raw.images.shape[1]
-    mean, std = (MEAN,) * channels, (STD,) * channels
-    return DataSet(
-        name=name,
-        train=replace(_tensors(raw, parts.train, mean, std), groups=parts.groups),
-        test=_tensors(raw, parts.test, mean, std),
-        classes=raw.classes,
-        mean=mean,
-        std=std,
-        note="; ".join((note, *parts.notes) if note else parts.notes),
-        columns={key: column[parts.train] for key, column in raw.columns.items()},
-        unit=parts.unit,
-    )
-
-
-def _tensors(raw: Raw, rows: Ints, mean: tuple[float, ...], std: tuple[float, ...]) -> TensorData:
-    return TensorData(normalised(raw.images[rows], mean, std), torch.from_numpy(raw.labels[rows]))

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry
 from fedstill.core.tables import read_table
-from fedstill.tasks import TaskConfig
+from fedstill.tasks import Targets, TaskConfig
 
 MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
-
-# What examples teach: what a target is, or that inputs are texts, or pictures whose objects are told apart.
-Targets = Literal["class", "labels", "map", "image", "instances", "texts"]
-
-
-def targets_of(task: TaskConfig) -> Targets:
-    """What examples must teach for a task.
-
-    >>> from fedstill.tasks.segmentation import SegmentationConfig
-    >>> targets_of(SegmentationConfig())
-    'map'
-    """
-    if task.like == "instances":
-        return "instances"
-    return "texts" if task.makes.tokens else task.makes.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +145,18 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
     ...
     fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path ...
     """
-    targets = targets_of(task)
-    if targets not in config.targets:
-        serving = [name for name, kind in DATA.working().items() if targets in kind.targets]
+    if task.targets not in config.targets:
+        serving = [name for name, kind in DATA.working().items() if task.targets in kind.targets]
         allowed = f"{', '.join(serving)} or a path for task {task.called}"
         raise ArgumentError("data.name", config.called, allowed)
+
+
+def check_measured_on_test(config: DataConfig) -> None:
+    """Refuse validation data where nodes bring data of their own, which no server can set aside.
+
+    Raises:
+        ArgumentError: ``data.validation`` is not 0.
+    """
+    if config.validation:
+        allowed = "0, as nodes that hold data of their own set nothing aside for a server"
+        raise ArgumentError("data.validation", config.validation, allowed)

@@ -9,16 +9,14 @@ from types import MappingProxyType
 from typing import ClassVar, get_args
 
 from fedstill.core.dataset import DataSet
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError
 from fedstill.data import nuclei, text
-from fedstill.data.arrays import classified
-from fedstill.data.assembled import Source, data_set
-from fedstill.data.config import DATA, DataConfig, Targets, multiple_of_four, targets_of
-from fedstill.data.located import listed, located, places_of
-from fedstill.data.own import read_own, read_pictures
-from fedstill.data.packs import read_folder, read_npz
-from fedstill.data.pictures import Picture
-from fedstill.tasks import TaskConfig
+from fedstill.data.config import DATA, DataConfig, multiple_of_four
+from fedstill.data.formats import form_of, read
+from fedstill.data.located import located
+from fedstill.data.pictures import Picture, read_pictures
+from fedstill.data.preparation import of_images
+from fedstill.tasks import Targets, TaskConfig
 
 # By what is read: the options that it has beside those of all data.
 _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
@@ -63,30 +61,24 @@ class Files(nuclei.PictureData, text.TextData):
 
     def read(self, task: TaskConfig) -> DataSet:
         """What the path holds for a task."""
-        targets = targets_of(task)
+        targets = task.targets
         self._check_options(targets, task.called)
         if targets == "texts":
             return text.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
-        place = located(self, task.like, *((".csv",) if targets == "labels" else ()))
+        place = located(self, task.called, targets)
         name = place.resolve().name if place.is_dir() else place.stem
-        if targets == "class":
-            return classified(read_folder(place) if place.is_dir() else read_npz(place), self, name, "")
         if targets == "instances":
             return nuclei.data_set(self.pictures(), self, name, "", "site")
-        source = Source(read_own(place, task.like, size=self.size, slices=self.slices), name)
-        return data_set(source, self, task, size=self.size, channels=self.channels, sites=self.sites)
+        raw = read(place, form_of(place, targets), targets, size=self.size, slices=self.slices)
+        return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
     def pictures(self) -> Sequence[Picture]:
         """Pictures with objects."""
-        return read_pictures(located(self, "instances"))
+        return read_pictures(located(self, "instances", "instances"))
 
     def labelled(self) -> text.Labelled:
         """Texts with labels, from a table."""
-        places = places_of(self)
-        for place in places:
-            if place.is_file():
-                return text.read_table(place)
-        raise DataError(f"data {self.name!r}: there is no {listed(places)}: name its folder in data.root")
+        return text.read_table(located(self, "text", "texts"))
 
     def _check_options(self, targets: Targets, task: str) -> None:
         """Refuse options that would do nothing."""

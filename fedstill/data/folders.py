@@ -1,23 +1,21 @@
-"""Folders of images beside folders of masks."""
+"""Folders of images: one folder a class, or images beside masks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.data.images import decoded, image_files, instance_map
-from fedstill.data.packs import Raw
-from fedstill.data.rasters import resized, resized_maps
+from fedstill.core.words import times
+from fedstill.data.images import SUFFIXES, image_files, instance_map, size_of, stacked
+from fedstill.data.masks import mask_classes
+from fedstill.data.raw import Raw
 from fedstill.data.tables import CASES, about
-
-MOST = 255  # classes of a mask: larger numbers are objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +71,14 @@ def map_files(folder: Path, *, masks: bool) -> Found:
     return Found(tuple(names), tuple(images), tuple(beside), part, columns)
 
 
-def in_one_size(folder: Path, *, masks: bool, size: int = 0, gaps: bool = False) -> Raw:
+def in_one_size(
+    folder: Path,
+    *,
+    masks: bool,
+    size: int = 0,
+    gaps: bool = False,
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
     """Images, with masks of classes if they are wanted, all of one size.
 
     A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
@@ -82,128 +87,72 @@ def in_one_size(folder: Path, *, masks: bool, size: int = 0, gaps: bool = False)
         folder: as :func:`map_files` takes it.
         masks: whether each image must have one.
         size: height and width wanted; 0: all have one size already.
-        gaps: as :func:`mask_classes` takes it.
+        gaps: as :func:`fedstill.data.masks.mask_classes` takes it.
+        counted: called with the number of images before any is read.
 
     Raises:
         DataError: as :func:`map_files`, or images of different sizes or kinds; the line names the file.
     """
     found = map_files(folder, masks=masks)
-    images: list[npt.NDArray[np.uint8] | npt.NDArray[np.float32]] = []
-    maps: list[npt.NDArray[np.int64]] = []
-    for row, file in enumerate(found.images):
-        image: npt.NDArray[np.uint8] | npt.NDArray[np.float32] = decoded(file, str(file))
-        own = image.shape[1:]
-        if size:
-            image = resized(image[None], size, size)[0]
-        if images and image.shape != images[0].shape:
-            sizes = f"{_times(image.shape)}, but {found.images[0]} is {_times(images[0].shape)}"
-            raise DataError(f"{file}: is {sizes}: allowed is one form for all; data.size makes one size")
-        images.append(image)
-        if not masks:
-            continue
-        mask = instance_map(found.masks[row], str(found.masks[row]))
-        if mask.shape != own:
-            raise DataError(f"{found.masks[row]}: is {_times(mask.shape)}, and its image {_times(own)}")
-        maps.append(mask.astype(np.int64))
+    counted(len(found.images))
+    images = stacked(((file, str(file)) for file in found.images), size, "; data.size makes one size")
     if not masks:
-        return Raw(
-            np.stack(images), np.zeros(len(images), dtype=np.int64), ("image",), found.test, found.columns
-        )
-    whose = tuple(map(str, found.masks))
-    labels, classes = joined_masks(maps, f"{folder / 'masks'}", size, whose, gaps=gaps)
-    return Raw(np.stack(images), labels, classes, found.test, found.columns)
+        nothing = np.zeros(len(images), dtype=np.int64)
+        return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
+    maps = []
+    for file, image in zip(found.masks, found.images, strict=True):
+        mask, own = instance_map(file, str(file)), size_of(image, str(image))
+        if mask.shape != own:
+            raise DataError(f"{file}: is {times(mask.shape)}, and its image {times(own)}")
+        maps.append(mask.astype(np.int64))
+    files = tuple(map(str, found.masks))
+    labels, classes = mask_classes(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
+    return Raw(images, labels, classes, found.test, found.columns, named=False)
 
 
-def joined_masks(
-    maps: Sequence[npt.NDArray[np.int64]], what: str, size: int, whose: Sequence[str], *, gaps: bool = False
-) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Masks of one size, ``(N, H, W)``, and the names of their classes.
+def read_folder(path: Path) -> Raw:
+    """Read a folder of images by class.
 
-    Args:
-        maps: N masks.
-        what: they are, the first words of an error.
-        size: height and width wanted; 0: all have one size already.
-        whose: the file of each, N.
-        gaps: as :func:`mask_classes` takes it.
-
-    Raises:
-        DataError: they are no masks of classes.
-    """
-    values = np.unique(np.concatenate([np.unique(mask) for mask in maps]))
-    odd = None if gaps else stray(values)
-    if odd is not None:
-        first = next(file for mask, file in zip(maps, whose, strict=True) if (mask == odd).any())
-        raise DataError(f"{first}: has value {odd}, and all masks together {_gap(values)}")
-    if not size:
-        return mask_classes(np.stack(maps), what, (), values, gaps=gaps)
-    parts = [mask_classes(mask, what, (), values, gaps=gaps) for mask in maps]
-    small = [resized_maps(torch.from_numpy(mask)[None], size, size)[0].numpy() for mask, _ in parts]
-    return np.stack(small), parts[0][1]
-
-
-def mask_classes(
-    masks: npt.NDArray[np.generic],
-    what: str,
-    names: tuple[str, ...],
-    values: npt.NDArray[np.generic] | None = None,
-    *,
-    gaps: bool = False,
-) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Masks as class indices, and the classes' names; 255 beside nothing but 0 is class 1.
-
-    Args:
-        masks: whole numbers of any shape.
-        what: they are, the first words of an error.
-        names: of the classes; empty: background, foreground, or numbers where there are more.
-        values: those that occur in all masks, if these are only some.
-        gaps: whether numbers of classes without names may be missing, as where a node has not every class of
-            a federation; elsewhere one stray pixel would make classes that do not exist.
+    Either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``. Classes are the names
+    of the folders, in sorted order; files that end in no image suffix are passed over. All
+    images have one size, and all are grey (1 channel) or all in colour (3; alpha is dropped).
 
     Raises:
-        DataError: not whole numbers, outside the classes, or with gaps between them.
-
-    >>> masks, classes = mask_classes(np.array([[0, 255]]), "mine", ())
-    >>> masks.tolist(), classes
-    ([[0, 1]], ('background', 'foreground'))
+        DataError: no classes, an empty class, a test class that is not in train, an image that
+            cannot be read or has another size or kind than the first; the line names the file.
     """
-    if masks.dtype.kind not in "biu":
-        raise DataError(f"{what}: are {masks.dtype}: allowed are whole numbers, the class of each pixel")
-    values = np.unique(masks) if values is None else values
-    odd = None if names or gaps else stray(values)
-    if odd is not None:
-        row = int(np.flatnonzero((masks == odd).reshape(len(masks), -1).any(1))[0])
-        raise DataError(f"{what}: example {row} has value {odd}, and all masks together {_gap(values)}")
-    least, most = int(values.min()), int(values.max())
-    if most == MOST and set(values.tolist()) <= {0, MOST}:
-        masks, most = masks == MOST, 1
-    if least < 0 or most >= (len(names) or MOST):
-        allowed = f"0 to {(len(names) or MOST) - 1}"
-        raise DataError(
-            f"{what}: have values from {least} to {most}: allowed are {allowed}, the class of a pixel"
-        )
+    if (path / "train").is_dir() and (path / "test").is_dir():
+        classes = _class_names(path / "train")
+        unknown = sorted(set(_class_names(path / "test")) - set(classes))
+        if unknown:
+            raise DataError(f"{path / 'test' / unknown[0]}: has no folder of that name in {path / 'train'}")
+        parts = [(path / "train", False), (path / "test", True)]
+    else:
+        classes = _class_names(path)
+        parts = [(path, False)]
+
+    files: list[Path] = []
+    labels: list[int] = []
+    test: list[bool] = []
+    for part, is_test in parts:
+        for label, name in enumerate(classes):
+            there = image_files(part / name)
+            if not there and not is_test:
+                raise DataError(f"{part / name}: holds no image ({', '.join(sorted(SUFFIXES))})")
+            files += there
+            labels += [label] * len(there)
+            test += [is_test] * len(there)
+    images = stacked((file, str(file)) for file in files)
+    return Raw(images, np.array(labels), classes, np.array(test) if len(parts) == 2 else None)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    names = tuple(sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")))
     if not names:
-        count = max(most + 1, 2)
-        names = ("background", "foreground") if count == 2 else ("background", *map(str, range(1, count)))
-    return masks.astype(np.int64), names
-
-
-def stray(values: npt.NDArray[np.generic]) -> int | None:
-    """The first value of masks beyond a gap; None: 0..n without gaps, 0 and 255, or negative ones.
-
-    >>> stray(np.array([0, 1, 7])), stray(np.array([1, 2])), stray(np.array([0, 255]))
-    (7, None, None)
-    """
-    present = set(values.tolist()) | {0}  # no mask need show background
-    if present <= {0, MOST} or min(present) < 0:
-        return None
-    return next((value for value in sorted(present) if value and value - 1 not in present), None)
-
-
-def _gap(values: npt.NDArray[np.generic]) -> str:
-    known = [str(value) for value in values.tolist()]
-    listed = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
-    return f"have {listed}: allowed are 0..n without gaps, or 0 and {MOST}"
-
-
-def _times(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))
+        raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
+    if {"images", "masks"} <= set(names):
+        raise DataError(
+            f"{folder}: this looks like images and masks: task segmentation (or instances) reads these, and "
+            "task classification one folder of images per class"
+        )
+    return names

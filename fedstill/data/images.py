@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import DataError
+from fedstill.core.imports import first_line
+from fedstill.core.words import times
+from fedstill.data.rasters import resized
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -21,18 +27,10 @@ def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
     Raises:
         DataError: not an image that can be read, or not of 8 bits a channel; begins with ``what``.
     """
-    from PIL import Image
-
-    try:
-        with Image.open(source) as image:
-            if image.mode.startswith(("I", "F")):
-                raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except DataError:
-        raise
-    # Pillow raises SyntaxError for a damaged PNG.
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what}: cannot be read as an image ({one_line(error)})") from error
+    with _opened(source, what) as image:
+        if image.mode.startswith(("I", "F")):
+            raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
+        pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -42,17 +40,59 @@ def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
     Raises:
         DataError: not an image that can be read, or in colour; begins with ``what``.
     """
+    with _opened(source, what) as image:
+        if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+            raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
+        return np.asarray(image).astype(np.int32)
+
+
+@contextmanager
+def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
     from PIL import Image
 
     try:
         with Image.open(source) as image:
-            if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
-                raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
-            return np.asarray(image).astype(np.int32)
+            yield image
     except DataError:
         raise
+    # Pillow raises SyntaxError for a damaged PNG.
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what}: cannot be read as an image ({one_line(error)})") from error
+        raise DataError(f"{what}: cannot be read as an image ({first_line(error)})") from error
+
+
+def size_of(source: Path, what: str) -> tuple[int, int]:
+    """Height and width of an image file.
+
+    Raises:
+        DataError: not an image that can be read; begins with ``what``.
+    """
+    with _opened(source, what) as image:
+        return image.height, image.width
+
+
+def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "") -> npt.NDArray[Any]:
+    """Image files of one form: ``(N, C, H, W)``.
+
+    Args:
+        files: each with what it is, the first words of an error.
+        size: height and width that images are averaged to; 0: as they are.
+        way_out: what brings them into one form, for the error.
+
+    Raises:
+        DataError: one that cannot be read, or is of another form than the first.
+    """
+    images: list[npt.NDArray[Any]] = []
+    first = ""
+    for file, what in files:
+        image: npt.NDArray[Any] = decoded(file, what)
+        if size:
+            image = resized(image[None], size, size)[0]
+        first = first or what
+        if images and image.shape != images[0].shape:
+            sizes = f"{times(image.shape)}, but {first} is {times(images[0].shape)}"
+            raise DataError(f"{what}: is {sizes}: allowed is one form for all{way_out}")
+        images.append(image)
+    return np.stack(images)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -61,8 +101,3 @@ def image_files(folder: Path) -> list[Path]:
         return []
     files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     return sorted(f for f in files if f.is_file())
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__

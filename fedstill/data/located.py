@@ -8,23 +8,34 @@ from pathlib import Path
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.config import DATA, DataConfig
+from fedstill.tasks import Targets
 
 
-def located(config: DataConfig, task: str, *suffixes: str) -> Path:
-    """The folder or file that a path in a configuration means: an ``.npz``, or what else a task reads.
+def located(config: DataConfig, task: str, targets: Targets) -> Path:
+    """The folder or file that a path in a configuration means.
+
+    Args:
+        config: its name is the path.
+        task: what it is read for.
+        targets: what it must teach, which says what files can.
 
     Raises:
         ArgumentError: neither a name that is known nor a path.
         DataError: no such file or folder, or a file of a kind that the task does not read.
     """
     places, name = places_of(config), config.called
-    suffixes = (".npz", *suffixes)
+    if targets == "texts":
+        place = next((place for place in places if place.is_file()), None)
+        if place is None:
+            raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
+        return place
+    suffixes = (".npz", ".csv") if targets == "labels" else (".npz",)
     for place in places:
         if place.is_dir() or (place.is_file() and place.suffix in suffixes):
             return place
     other = next((place for place in places if place.is_file()), None)
     if other is not None:
-        kinds = " or ".join((*suffixes, *(() if task == "multi-label" else ("a folder",))))
+        kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         raise DataError(f"{other}: is no kind of file that task {task} reads: allowed is {kinds}")
     if name.endswith(suffixes) or len(Path(name).parts) > 1:
         kinds = ", ".join(suffixes)

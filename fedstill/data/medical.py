@@ -10,11 +10,12 @@ import numpy as np
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError
-from fedstill.data.assembled import PATIENT, SITE, Source, data_set
-from fedstill.data.config import DataConfig, Targets, multiple_of_four, targets_of
+from fedstill.data.config import DataConfig, multiple_of_four
 from fedstill.data.located import find_file
-from fedstill.data.packs import Raw, arrays_of, need
-from fedstill.tasks import TaskConfig
+from fedstill.data.npz import read_npz
+from fedstill.data.preparation import PATIENT, SITE, of_images
+from fedstill.data.raw import Raw, need
+from fedstill.tasks import Targets, TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
 
@@ -40,9 +41,11 @@ class BrainMRI(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""
-        channels = self.channels or ((FLAIR,) if targets_of(task) == "image" else ())
-        source = brain_mri(find_file(self, "brain_mri_lgg.npz"))
-        return data_set(source, self, task, size=self.size, channels=channels, sites=self.sites)
+        channels = self.channels or ((FLAIR,) if task.targets == "image" else ())
+        raw = brain_mri(find_file(self, "brain_mri_lgg.npz"))
+        note = "TCGA lower-grade glioma, 8 axial slices of each patient"
+        options = (self.size, channels, self.sites)
+        return of_images(raw, self, task, self.called, note, *options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +63,18 @@ class ChestXray(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""
-        source = chest_xray(find_file(self, "chest_xray_nih1000.npz"))
-        return data_set(source, self, task, size=self.size)
+        raw = chest_xray(find_file(self, "chest_xray_nih1000.npz"))
+        note = f"{len(raw.images)} of the images of NIH ChestX-ray14, reduced to 64 x 64"
+        return of_images(raw, self, task, self.called, note, size=self.size)
 
 
-def brain_mri(path: Path) -> Source:
+def brain_mri(path: Path) -> Raw:
     """TCGA lower-grade glioma: 3 MR sequences and the FLAIR abnormality, of patients at 5 institutions.
 
     Raises:
         DataError: not the pack that it should be.
     """
-    arrays = arrays_of(path)
+    arrays = read_npz(path)
     images, masks = need(path, arrays, "images"), need(path, arrays, "masks")
     columns = {
         SITE: _names(path, arrays, "sites", "site"),
@@ -80,11 +84,11 @@ def brain_mri(path: Path) -> Source:
     if images.ndim != 4 or images.shape[:3] != masks.shape:
         shapes = f"images are {images.shape} and masks {masks.shape}"
         raise DataError(f"{path}: {shapes}: allowed is one mask each")
-    raw = Raw(images.transpose(0, 3, 1, 2), masks.astype(np.int64), ("background", "tumour"), columns=columns)
-    return Source(raw, "brain-mri", "TCGA lower-grade glioma, 8 axial slices of each patient")
+    classes = ("background", "tumour")
+    return Raw(images.transpose(0, 3, 1, 2), masks.astype(np.int64), classes, columns=columns)
 
 
-def chest_xray(path: Path) -> Source:
+def chest_xray(path: Path) -> Raw:
     """NIH ChestX-ray14, a part: 64 x 64 grey images with 14 findings.
 
     The source's own split has patients in both parts, so it is not used.
@@ -92,12 +96,11 @@ def chest_xray(path: Path) -> Source:
     Raises:
         DataError: not the pack that it should be.
     """
-    arrays = arrays_of(path)
+    arrays = read_npz(path)
     images, labels = need(path, arrays, "images"), need(path, arrays, "labels")
     names = tuple(str(name) for name in need(path, arrays, "label_names"))
     patient = need(path, arrays, "patient").astype(np.str_)
-    raw = Raw(images[:, None], labels.astype(np.int64), names, columns={PATIENT: patient})
-    return Source(raw, "chest-xray", f"{len(images)} of the images of NIH ChestX-ray14, reduced to 64 x 64")
+    return Raw(images[:, None], labels.astype(np.int64), names, columns={PATIENT: patient})
 
 
 def _names(path: Path, arrays: dict[str, Column], names: str, numbers: str) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.imports import first_line
-from fedstill.data.folders import joined_masks
-from fedstill.data.packs import Raw
+from fedstill.core.words import times
+from fedstill.data.masks import mask_classes
 from fedstill.data.rasters import resized
+from fedstill.data.raw import Raw
 from fedstill.data.tables import about
 
 SUFFIXES = (".nii.gz", ".nii")
@@ -36,7 +38,15 @@ class CaseFiles:
     mask: Path | None
 
 
-def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0, gaps: bool = False) -> Raw:
+def read_volumes(
+    folder: Path,
+    *,
+    masks: bool,
+    size: int = 0,
+    slices: int = 0,
+    gaps: bool = False,
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
     """Axial slices of all cases of a folder.
 
     A case is ``<case>_image.nii.gz`` with ``<case>_mask.nii.gz``; or a folder ``<case>`` with one file a
@@ -53,7 +63,8 @@ def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0, g
         masks: whether each case must have one.
         size: height and width; 0: as they are, all alike.
         slices: of each volume at most, evenly spread; 0: all.
-        gaps: whether numbers of classes may be missing (:func:`fedstill.data.folders.mask_classes`).
+        gaps: whether numbers of classes may be missing (:func:`fedstill.data.masks.mask_classes`).
+        counted: called with the number of slices so far, before those of a volume are resized.
 
     Returns:
         Images ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``, with columns patient, slice and what
@@ -75,13 +86,14 @@ def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0, g
             raise DataError(f"{case.images[0].parent}: {case.name} has {other}: allowed are the same")
         volume = np.concatenate([_scaled(_volume(file), file) for file in case.images], axis=3)
         chosen = spread(volume, slices)
+        counted(len(whose) + len(chosen))
         image = _pictures(volume, chosen)  # (S, C, H, W)
         mask = None if case.mask is None or not masks else _mask(case.mask, volume, chosen)  # (S, H, W)
         if size:
             image = resized(_square(image), size, size)
             mask = None if mask is None else _square(mask)
         if images and image.shape[1:] != images[0].shape[1:]:
-            forms = f"{_times(image)}, and those of {found[0].name} {_times(images[0])}"
+            forms = f"{times(image.shape[1:])}, and those of {found[0].name} {times(images[0].shape[1:])}"
             raise DataError(f"{case.images[0]}: slices are {forms}: data.size makes them alike")
         images.append(image)
         maps += [] if mask is None else list(mask)
@@ -93,10 +105,10 @@ def read_volumes(folder: Path, *, masks: bool, size: int = 0, slices: int = 0, g
     part = None if test is None else test[whose]
     if not masks:
         nothing = np.zeros(len(whose), dtype=np.int64)
-        return Raw(np.concatenate(images), nothing, ("image",), part, columns)
+        return Raw(np.concatenate(images), nothing, ("image",), part, columns, named=False)
     files = [str(found[number].mask) for number in whose]
-    labels, classes = joined_masks(maps, f"{folder}: masks", size, files, gaps=gaps)
-    return Raw(np.concatenate(images), labels, classes, part, columns)
+    labels, classes = mask_classes(maps, f"{folder}: masks", gaps=gaps, size=size, files=files)
+    return Raw(np.concatenate(images), labels, classes, part, columns, named=False)
 
 
 def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
@@ -216,7 +228,3 @@ def _square(slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
     side = max(height, width)
     around = [((side - length) // 2, (side - length + 1) // 2) for length in (height, width)]
     return np.pad(slices, [(0, 0)] * (slices.ndim - 2) + around)
-
-
-def _times(images: Volume) -> str:
-    return " x ".join(map(str, images.shape[1:]))

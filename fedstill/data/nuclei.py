@@ -21,19 +21,16 @@ import torch
 
 from fedstill.core import deadline
 from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
-from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.seeds import numpy_generator
-from fedstill.data.assembled import PATIENT
-from fedstill.data.config import MEAN, STD, DataConfig, Targets, multiple_of_four
-from fedstill.data.groups import numbered
+from fedstill.core.errors import ArgumentError
+from fedstill.data.config import MEAN, STD, DataConfig, multiple_of_four
 from fedstill.data.images import decoded, instance_map
 from fedstill.data.located import find_file
-from fedstill.data.packs import arrays_of, need
+from fedstill.data.npz import read_npz
 from fedstill.data.pictures import Picture, picture
+from fedstill.data.preparation import PATIENT, Source, check_sites, prepared
 from fedstill.data.rasters import grown, nearest, places, resized
-from fedstill.data.units import drawn_units, strata, whole
-from fedstill.data.validation import set_aside
-from fedstill.tasks import TaskConfig
+from fedstill.data.raw import need
+from fedstill.tasks import Targets, TaskConfig
 
 PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")
@@ -147,9 +144,9 @@ def dsb2018(path: Path, kinds: Sequence[str]) -> list[Picture]:
 
 
 def _pictures(path: Path, site: str, split: str | None, only: Sequence[str] = ()) -> list[Picture]:
-    arrays = arrays_of(path)
+    arrays = read_npz(path)
     names, sites = need(path, arrays, "name"), need(path, arrays, site)
-    _check_sites(only, sorted({str(name) for name in sites}))
+    check_sites(only, sorted({str(name) for name in sites}))
     images, maps = (_streams(path, arrays, part) for part in ("image", "label"))
     tests = [None] * len(names) if split is None else need(path, arrays, split) == "test"
     pictures = []
@@ -180,58 +177,35 @@ def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: 
         ArgumentError: a site that is not there, a patch larger than is sensible.
         DataError: no pictures in one of the parts, or a patient in both.
     """
-    pictures = _of_sites(pictures, config)
-    notes = [note]
-    sites = np.array([one.site for one in pictures])
-    rows = np.arange(len(pictures))
-    undecided = np.array([one.test is None for one in pictures])
-    test = np.array([bool(one.test) for one in pictures])
+    check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
+    pictures = [one for one in pictures if not config.sites or one.site in config.sites]
     unit, owner = whose(pictures)
-    if undecided.any():
-        if undecided.sum() < 2:
-            raise DataError(f"{name}: has one picture: allowed are two, of which one is for testing")
-        some = rows[undecided]
-        generator = numpy_generator(config.seed, "data", "test")
-        alike = np.zeros(len(some), dtype=np.int64)
-        test[some] = drawn_units(alike, owner[some], sites[some], config.test_fraction, generator)
-        drawn = f"{int(test[some].sum())} of {len(some)} pictures"
-        notes.append(f"no official split of some: tested on {drawn}, drawn with seed {config.seed}")
-    both = np.intersect1d(owner[test], owner[~test])
-    if len(both):
-        twice = pictures[both[0]].patient
-        raise DataError(f"{name}: patient {twice!r} is in both parts: allowed is one of them")
-    none, called = np.zeros(len(pictures), dtype=np.int64), "patients" if unit == PATIENT else "pictures"
-    trained, test, told = set_aside(test, none, owner, sites, config, called)
-    notes.append(told)
+    scaled, patch = "", config.patch or PATCH
     if config.scale < 1:
         pictures = [_scaled(one, config.scale) for one in pictures]
-        notes.append(f"pictures averaged down to {config.scale:g} of their size")
-
-    patch = config.patch or PATCH
+        scaled = f"pictures averaged down to {config.scale:g} of their size"
     cases = cases_of(pictures, patch)
     of = cases.of.numpy()
-    train, tested = np.flatnonzero(trained[of]), np.flatnonzero(test[of])
-    if 0 < config.train_limit < len(train):
-        generator = numpy_generator(config.seed, "data", "limit")
-        by_site = strata(np.zeros(len(train), dtype=np.int64), {"site": sites[of[train]]})
-        kept = train[whole(by_site, owner[of[train]], config.train_limit, generator)]
-        notes.append(f"trained on {len(kept)} of {len(train)} patches, drawn with seed {config.seed}")
-        train = kept
-    columns = {column: sites[of[train]]} if sites.any() else {}
-    columns[SLIDE] = np.array(cases.names)[of[train]]
+    sites = np.array([one.site for one in pictures])[of]
+    columns = {column: sites} if sites.any() else {}
+    columns[SLIDE] = np.array(cases.names)[of]
     if unit == PATIENT:
-        columns[PATIENT] = np.array([one.patient or one.name for one in pictures])[of[train]]
-    return DataSet(
+        columns[PATIENT] = np.array([one.patient or one.name for one in pictures])[of]
+    source = Source(
         name=name,
-        train=replace(cut(pictures, cases, train, patch), groups=numbered(columns[unit].tolist())),
-        test=cut(pictures, cases, tested, patch),
+        targets=np.zeros(len(of), dtype=np.int64),
         classes=CLASSES,
-        mean=(MEAN,) * 3,
-        std=(STD,) * 3,
-        note="; ".join(note for note in notes if note),
+        tensors=lambda rows: cut(pictures, cases, rows, patch),
+        test=np.array([-1 if one.test is None else int(one.test) for one in pictures])[of],
         columns=columns,
+        channels=3,
+        note=note,
+        sites=sites,
         unit=unit,
+        units=owner[of],
+        slides=of,
     )
+    return prepared(source, config, scaled)
 
 
 def whose(pictures: Sequence[Picture]) -> tuple[str, npt.NDArray[np.int64]]:
@@ -240,18 +214,6 @@ def whose(pictures: Sequence[Picture]) -> tuple[str, npt.NDArray[np.int64]]:
     keys = [(one.patient, "" if one.patient else one.name) for one in pictures]
     owner = np.array([first.setdefault(key, row) for row, key in enumerate(keys)], dtype=np.int64)
     return PATIENT if any(one.patient for one in pictures) else SLIDE, owner
-
-
-def _of_sites(pictures: Sequence[Picture], config: PictureData) -> list[Picture]:
-    _check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
-    return [one for one in pictures if not config.sites or one.site in config.sites]
-
-
-def _check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
-    for site in wanted:
-        if site not in known:
-            allowed = f"some of {', '.join(known)}" if known else "none, as this data does not tell sites"
-            raise ArgumentError("data.sites", site, allowed)
 
 
 def _scaled(one: Picture, scale: float) -> Picture:

@@ -1,14 +1,20 @@
-"""A picture in which objects are told apart, before it is cut into patches."""
+"""Pictures in which objects are told apart, before they are cut into patches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.data.images import Bytes
+from fedstill.data.folders import map_files
+from fedstill.data.images import Bytes, decoded, instance_map
+from fedstill.data.npz import read_npz
+from fedstill.data.raw import image_array, need
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,3 +50,52 @@ def picture(
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
         raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
     return Picture(image if len(image) == 3 else np.repeat(image[:1], 3, axis=0), instances, name, site, test)
+
+
+def read_pictures(place: Path) -> list[Picture]:
+    """Pictures with objects: an ``.npz`` with ``images`` and ``instances``, or folders of both.
+
+    A folder has ``images/<name>.png`` with ``masks/<name>.png``, grey with the number of the object at each
+    pixel (16 bits for more than 255), below ``train`` and ``test`` if it has these; sites, patients and parts
+    may also be told by ``cases.csv``, in an ``.npz`` by arrays ``site``, ``patient`` and ``split``.
+
+    Raises:
+        DataError: it cannot be read, or is not of that form.
+    """
+    if place.suffix == ".npz":
+        return _picture_arrays(place, read_npz(place))
+    found = map_files(place, masks=True)
+    nothing = np.full(len(found.names), "")
+    sites, patients = (found.columns.get(name, nothing) for name in ("site", "patient"))
+    pictures = []
+    for row, (image, mask) in enumerate(zip(found.images, found.masks, strict=True)):
+        test = None if found.test is None else bool(found.test[row])
+        instances = instance_map(mask, str(mask))
+        name, site = found.names[row], str(sites[row])
+        one = picture(decoded(image, str(image)), instances, name, site, test, str(image))
+        pictures.append(replace(one, patient=str(patients[row])))
+    return pictures
+
+
+def _picture_arrays(path: Path, arrays: Mapping[str, Column]) -> list[Picture]:
+    images, instances = image_array(path, arrays), need(path, arrays, "instances")
+    count = len(images)
+    if instances.shape != (count, *images.shape[2:]) or instances.dtype.kind not in "iu":
+        form = f"{instances.dtype} of shape {instances.shape}"
+        raise DataError(f"{path}: instances are {form}: allowed is one whole number for each pixel")
+    if images.shape[1] == 1:
+        images = np.repeat(images, 3, axis=1)
+    for name in ("site", "split", "patient"):
+        if name in arrays and arrays[name].shape != (count,):
+            raise DataError(f"{path}: {name} is of shape {arrays[name].shape}: allowed is ({count},)")
+    return [
+        Picture(
+            images[row],
+            instances[row].astype(np.int32),
+            str(row),
+            str(arrays["site"][row]) if "site" in arrays else "",
+            bool(arrays["split"][row]) if "split" in arrays else None,
+            str(arrays["patient"][row]) if "patient" in arrays else "",
+        )
+        for row in range(count)
+    ]

@@ -1,43 +1,40 @@
 """The data of one owner, from where they are kept to tensors as a server declares.
 
-Labels given as names count by name, so that a node may lack classes. What is marked as test data
-in the source is left out.
+Labels given as names count by name, so that a node may lack classes. What is marked as test data in the
+source is left out.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from fedstill.core.dataset import TensorData, check_labels
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
-from fedstill.core.imports import OWN, first_line
+from fedstill.core.imports import OWN, find, first_line, is_path
 from fedstill.data import memory
-from fedstill.data.config import MEAN, STD
+from fedstill.data.arrays import ArrayData
+from fedstill.data.config import DATA, MEAN, STD, DataConfig
+from fedstill.data.formats import SERVING, read
 from fedstill.data.groups import limit_groups as limit_groups
-from fedstill.data.images import decoded
+from fedstill.data.groups import numbered
+from fedstill.data.guessed_task import of_arrays, other_than_classes
+from fedstill.data.image_tables import Columns
 from fedstill.data.loaders import CLASSIFICATION
-from fedstill.data.owner_inputs import groups_of, inputs_of, locate, own_function, times
-from fedstill.data.packs import (
-    MOST_CLASSES,
-    Images,
-    Raw,
-    by_name,
-    from_arrays,
-    read_folder,
-    read_npz,
-    with_numbers,
-)
+from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
+from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.private_config import SOURCES, PrivateConfig
+from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec import InputSpec
-from fedstill.data.untold import of_arrays, other_than_classes
-from fedstill.tasks import TaskConfig
+from fedstill.tasks import Targets, TaskConfig
 
 
 def load(
@@ -48,7 +45,7 @@ def load(
     *,
     most: int = 0,
 ) -> tuple[TensorData, InputSpec]:
-    """An owner's examples, as a server declares.
+    """An owner's examples, as a server declares, without those for testing.
 
     Args:
         config: where they are.
@@ -64,130 +61,163 @@ def load(
 
     Raises:
         ArgumentError: an option that cannot be followed.
-        RunNeeded: no spec, and data that are no images of classes, or do not tell the task's spec.
+        RunNeeded: no spec, and data that are no images of classes, or do not tell the task's spec: the length
+            and vocabulary of texts, the size of patches, to which images are to be fitted, all findings.
         DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
-    if spec is None and task is not None and task.like != CLASSIFICATION.like:
-        from fedstill.data.private_tasks import own_spec  # which imports this file
-
-        spec = own_spec(config, folder, task, what)
-    if config.source == "tensors":
-        from fedstill.data.private_tasks import load_tensors  # which imports this file
-
-        if spec is None:
-            raise _run_needed(what, "tensors of a server's input spec")
-        return load_tensors(config, locate(config, folder), spec, what), spec
-    if spec is not None and spec.task.like != CLASSIFICATION.like:
-        from fedstill.data.private_tasks import load_task  # which imports this file
-
-        return load_task(config, folder, spec, what, most), spec
-    if spec is None and config.source in SOURCES:
-        told = other_than_classes(config, locate(config, folder))
-        if told is not None:
-            raise _run_needed(what, told)
-    _check_classification(config)
-    raw, named = _read(config, folder, spec)
-    groups = groups_of(raw, config)
-    if raw.test is not None:
-        rows = np.flatnonzero(~raw.test)
-        raw = Raw(raw.images[rows], raw.labels[rows], raw.classes)
-        groups = None if groups is None else groups[torch.from_numpy(rows)]
+    asked = spec.task if spec is not None else task or CLASSIFICATION
     if spec is None:
-        spec = _own_spec(raw, config.source, what, task or CLASSIFICATION)
-    targets = torch.from_numpy(_class_numbers(raw, named, spec, what))
-    memory.check_examples(len(raw.images), spec, most)
-    data = TensorData(inputs_of(raw.images, config, spec, what), targets, groups)
+        _check_told(config, folder, asked, what)
+    if config.source != "tensors":
+        _check_options(config, asked)
+    path = locate(config, folder)
+    if spec is None:
+        raw, spec = _with_own_spec(config, path, folder, asked, what)
+        data = _images(raw, config, spec, what)
+    elif config.source == "tensors":
+        data = _tensors(config, path, spec, what)
+    elif asked.targets == "texts":
+        data = _texts(config, path, spec, what, most)
+    elif asked.targets == "instances":
+        data = _pictures(config, path, spec, what, most)
+    else:
+        data = _images(_read(config, path, folder, asked, spec, most), config, spec, what, most)
     spec.make_task().check(data, what)
     return data, spec
+
+
+def locate(config: PrivateConfig, folder: Path) -> Path:
+    """The file or folder that a configuration means.
+
+    Raises:
+        ArgumentError: the owner's own function cannot be imported.
+        DataError: there is no such file or folder.
+    """
+    path = folder / Path(config.path).expanduser()
+    if config.source not in SOURCES:  # what the path means is the function's own business
+        _function(config, folder)
+    elif config.source in ("folder", "nifti"):
+        if not path.is_dir():
+            raise DataError(f"data.path {config.path!r}: there is no folder {path}")
+    elif not path.is_file():
+        raise DataError(f"data.path {config.path!r}: there is no file {path}")
+    return path
+
+
+# --- what can be followed -----------------------------------------------------------------------------
+
+# By what examples teach: options that do nothing then.
+_IDLE: Mapping[Targets, tuple[str, ...]] = {
+    "class": ("channels", "vocabulary"),
+    "labels": ("vocabulary",),
+    "map": ("vocabulary",),
+    "image": ("vocabulary",),
+    "instances": ("channels", "normalised", "fit", "vocabulary"),
+    "texts": (),
+}
+
+
+def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
+    targets = task.targets
+    serving = SERVING[targets]
+    if config.source not in serving and (config.source in SOURCES or targets in ("instances", "texts")):
+        columns = ": columns text and label" if targets == "texts" else ""
+        allowed = f"{', '.join(serving[:-1])} or {serving[-1]}" if len(serving) > 1 else serving[0]
+        raise ArgumentError("data.source", config.source, f"{allowed} for task {task.called}{columns}")
+    for name in _IDLE[targets]:
+        if value := getattr(config, name):
+            shown = list(value) if isinstance(value, tuple) else value
+            none = "false" if value is True else "empty"
+            raise ArgumentError(f"data.{name}", shown, f"{none} for task {task.called}: leave it out")
+
+
+def _check_told(config: PrivateConfig, folder: Path, task: TaskConfig, what: str) -> None:
+    """Refuse to go without a run where only a run can say what the data are, or should be.
+
+    Raises:
+        RunNeeded: so it is.
+    """
+    if task.targets != "class":
+        known = task.targets in ("map", "image") or (task.targets == "labels" and config.source == "npz")
+        if not known or config.fit or config.source == "tensors":
+            told = f"its input spec for task {task.called} is the run's to say"
+            raise RunNeeded(f"{what}: {told}, and the run's own data are not here")
+        return
+    path = locate(config, folder)
+    told_of = other_than_classes(config, path) if config.source in SOURCES else None
+    if told_of is not None:
+        raise _run_needed(what, told_of)
 
 
 def _run_needed(what: str, told: str) -> RunNeeded:
     return RunNeeded(f"{what}: {told}: name the run, which says what the task is (its own data must be here)")
 
 
-def _check_classification(config: PrivateConfig) -> None:
-    if config.source == "nifti":
-        raise ArgumentError("data.source", "nifti", "another one, as classification needs labels")
-    for name in ("channels", "vocabulary"):
-        if value := getattr(config, name):
-            shown = list(value) if isinstance(value, tuple) else value
-            raise ArgumentError(f"data.{name}", shown, "empty for classification")
-
-
-def _own_spec(raw: Raw, source: str, what: str, task: TaskConfig) -> InputSpec:
-    """What data say of their own spec."""
-    channels, height, width = raw.images.shape[1:]
+def _with_own_spec(
+    config: PrivateConfig, path: Path, folder: Path, task: TaskConfig, what: str
+) -> tuple[Raw, InputSpec]:
+    """Images, and the spec that they say themselves that they have."""
+    raw = _read(config, path, folder, task)
     classes = raw.classes
-    if source == "csv" and _whole(classes) and int(classes[-1]) < MOST_CLASSES:
-        classes = tuple(map(str, range(int(classes[-1]) + 1)))  # numbers from 0, some of which do not occur
-    if len(classes) < 2:
-        raise DataError(f"{what}: one class does not tell which others there are: name the run, which does")
-    return InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+    if task.targets == "class":
+        if config.source == "csv" and whole_numbers(classes) and int(classes[-1]) < MOST_CLASSES:
+            classes = tuple(map(str, range(int(classes[-1]) + 1)))  # from 0, some of which do not occur
+        if len(classes) < 2:
+            told = "one class does not tell which others there are: name the run, which does"
+            raise DataError(f"{what}: {told}")
+    channels, height, width = with_channels(raw.images[:1], config.channels).shape[1:]
+    return raw, InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
-# --- classes ------------------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------------------
 
 
-def _class_numbers(raw: Raw, named: bool, spec: InputSpec, what: str) -> npt.NDArray[np.int64]:
-    """Labels as the spec numbers its classes: ``(N,)``."""
-    used = [raw.classes[label] for label in np.unique(raw.labels)]
-    if not named:
-        numbers = list(range(len(raw.classes)))
-    elif set(used) <= set(spec.classes):
-        numbers = [spec.classes.index(name) if name in spec.classes else -1 for name in raw.classes]
-    elif _whole(used) and not any(map(str.isdecimal, spec.classes)):
-        numbers = [min(int(name), MOST_CLASSES) if name.isdecimal() else -1 for name in raw.classes]
-    else:
-        unknown = next(name for name in used if name not in spec.classes)
-        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(spec.classes)}")
-    labels = np.array(numbers, dtype=np.int64)[raw.labels]
-    check_labels(torch.from_numpy(labels), len(spec.classes), what)
-    return labels
-
-
-def _whole(names: Sequence[str]) -> bool:
-    return all(name.isdecimal() and str(int(name)) == name for name in names)
-
-
-# --- sources ------------------------------------------------------------------------------------------
-
-
-def _read(config: PrivateConfig, folder: Path, spec: InputSpec | None) -> tuple[Raw, bool]:
-    """What a source holds, and whether its labels are names."""
-    path = locate(config, folder)
+def _read(
+    config: PrivateConfig,
+    path: Path,
+    folder: Path,
+    task: TaskConfig,
+    spec: InputSpec | None = None,
+    most: int = 0,
+) -> Raw:
+    """What a source holds; without a spec all of it as it is."""
+    pixels = not config.normalised
     if config.source not in SOURCES:
-        return _called(config, path, folder, spec)
-    if config.source == "folder":
-        return read_folder(path), True
-    if config.source == "csv":
-        return _read_csv(config, path, spec), True
-    return _numbered(read_npz(path, pixels=not config.normalised))
+        arrays = _called(config, path, folder)
+        if spec is None and task.targets == "class" and (kind := of_arrays(arrays)) is not None:
+            raise _run_needed(f"data {config.source!r}", kind)
+        return from_arrays(Path(config.source), arrays, task.targets, pixels=pixels, gaps=True)
+    fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
+    white = config.white if pixels else 0.0
+    return read(
+        path,
+        config.source,
+        task.targets,
+        size=spec.shape[1] if spec is not None and fitted else 0,
+        slices=config.slices,
+        pixels=pixels,
+        gaps=True,
+        columns=Columns(config.label, config.image, config.group, config.shape, white),
+        classes=spec.classes if spec is not None else (),
+        shape=spec.shape if spec is not None else (),
+        **({} if spec is None else {"counted": partial(memory.check_examples, spec=spec, most=most)}),
+    )
 
 
-def _numbered(raw: Raw) -> tuple[Raw, bool]:
-    """Classes that are called as they are numbered have no names of their own."""
-    return raw, raw.classes != tuple(map(str, range(len(raw.classes))))
-
-
-def _called(config: PrivateConfig, path: Path, folder: Path, spec: InputSpec | None) -> tuple[Raw, bool]:
+def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
     """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
-    function = own_function(config, folder)
+    function = _function(config, folder)
     try:
         given = function(path)
-        if isinstance(given, Mapping):
-            arrays = {str(name): np.asarray(array) for name, array in given.items()}
-        else:
+        if not isinstance(given, Mapping):
             images, labels = given if isinstance(given, tuple) else _pairs(given)
-            arrays = {"images": np.asarray(images), "labels": np.asarray(labels)}
+            given = {"images": images, "labels": labels}
+        return {str(name): np.asarray(array) for name, array in given.items()}
     except OWN as error:
         told = f"the function fails, or gives no (images, labels): {first_line(error)}"
         raise DataError(f"data.source {config.source!r}: {told}") from error
-    if spec is None and (kind := of_arrays(arrays)) is not None:
-        raise _run_needed(f"data {config.source!r}", kind)
-    raw = from_arrays(Path(config.source), with_numbers(arrays), pixels=not config.normalised)
-    return (raw, True) if arrays["labels"].dtype.kind == "U" else _numbered(raw)
 
 
 def _pairs(data: Any) -> tuple[Any, Any]:
@@ -199,95 +229,105 @@ def _pairs(data: Any) -> tuple[Any, Any]:
     return images, np.asarray([label if isinstance(label, str) else int(label) for _, label in examples])
 
 
-def _read_csv(config: PrivateConfig, path: Path, spec: InputSpec | None) -> Raw:
-    """A table with a header: a column of labels, and either a column of image files or pixels."""
-    labels: list[str] = []
-    files: list[str] = []
-    pixels: list[npt.NDArray[np.float32]] = []
-    groups: list[str] = []
+def _function(config: PrivateConfig, folder: Path) -> Any:
+    """What gives an owner's own data from a path: a function, or a class of :class:`ArrayData`."""
+    named = not is_path(config.source)
+    found: Any = DATA[config.source] if named else find(config.source, folder, "data.source")
+    if not isinstance(found, type) or not issubclass(found, DataConfig):
+        return found
+    if not issubclass(found, ArrayData):
+        raise ArgumentError("data.source", config.source, "a data set that is arrays, below ArrayData")
+    kind = found
+    return lambda path: kind(root=str(path)).arrays()
+
+
+def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
+    """The training examples of what was read, in the server's spec."""
+    memory.check_examples(len(raw.images), spec, most)
+    groups = groups_of(raw.columns, config)
+    rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(raw.test == 0)
+    if len(rows) == 0:
+        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+    raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
+    labels = torch.from_numpy(labels_in(raw, spec, what))
+    inputs, targets = taught(inputs_in(raw.images, config, spec, what), labels, spec.task)
+    return TensorData(inputs, targets, None if groups is None else groups[torch.from_numpy(rows)])
+
+
+# --- tensors, pictures, texts -------------------------------------------------------------------------
+
+
+def _tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
+    """Inputs and targets that are in the server's spec already, taken as they are."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            lines = csv.reader(stream)
-            header = [name.strip() for name in next(lines, [])]
-            label = _column(header, config.label, "data.label", path)
-            image = _column(header, config.image, "data.image", path) if config.image else None
-            group = _column(header, config.group, "data.group", path) if config.group else None
-            rest = [column for column in range(len(header)) if column not in (label, group)]
-            for line in lines:
-                if not line:
-                    continue  # an empty line, as at the end
-                if len(line) != len(header):
-                    raise DataError(
-                        f"{path}: line {lines.line_num} has {len(line)} cells: allowed are {len(header)}"
-                    )
-                labels.append(line[label].strip())
-                if group is not None:
-                    groups.append(line[group].strip())
-                if image is not None:
-                    files.append(line[image].strip())
-                else:
-                    pixels.append(_numbers([line[column] for column in rest], path, lines.line_num))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a csv ({first_line(error)})") from error
-    if not labels:
-        raise DataError(f"{path}: there are no examples: allowed is one line or more below the header")
-    numbers, classes = by_name(labels)
-    images = _files(path, files) if config.image else _pixels(np.stack(pixels), config, path, spec)
-    return Raw(images, numbers, classes, columns={config.group: np.array(groups)} if groups else {})
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{what}: cannot be read as safetensors ({first_line(error)})") from error
+    wanted = {"inputs", "targets", *([config.group] if config.group else [])}
+    if set(tensors) != wanted:
+        found = ", ".join(sorted(tensors)) or "nothing"
+        raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
+    groups = numbered(tensors[config.group].tolist()) if config.group else None
+    data = TensorData(tensors["inputs"], tensors["targets"], groups)
+    if tuple(data.inputs.shape[1:]) != spec.shape:
+        found = str(tuple(data.inputs.shape[1:]))
+        raise DataError(f"{what}: inputs are of shape {found}: allowed is {spec.shape}")
+    if groups is not None and groups.shape != data.inputs.shape[:1]:
+        form = tuple(groups.shape)
+        raise DataError(f"{what}: {config.group} is of shape {form}: allowed is one an example")
+    task = spec.make_task()
+    task.check(data, what)
+    if not task.tokens:
+        check_range(task.pictured(data), spec, what)
+    return data
 
 
-def _column(header: list[str], name: str, option: str, path: Path) -> int:
-    if header.count(name) != 1:
-        shown = ", ".join(header[:8]) + ", ..." * (len(header) > 8)
-        raise ArgumentError(option, name, f"one column of {path}, which has {shown or 'none'}")
-    return header.index(name)
+def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+    """Patches of the spec's size that cover an owner's pictures."""
+    from fedstill.data import nuclei
+    from fedstill.data.pictures import read_pictures
+
+    channels, height, width = spec.shape
+    if (channels, height) != (3, width):
+        raise DataError(f"{what}: the server declares {spec.shape}: allowed are square patches in colour")
+    pictures = [one for one in read_pictures(path) if not one.test]
+    if not pictures:
+        raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
+    sides = [one.instances.shape for one in pictures]
+    memory.check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
+    cases = nuclei.cases_of(pictures, height)
+    data = nuclei.cut(pictures, cases, np.arange(len(cases.of)), height)
+    # Patches of one picture overlap, and so are protected together or not at all.
+    known, _ = nuclei.whose(pictures)
+    if config.group not in ("", nuclei.SLIDE, known):
+        allowed = f"empty ({known!r}) or {nuclei.SLIDE!r} for task instances here"
+        raise ArgumentError("data.group", config.group, allowed)
+    patient = (config.group or known) == PATIENT
+    names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
+    groups = numbered(names[case] for case in cases.of.tolist())
+    return TensorData(data.inputs, data.targets, groups)
 
 
-def _numbers(row: list[str], path: Path, line: int) -> npt.NDArray[np.float32]:
-    try:
-        return np.array(row, dtype=np.float32)
-    except ValueError as error:
-        raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
+def _texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+    """An owner's texts, with the ids that the server's words have."""
+    from fedstill.data import text
+    from fedstill.data.words import HASH
 
-
-def _pixels(
-    table: npt.NDArray[np.float32], config: PrivateConfig, path: Path, spec: InputSpec | None
-) -> Images:
-    """Rows of pixels as images from 0 to 1, unless normalised: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
-    count = table.shape[1]
-    shape = config.shape or (spec.shape if spec is not None else ())
-    side = round(count**0.5)
-    if not shape or (not config.shape and np.prod(shape) != count):
-        shape = (1, side, side)
-    if np.prod(shape) != count or count == 0:
-        shown = list(config.shape) if config.shape else []
-        raise ArgumentError(
-            "data.shape", shown, f"channels, height and width of the {count} pixels in {path}"
-        )
-    if not config.normalised:
-        bad = np.flatnonzero(~((table >= 0) & (table <= config.white)).all(axis=1))
-        if len(bad):
-            raise DataError(
-                f"{path}: {len(bad)} examples hold NaN or values outside 0..{config.white:g} (data.white), "
-                f"the first is example {bad[0]}"
-            )
-        if config.white == 255 and 0 < table.max() <= 1:
-            raise DataError(
-                f"{path}: no value is above 1, and data.white is 255: allowed is data.white = 1.0"
-            )
-        table = table / np.float32(config.white)
-    return table.reshape(-1, *shape)
-
-
-def _files(path: Path, names: list[str]) -> Images:
-    """The image files that a csv names, of one size: ``(N, C, H, W)``."""
-    images: list[Images] = []
-    for name in names:
-        image = decoded(path.parent / name, f"{path}: image {name!r}")
-        if images and image.shape != images[0].shape:
-            raise DataError(
-                f"{path}: image {name!r} is {times(image.shape)}, but {names[0]!r} is "
-                f"{times(images[0].shape)}: allowed is one size for all"
-            )
-        images.append(image)
-    return np.stack(images)
+    source = text.read_table(path)
+    memory.check_examples(len(source.texts), spec, most)
+    how = config.vocabulary or HASH
+    words = spec.vocabulary - 1 if how == HASH else None
+    ids, vocabulary, _ = text.code(source.texts, length=spec.shape[0], words=words, vocabulary=how)
+    if vocabulary != spec.vocabulary:
+        told = f"{how!r} gives {vocabulary} ids: allowed are {spec.vocabulary}, as the server has"
+        raise DataError(f"{what}: {told}")
+    labels, unknown = source.labels, next((name for name in source.classes if name not in spec.classes), None)
+    if unknown is None:
+        labels = np.array([spec.classes.index(name) for name in source.classes], dtype=np.int64)[labels]
+    elif not unknown.isdecimal() or len(source.classes) > len(spec.classes):
+        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(spec.classes)}")
+    groups = groups_of(source.columns, config)
+    rows = np.arange(len(labels)) if source.test is None else np.flatnonzero(~source.test)
+    chosen = torch.from_numpy(rows)
+    groups = None if groups is None else groups[chosen]
+    return TensorData(torch.from_numpy(ids)[chosen], torch.from_numpy(labels)[chosen], groups)

@@ -7,9 +7,7 @@ private data's form, or images generated from noise, for which no data are neede
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,26 +16,15 @@ import torch.nn.functional as F
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.data.assembled import observed
-from fedstill.data.config import DATA, Targets, named, targets_of
+from fedstill.data.config import DATA, named
 from fedstill.data.loaders import CLASSIFICATION, load
-from fedstill.data.rasters import resized_maps
+from fedstill.data.preparation import observed, taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
-from fedstill.tasks import TASKS, TaskConfig
+from fedstill.tasks import TASKS, Targets, TaskConfig
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
 GENERATED = 2000  # noise images, unless a limit says otherwise
 BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
-# By what a target is: a task that has such.
-_TASKS: Mapping[Targets, str] = MappingProxyType(
-    {
-        "class": "classification",
-        "labels": "multi-label",
-        "map": "segmentation",
-        "image": "reconstruction",
-        "instances": "instances",
-    }
-)
 LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
@@ -186,10 +173,10 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         )
     try:
         targets = DATA[config.name].targets
-        same = targets_of(task) in targets
-        served = task if same else TASKS[_images_of(targets, config.name, task)]()
+        same = task.targets in targets
+        served = task if same else _images_of(targets, config.name, task)
         # Nuclei stay as large.
-        size = {"patch": data.train.inputs.shape[-1]} if targets_of(served) == "instances" else {}
+        size = {"patch": data.train.inputs.shape[-1]} if served.targets == "instances" else {}
         other = load(named(config.name, root=config.root, **size), served)
     except ArgumentError as error:
         if error.name != "data.name":
@@ -208,26 +195,16 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
-    images = part.targets if served.like == "reconstruction" else part.inputs
-    inputs = conform(images, other, data)
-    labels = _conform_too(part.targets, inputs, task) if known else None
-    if task.like == "reconstruction":
-        inputs = observed(inputs, task)
-    return Public(other.name, inputs, labels, "; ".join(note for note in notes if note))
+    images = conform(part.targets if served.makes.kind == "image" else part.inputs, other, data)
+    inputs, labels = taught(images, part.targets, task)
+    return Public(other.name, inputs, labels if known else None, "; ".join(note for note in notes if note))
 
 
-def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> str:
+def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
     """Another task that a data set's images are of, for a task that can take them without labels."""
-    if targets[0] not in _TASKS:
+    if targets[0] == "texts":
         raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
-    return _TASKS[targets[0]]
-
-
-def _conform_too(targets: torch.Tensor, images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
-    """Targets of images that were brought into another form: maps become as large, images are the images."""
-    if task.like == "reconstruction":
-        return images
-    return resized_maps(targets, images.shape[2], images.shape[3]) if targets.ndim == 3 else targets
+    return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
 
 
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
@@ -293,7 +270,7 @@ def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _column(data.mean)) / _column(data.std)
-    if task.like == "reconstruction":
+    if task.makes.kind == "image":
         return Public(NOISE, observed(inputs, task), inputs, _generated(count, config))
     return Public(NOISE, inputs, None, _generated(count, config))
 

@@ -1,62 +1,101 @@
-"""Tables with a header: of findings, or of what is known of cases."""
+"""Tables with a header: rows of a csv, whole columns, and what ``cases.csv`` tells of a folder's cases."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.dataset import Column
-from fedstill.core.errors import DataError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.imports import first_line
 
 CASES = "cases.csv"
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
-_PARTS = {"train": False, "test": True, "0": False, "1": True}
+_TRAIN, _TEST = ("train", "dev", "valid", "validation", "0"), ("test", "1")
 
 
-def read_csv(path: Path) -> dict[str, list[str]]:
-    """A table by columns, cells without blanks around them; empty lines are passed over.
+def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a ``.csv`` or ``.tsv``, which may end in ``.gz``, with their lines: the header first.
+
+    Cells come without blanks around them; empty lines are passed over.
 
     Raises:
-        DataError: it cannot be read, has no lines, or a line of another length; two columns of one name.
+        DataError: it cannot be read, has nothing below a header, or a row of another length.
     """
-    lines: list[list[str]] = []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream)
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",")
             header = [name.strip() for name in next(reader, [])]
-            for line in reader:
-                if not line:
+            yield 1, header
+            empty = True
+            for row in reader:
+                if not row:
                     continue
-                if len(line) != len(header):
-                    told = f"line {reader.line_num} has {len(line)} cells: allowed are {len(header)}"
+                if len(row) != len(header):
+                    told = f"line {reader.line_num} has {len(row)} cells: allowed are {len(header)}"
                     raise DataError(f"{path}: {told}")
-                lines.append([cell.strip() for cell in line])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a csv ({first_line(error)})") from error
-    if not lines:
-        raise DataError(f"{path}: there are no lines: allowed is one or more below the header")
+                empty = False
+                yield reader.line_num, [cell.strip() for cell in row]
+            if empty:
+                raise DataError(
+                    f"{path}: there are no examples: allowed is one line or more below the header"
+                )
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
+
+
+def column_of(header: Sequence[str], name: str, option: str, path: Path) -> int:
+    """The place of a column that an option names.
+
+    Raises:
+        ArgumentError: there is none, or there are several.
+    """
+    if header.count(name) != 1:
+        raise ArgumentError(option, name, f"one column of {path}, which has {_listed(header)}")
+    return header.index(name)
+
+
+def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
+    """A table by columns.
+
+    Args:
+        path: of the file.
+        needed: columns that it must have.
+
+    Raises:
+        DataError: as :func:`rows`; a column is missing, or two have one name.
+    """
+    (_, header), *below = rows(path)
+    for name in needed:
+        if name not in header:
+            raise DataError(f"{path}: has no column {name!r}, only {_listed(header)}")
     for name in header:
         if header.count(name) > 1:
             raise DataError(f"{path}: has column {name!r} twice: allowed is once")
-    return {name: [line[place] for line in lines] for place, name in enumerate(header)}
+    return {name: [row[place] for _, row in below] for place, name in enumerate(header)}
 
 
-def parts(cells: Sequence[str], path: Path) -> npt.NDArray[np.bool_]:
-    """A column "split": which are for testing.
+def told_part(table: dict[str, list[str]], path: Path) -> npt.NDArray[np.bool_] | None:
+    """Which rows are for testing, by a column "split", which is taken out; None where there is none.
 
     Raises:
-        DataError: a cell that is neither train (or 0) nor test (or 1).
+        DataError: a cell that says neither training nor testing.
     """
-    wrong = next((cell for cell in cells if cell not in _PARTS), None)
+    if "split" not in table:
+        return None
+    cells = [cell.lower() for cell in table.pop("split")]
+    wrong = next((cell for cell in cells if cell not in (*_TRAIN, *_TEST)), None)
     if wrong is not None:
-        raise DataError(f"{path}: split has {wrong!r}: allowed are train and test")
-    return np.array([_PARTS[cell] for cell in cells])
+        raise DataError(f"{path}: split has {wrong!r}: allowed are train (dev, validation) and test")
+    return np.array([cell in _TEST for cell in cells])
 
 
 def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.NDArray[np.bool_] | None]:
@@ -75,10 +114,8 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
     path = folder / CASES
     if not path.is_file():
         return {}, None
-    table = read_csv(path)
-    listed = table.pop("name", None)
-    if listed is None:
-        raise DataError(f"{path}: has no column 'name', only {', '.join(table) or 'none'}")
+    table = read_csv(path, "name")
+    listed = table.pop("name")
     place = {name: row for row, name in enumerate(listed)}
     if len(place) < len(listed):
         twice = next(name for name in listed if listed.count(name) > 1)
@@ -86,10 +123,13 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
     missing = next((name for name in names if name not in place), None)
     if missing is not None:
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
-    rows = [place[name] for name in names]
-    test = parts([table["split"][row] for row in rows], path) if "split" in table else None
-    table.pop("split", None)
-    return {key: _column(key, cells)[rows] for key, cells in table.items()}, test
+    at = [place[name] for name in names]
+    test = told_part(table, path)
+    return {key: _column(key, cells)[at] for key, cells in table.items()}, None if test is None else test[at]
+
+
+def _listed(header: Sequence[str]) -> str:
+    return (", ".join(header[:8]) or "none") + ", ..." * (len(header) > 8)
 
 
 def _column(name: str, cells: Sequence[str]) -> Column:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import zipfile
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +15,12 @@ import torch
 
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.imports import first_line
-from fedstill.data.config import DataConfig, Targets
+from fedstill.data.config import DataConfig
 from fedstill.data.located import find_file
-from fedstill.data.parts import parted
+from fedstill.data.npz import read_npz
+from fedstill.data.preparation import PATIENT, SITE, Source, joined, prepared
+from fedstill.data.raw import by_name, need, whole_numbers
+from fedstill.data.tables import read_csv, told_part
 from fedstill.data.units import Ints
 from fedstill.data.words import (
     HASH,
@@ -35,14 +33,11 @@ from fedstill.data.words import (
     read_words,
     texts_of,
 )
-from fedstill.tasks import TaskConfig
+from fedstill.tasks import Targets, TaskConfig
 
 LENGTH = 64  # tokens of a text, unless data.length says otherwise
 WORDS = 16_384  # ids of words, unless data.words says otherwise
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 HF = "hf:"
-
-_PARTS = {"train": False, "dev": False, "valid": False, "validation": False, "test": True}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,25 +137,28 @@ def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSe
         Inputs (N, L) int64, 0 for padding, targets (N,) int64 class indices; without mean and std.
 
     Raises:
-        DataError: a vocabulary that is not there, or as :func:`fedstill.data.parts.parted`.
+        DataError: a vocabulary that is not there, or as :func:`fedstill.data.preparation.prepared`.
     """
     ids, vocabulary, coding = code(
         source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary, root=config.root
     )
-    parts = parted(source.labels, source.test, source.columns, config, name)
-    inputs, targets = torch.from_numpy(ids), torch.from_numpy(source.labels)
-    return DataSet(
-        name=name,
-        train=replace(_part(inputs, targets, parts.train), groups=parts.groups),
-        test=_part(inputs, targets, parts.test),
-        classes=source.classes,
-        mean=(),
-        std=(),
-        note="; ".join(told for told in (note, *parts.notes, coding) if told),
-        columns={key: column[parts.train] for key, column in source.columns.items()},
-        unit=parts.unit,
-        vocabulary=vocabulary,
+    inputs, targets, columns = torch.from_numpy(ids), torch.from_numpy(source.labels), source.columns
+    data = prepared(
+        Source(
+            name=name,
+            targets=source.labels,
+            classes=source.classes,
+            tensors=lambda rows: TensorData(inputs[rows], targets[rows]),
+            test=source.test,
+            columns=columns,
+            note=note,
+            sites=columns.get(SITE),
+            unit=PATIENT if PATIENT in columns else "",
+            one_by_one=True,
+        ),
+        config,
     )
+    return replace(data, note=joined(data.note, coding), vocabulary=vocabulary)
 
 
 def code(
@@ -212,11 +210,6 @@ def _rows(texts: Texts, rows: Ints | None) -> Texts:
     return Texts(texts.words, texts.at[np.repeat(inside, texts.lengths)], texts.lengths[rows])
 
 
-def _part(inputs: torch.Tensor, targets: torch.Tensor, rows: Ints) -> TensorData:
-    chosen = torch.from_numpy(rows)
-    return TensorData(inputs[chosen], targets[chosen])
-
-
 # --- sources ------------------------------------------------------------------------------------------
 
 
@@ -226,19 +219,22 @@ def read_tokens(path: Path) -> Labelled:
     Raises:
         DataError: it cannot be read, or is not of that form.
     """
+    pack = read_npz(path)
+    low, high, lengths, labels, vocabulary, names, split = (
+        need(path, pack, name)
+        for name in ("tokens_lo", "tokens_hi", "lengths", "labels", "vocab", "classes", "split")
+    )
+    numbers, lengths = low.astype(np.int64) + (high.astype(np.int64) << 16), lengths.astype(np.int64)
     try:
-        with np.load(path, allow_pickle=False) as pack:
-            numbers = pack["tokens_lo"].astype(np.int64) + (pack["tokens_hi"].astype(np.int64) << 16)
-            lengths, labels = pack["lengths"].astype(np.int64), pack["labels"].astype(np.int64)
-            words = pack["vocab"].tobytes().decode("utf-8").split("\n")
-            classes, test = tuple(str(one) for one in pack["classes"]), pack["split"] == 1
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: cannot be read as texts of word numbers ({first_line(error)})") from error
-    if len(numbers) != lengths.sum() or not len(lengths) == len(labels) == len(test):
+        words = vocabulary.tobytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: vocab is not UTF-8 text: allowed are words, one a line") from error
+    if len(numbers) != lengths.sum() or not len(lengths) == len(labels) == len(split):
         raise DataError(f"{path}: lengths, labels and split are not of the same texts")
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(words):
         raise DataError(f"{path}: has a word number {numbers.max()}: allowed is below {len(words)}")
-    return Labelled(Texts(words, numbers, lengths), labels, classes, test)
+    classes = tuple(map(str, names))
+    return Labelled(Texts(words, numbers, lengths), labels.astype(np.int64), classes, split == 1)
 
 
 def read_table(path: Path) -> Labelled:
@@ -250,51 +246,10 @@ def read_table(path: Path) -> Labelled:
     Raises:
         DataError: it cannot be read, or a column or a cell is missing or says what is not allowed.
     """
-    cells = _cells(path)
-    header = [name.strip() for name in cells[0]] if cells else []
-    for name in ("text", "label"):
-        if header.count(name) != 1:
-            raise DataError(
-                f"{path}: the header is {', '.join(header) or 'empty'}: allowed is one column {name!r}"
-            )
-    for number, row in enumerate(cells[1:], 2):
-        if len(row) != len(header):
-            raise DataError(f"{path}: row {number} has {len(row)} cells: allowed are {len(header)}")
-    by_name = {name: [row[place] for row in cells[1:]] for place, name in enumerate(header)}
-    if not by_name["text"]:
-        raise DataError(f"{path}: there are no examples: allowed is one row or more below the header")
-    labels, classes = _classes([label.strip() for label in by_name.pop("label")])
-    split = by_name.pop("split", None)
-    test = None if split is None else _is_test(split, path)
-    texts = texts_of(by_name.pop("text"))
-    columns: dict[str, npt.NDArray[Any]] = {name: np.array(column) for name, column in by_name.items()}
-    return Labelled(texts, labels, classes, test, columns)
-
-
-def _cells(path: Path) -> list[list[str]]:
-    """A table's rows, empty lines left out."""
-    try:
-        stored = path.read_bytes()
-        raw = gzip.decompress(stored) if path.suffix == ".gz" else stored
-        stream = io.StringIO(raw.decode("utf-8-sig"), newline="")
-        tabs = ".tsv" in path.suffixes
-        return [row for row in csv.reader(stream, delimiter="\t" if tabs else ",") if row]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
-
-
-def _classes(labels: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Class indices and the classes' names."""
-    names = sorted(set(labels))
-    if all(name.isdecimal() and str(int(name)) == name and int(name) < len(labels) for name in names):
-        names = [str(number) for number in range(max(map(int, names)) + 1)]
-    place = {name: number for number, name in enumerate(names)}
-    return np.array([place[label] for label in labels], dtype=np.int64), tuple(names)
-
-
-def _is_test(split: Sequence[str], path: Path) -> npt.NDArray[np.bool_]:
-    parts = [part.strip().lower() for part in split]
-    unknown = next((part for part in parts if part not in _PARTS), None)
-    if unknown is not None:
-        raise DataError(f"{path}: split has {unknown!r}: allowed are {', '.join(_PARTS)}")
-    return np.array([_PARTS[part] for part in parts])
+    table = read_csv(path, "text", "label")
+    texts, cells = texts_of(table.pop("text")), table.pop("label")
+    labels, classes = by_name(cells)
+    if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
+        labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))
+    test = told_part(table, path)
+    return Labelled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})

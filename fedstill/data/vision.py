@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
-from fedstill.data.arrays import ArrayData, classified
-from fedstill.data.config import DataConfig, Targets
+from fedstill.data.arrays import ArrayData
+from fedstill.data.config import DataConfig
+from fedstill.data.formats import read
 from fedstill.data.located import folders, listed
-from fedstill.data.packs import Raw, read_npz
-from fedstill.tasks import TaskConfig
+from fedstill.data.preparation import of_images
+from fedstill.data.raw import Raw
+from fedstill.tasks import Targets, TaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,12 @@ class Vision(DataConfig):
         roots = folders(self)
         for root in roots:
             if (root / self.pack).is_file():
-                return classified(read_npz(root / self.pack), self, self.called, self.pack_note)
+                raw = read(root / self.pack, "npz", "class")
+                return of_images(raw, self, task, self.called, self.pack_note)
         there = [root for root in roots if (root / self.vision_folder).is_dir()]
         if there or self.download:
-            return classified(self._torchvision((there or roots)[0]), self, self.called, "official split")
+            raw = self._torchvision((there or roots)[0])
+            return of_images(raw, self, task, self.called, "official split")
         raise DataError(
             f"data {self.called!r}: there is neither {self.pack} nor torchvision's {self.vision_folder} in "
             f"{listed(roots)}: put one there, name its folder in data.root, or set data.download"

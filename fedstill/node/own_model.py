@@ -60,7 +60,7 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> 
 
 def _predictor(source: Any, spec: InputSpec, config: OwnModelConfig) -> Predictor:
     """What is no torch module, as one; these classify images."""
-    if spec.task.like != "classification":
+    if spec.task.targets != "class":
         raise ModelError(
             f"model.name {config.name!r} gives a {type(source).__name__}: allowed for {spec.task.called} is "
             "a torch.nn.Module"

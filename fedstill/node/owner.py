@@ -25,7 +25,6 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, Unknow
 from fedstill.core.registry import looking_in
 from fedstill.core.tables import read_table
 from fedstill.data import private
-from fedstill.data.owner_inputs import locate
 from fedstill.data.spec import InputSpec
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
@@ -281,7 +280,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
 
     key = attempt("secret", lambda: secret(folder))
     if quick:
-        attempt("data", lambda: locate(file.data, folder))
+        attempt("data", lambda: private.locate(file.data, folder))
         data, known = None, None
     else:
         loaded = attempt("data", lambda: private.load(file.data, folder, spec, task))

@@ -17,10 +17,10 @@ from fedstill.core.errors import ArgumentError, BundleError, MethodRefused
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
 from fedstill.core.tables import options
+from fedstill.data.config import check_measured_on_test
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.data.spec import InputSpec
-from fedstill.data.validation import check_measured_on_test
 from fedstill.federation.bundles import QUESTIONS, Files, NodeAnswers, Questions, read_answers, read_questions
 from fedstill.protocol.method import METHODS, method_name, refusal
 from fedstill.protocol.plan import Plan, fingerprint

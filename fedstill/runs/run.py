@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
 from fedstill.core.version import __version__
-from fedstill.data.validation import check_measured_on_test
+from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.runs.simulation import Simulation

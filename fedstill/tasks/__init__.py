@@ -10,7 +10,7 @@ May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; a
 
 from __future__ import annotations
 
-from fedstill.tasks.config import TASKS, TaskConfig
+from fedstill.tasks.config import TASKS, Targets, TaskConfig
 from fedstill.tasks.task import ENSEMBLES, Ensemble, Figure, Kind, Task
 
-__all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Figure", "Kind", "Task", "TaskConfig"]
+__all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Figure", "Kind", "Targets", "Task", "TaskConfig"]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from inspect import isabstract
-from types import MappingProxyType
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from fedstill.core.choices import check_choices
 from fedstill.core.registry import Registered, Registry
 from fedstill.tasks.task import Figure, Kind, Task
 
-# By kind: the package's task whose data an own one learns from, where inputs are images.
-_LIKE: Mapping[Kind, str] = MappingProxyType(
-    {"class": "classification", "labels": "multi-label", "map": "segmentation", "image": "reconstruction"}
-)
+# What examples teach: what a target is, or that inputs are texts, or pictures whose objects are told apart.
+Targets = Literal["class", "labels", "map", "image", "instances", "texts"]
 
 
 class TaskConfig(Registered):
@@ -72,9 +69,11 @@ class TaskConfig(Registered):
         return self.make(self.makes.least)
 
     @property
-    def like(self) -> str:
-        """The package's task with the same inputs and targets: data that serve that one serve this one."""
-        return self.makes.like or ("text" if self.makes.tokens else _LIKE[self.makes.kind])
+    def targets(self) -> Targets:
+        """What examples must teach: data that serve one task serve all with the same targets."""
+        if self.makes.like == "instances":
+            return "instances"
+        return "texts" if self.makes.tokens else self.makes.kind
 
 
 TASKS: Registry[type[TaskConfig]] = Registry(

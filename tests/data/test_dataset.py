@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.core.dataset import TensorData, check_classification, check_labels, normalised
+from fedstill.core.dataset import TensorData, check_classification, normalised
 from fedstill.core.errors import DataError
 
 
@@ -52,12 +52,6 @@ def test_broken_numbers_are_counted_by_example_and_the_first_is_named(value: flo
         check_classification(TensorData(inputs, labels(0, 0, 0, 0)), 1, "train")
 
 
-def test_labels_alone() -> None:
-    check_labels(labels(0, 2), 3, "x")
-    with pytest.raises(DataError, match="label 2 of example 1"):
-        check_labels(labels(0, 2), 2, "x")
-
-
 def test_subset_keeps_the_asked_order_and_pairs_and_owns_its_memory() -> None:
     data = TensorData(torch.arange(3.0).view(3, 1, 1, 1), labels(10, 11, 12))
     part = data.subset(torch.tensor([2, 0]))
@@ -66,11 +60,6 @@ def test_subset_keeps_the_asked_order_and_pairs_and_owns_its_memory() -> None:
     assert part.targets.tolist() == [12, 10]
     part.inputs.zero_()
     assert data.inputs.flatten().tolist() == [0.0, 1.0, 2.0]
-
-
-def test_to_moves_both_tensors() -> None:
-    moved = TensorData(images(), labels(0, 0, 0, 0)).to("meta")
-    assert moved.inputs.device.type == moved.targets.device.type == "meta"
 
 
 def test_normalised_by_hand() -> None:

@@ -47,13 +47,6 @@ def test_groups_of_an_npz(tmp_path: Path, names: list[Any]) -> None:
     assert len(set(data.groups.tolist())) == 3
 
 
-def test_test_examples_take_their_groups_with_them(tmp_path: Path) -> None:
-    config = npz(tmp_path, "patient", patient=PATIENTS, split=[0, 1, 1, 0])
-    data, _ = load(config, tmp_path, SPEC)
-    assert data.groups is not None
-    assert data.groups.tolist() == numbered(["ann", "eve"]).tolist()
-
-
 def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
     header = ",".join(["patient", "label", *(f"p{i}" for i in range(16))])
     rows = [
@@ -66,10 +59,6 @@ def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
     assert data.groups.tolist() == numbered(PATIENTS).tolist()
     assert data.inputs.shape == (4, 1, 4, 4)
     torch.testing.assert_close(data.inputs[3, 0, 3, 3].item(), 63 / 255 * 2 - 1)
-
-
-def test_without_the_option_there_are_no_groups(tmp_path: Path) -> None:
-    assert load(npz(tmp_path, "", patient=PATIENTS), tmp_path, SPEC)[0].groups is None
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:

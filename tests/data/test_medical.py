@@ -15,10 +15,10 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DATA, Digits, load, named
-from fedstill.data.assembled import Source, data_set
 from fedstill.data.dividing import split
-from fedstill.data.packs import Raw
+from fedstill.data.preparation import of_images
 from fedstill.data.public import PublicConfig, load_public
+from fedstill.data.raw import Raw
 from fedstill.data.splits import IID
 from fedstill.tasks import TASKS, TaskConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
@@ -49,7 +49,7 @@ def shown(data: Any) -> set[int]:
 def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
     """Training, testing, public data and nodes, by what the images show and not by what columns say."""
     config = named("mine", seed=seed, test_fraction=fraction, train_limit=20)
-    data = data_set(Source(slices(), "mine"), config, SEGMENTATION)
+    data = of_images(slices(), config, SEGMENTATION, "mine")
     assert data.unit == "patient"
     tested = shown(data.test)
     assert not shown(data.train) & tested
@@ -74,20 +74,20 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
 
 
 def test_a_site_of_one_patient_is_left_out_and_said() -> None:
-    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION)
+    data = of_images(slices(), Digits(), SEGMENTATION, "mine")
     assert "left out, with one patient each: d" in data.note
     assert 0 not in shown(data.train) | shown(data.test)
     assert set(data.columns["site"]) == {"a", "b", "c"}
     with pytest.raises(ArgumentError, match=r"data\.sites is 'd'"):
-        data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, sites=("a", "d"))
+        of_images(slices(), Digits(), SEGMENTATION, "mine", sites=("a", "d"))
     with pytest.raises(ArgumentError, match="some of a, b, c, d"):
-        data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, sites=("z",))
-    only = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, sites=("b",))
+        of_images(slices(), Digits(), SEGMENTATION, "mine", sites=("z",))
+    only = of_images(slices(), Digits(), SEGMENTATION, "mine", sites=("b",))
     assert {p % 3 for p in shown(only.train) | shown(only.test)} == {1}
 
 
 def test_cases_are_patients_with_their_sites() -> None:
-    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION)
+    data = of_images(slices(), Digits(), SEGMENTATION, "mine")
     for part in (data.train, data.test):
         assert part.cases is not None
         names = [part.cases.names[n] for n in part.cases.of.tolist()]
@@ -97,15 +97,8 @@ def test_cases_are_patients_with_their_sites() -> None:
         )
 
 
-def test_training_slices_are_grouped_by_patient_so_that_patients_can_be_protected() -> None:
-    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION)
-    assert data.train.groups is not None
-    pairs = set(zip(data.train.groups.tolist(), data.columns["patient"].tolist(), strict=True))
-    assert len(pairs) == len(set(data.columns["patient"])) == len(set(data.train.groups.tolist()))
-
-
 def test_masks_follow_their_images_through_size_and_channels() -> None:
-    data = data_set(Source(slices(), "mine"), Digits(), SEGMENTATION, size=4, channels=(1,))
+    data = of_images(slices(), Digits(), SEGMENTATION, "mine", size=4, channels=(1,))
     assert data.train.inputs.shape[1:] == (1, 4, 4)
     assert data.train.targets.shape[1:] == (4, 4)
     patient = round(float(data.test.inputs[0, 0, 0, 0]) * 127.5 + 127.5)
@@ -116,7 +109,7 @@ def test_masks_follow_their_images_through_size_and_channels() -> None:
 def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inputs() -> None:
     rng = np.random.default_rng(0)
     raw = Raw(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
-    data = data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(1,))
+    data = of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(1,))
     task = RECONSTRUCTION.make(1)
     assert data.classes == ("image",)
     assert torch.equal(data.test.inputs, task.observe(data.test.targets))
@@ -124,9 +117,9 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
     pixels = {round(float(x), 4) for x in (data.test.targets[:, 0, 0, 0] + 1) / 2}
     assert pixels <= {round(float(x), 4) for x in raw.images[:, 1, 0, 0]}
     with pytest.raises(ArgumentError, match="rebuilds one image"):
-        data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(0, 1))
+        of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(0, 1))
     with pytest.raises(ArgumentError, match="different numbers from 0 to 1"):
-        data_set(Source(raw, "mine"), Digits(), RECONSTRUCTION, channels=(2,))
+        of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(2,))
 
 
 def test_a_source_that_parts_a_patient_is_refused() -> None:
@@ -135,7 +128,7 @@ def test_a_source_that_parts_a_patient_is_refused() -> None:
     test[0] = True
     bad = Raw(raw.images, raw.labels, raw.classes, test, raw.columns)
     with pytest.raises(DataError, match="patient 'p00' is in both parts"):
-        data_set(Source(bad, "mine"), Digits(), SEGMENTATION)
+        of_images(bad, Digits(), SEGMENTATION, "mine")
 
 
 # Which data serve which tasks
@@ -242,16 +235,6 @@ def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
         load(named(str(root)), RECONSTRUCTION)
     data = load(named(str(root), size=8), RECONSTRUCTION)
     assert data.train.targets.shape == (5, 1, 8, 8)
-
-
-def test_masks_of_three_classes(tmp_path: Path) -> None:
-    root = folder(tmp_path / "scans")
-    for i in range(6):
-        Image.fromarray(np.full((8, 8), i % 3, dtype=np.uint8)).save(root / "masks" / f"i{i}.png")
-    data = load(named(str(root)), SEGMENTATION)
-    assert data.classes == ("background", "1", "2")
-    numbers = ((data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5) / 10).round().long()
-    assert torch.equal(data.train.targets[:, 0, 0], numbers % 3)
 
 
 def test_an_npz_of_masks(tmp_path: Path) -> None:

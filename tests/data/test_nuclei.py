@@ -13,11 +13,9 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Files, load, named
-from fedstill.data.dividing import split
 from fedstill.data.nuclei import cases_of, cut, data_set
 from fedstill.data.pictures import Picture
 from fedstill.data.public import PublicConfig, held_out, load_public
-from fedstill.data.splits import IID
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.shapes import three_classes
 
@@ -63,23 +61,6 @@ def test_targets_are_of_whole_pictures_so_that_a_cut_object_has_no_contour_there
     # The objects touch between columns 8 and 9, and both sides are contour.
     assert whole[5, 8:10].tolist() == [2, 2]
     assert whole[5, 5] == 1
-
-
-def test_no_picture_is_in_two_parts() -> None:
-    pictures = [picture(n) for n in range(20)]
-    for seed in range(10):
-        config = named("mine", patch=8, seed=seed, train_limit=80)
-        data = data_set(pictures, config, "mine", "", "site")
-        blue = lambda inputs: set(pixels(inputs)[:, 2, 0, 0].tolist())  # noqa: E731
-        assert not blue(data.train.inputs) & blue(data.test.inputs)
-        assert {n % 2 for n in blue(data.test.inputs)} == {0, 1}
-        assert len(data.train) <= 80
-        kept, taken = held_out(PublicConfig("held-out", share=0.3), data)
-        assert not blue(data.train.inputs[kept]) & blue(data.train.inputs[taken])
-        unit = data.columns[data.unit]
-        generator = np.random.default_rng(seed)
-        parts = split(data.train.targets, 3, IID(nodes=2), generator, {}, unit)
-        assert not blue(data.train.inputs[parts[0]]) & blue(data.train.inputs[parts[1]])
 
 
 def test_pictures_of_one_patient_stay_together() -> None:
@@ -224,12 +205,6 @@ def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_beside_monuse
     assert public.inputs.shape == (6, 3, 64, 64)
     assert public.labels is not None
     assert public.labels.shape == (6, 64, 64)
-
-
-def test_nuclei_has_two_sources() -> None:
-    data = pack("nuclei", scale=0.25, patch=64)
-    assert set(data.columns["site"]) == {"monuseg", "dsb2018"}
-    assert len(set(data.columns["slide"])) == 13 + 86
 
 
 def test_kinds_of_dsb_that_are_not_there() -> None:

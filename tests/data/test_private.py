@@ -104,12 +104,6 @@ def test_numbers_are_class_numbers_even_where_classes_are_named_by_numbers(tmp_p
         load(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
 
 
-def test_test_examples_are_left_out(tmp_path: Path) -> None:
-    data, _ = load(npz(tmp_path, images=PIXELS, labels=[0, 1], split=[1, 0]), tmp_path, PETS)
-    torch.testing.assert_close(data.inputs, NORMALISED[1:])
-    assert data.targets.tolist() == [1]
-
-
 def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
     flat = np.full((2, 4, 8), 51, dtype=np.uint8)
@@ -190,7 +184,7 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
     torch.testing.assert_close(data.inputs, NORMALISED)
     assert data.targets.tolist() == [2, 0]
     png(tmp_path / "in" / "two.png", PIXELS[1][:2])
-    with pytest.raises(DataError, match=r"image 'two.png' is 1 x 2 x 8, but 'one.png' is 1 x 4 x 8"):
+    with pytest.raises(DataError, match=r"image 'two.png': is 1 x 2 x 8, but .* 'one.png' is 1 x 4 x 8"):
         load(config, tmp_path, PETS)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError, TooLarge
 from fedstill.data import named
 from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import load as load_data
@@ -68,16 +68,6 @@ def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> No
     assert len(set(groups)) == 3
     with pytest.raises(DataError, match="all examples are for testing"):
         load(npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
-
-
-def test_named_classes_count_by_name(tmp_path: Path) -> None:
-    config = npz(tmp_path, images=PIXELS, masks=1 - MASKS, classes=["tumour", "background"])
-    assert torch.equal(load(config, tmp_path, MAPS)[0].targets, torch.from_numpy(MASKS).long())
-    config = npz(tmp_path, images=PIXELS, masks=MASKS, classes=["background", "bone"])
-    with pytest.raises(DataError, match="has a class 'bone': allowed are background, tumour"):
-        load(config, tmp_path, MAPS)
-    with pytest.raises(DataError, match="has 3 classes without names"):
-        load(npz(tmp_path, images=PIXELS, masks=MASKS * 2), tmp_path, MAPS)
 
 
 def test_an_owner_need_not_have_every_class(tmp_path: Path) -> None:
@@ -193,19 +183,29 @@ def test_volumes(tmp_path: Path) -> None:
     assert load(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
 
 
-def test_an_own_function_gives_arrays_by_name(tmp_path: Path) -> None:
-    (tmp_path / "mine_maps.py").write_text(
-        "import numpy as np\n"
-        "def scans(path):\n"
-        "    return {'images': np.full((2, 8, 8), 255, np.uint8), 'masks': np.ones((2, 8, 8), int)}\n"
-        "def pairs(path):\n"
-        "    return np.zeros((2, 8, 8)), [0, 1]\n"
-    )
-    data, _ = load(PrivateConfig(source="mine_maps:scans"), tmp_path, MAPS)
-    assert (data.inputs == 1).all()
-    assert (data.targets == 1).all()
-    with pytest.raises(DataError, match="gives no mapping of arrays"):
-        load(PrivateConfig(source="mine_maps:pairs"), tmp_path, MAPS)
+def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resized(*_: object) -> None:
+        raise AssertionError("made larger before it was counted")
+
+    for module in ("images", "nifti"):
+        monkeypatch.setattr(f"fedstill.data.{module}.resized", resized)
+    nibabel = pytest.importorskip("nibabel")
+    scans = pictures(tmp_path, PIXELS, MASKS)
+    (tmp_path / "volumes").mkdir()
+    for part, array in (("image", PIXELS), ("mask", MASKS)):
+        volume = nibabel.Nifti1Image(array.transpose(2, 1, 0), np.eye(4))
+        nibabel.save(volume, tmp_path / "volumes" / f"c_{part}.nii.gz")
+    (tmp_path / "mine.csv").write_text("image,Mass\nmine/images/0.png,1\n")
+    large = (1, 8000, 8000)
+    for config, spec in (
+        (scans, MAPS),
+        (PrivateConfig(source="nifti", path="volumes"), MAPS),
+        (PrivateConfig(source="csv", path="mine.csv"), FINDINGS),
+    ):
+        with pytest.raises(TooLarge, match="its data as inputs of 1 x 8000 x 8000"):
+            load(replace(config, fit=True), tmp_path, replace(spec, shape=large), most=10**6)
 
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
@@ -241,5 +241,5 @@ def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, spec: In
 def test_slices_are_for_volumes_and_classification_has_no_volumes(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.slices is 3"):
         PrivateConfig(source="npz", slices=3)
-    with pytest.raises(ArgumentError, match="classification needs labels"):
+    with pytest.raises(ArgumentError, match=r"data\.source is 'nifti': allowed is npz, folder or csv"):
         load(PrivateConfig(source="nifti", path="x"), tmp_path, CLASSES)

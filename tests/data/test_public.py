@@ -87,10 +87,6 @@ def test_draws_follow_the_seed_and_nothing_else() -> None:
     assert not torch.equal(first.inputs, other.inputs)
 
 
-def test_the_note_says_where_they_come_from() -> None:
-    assert "288 of 1438 are held out" in wanted(PublicConfig("held-out"))[1].note
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -147,11 +143,6 @@ def test_images_that_shrink_are_averaged_not_sampled() -> None:
     source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
     pixels = conform(source.train.inputs, source, target) * 0.5 + 0.5
     assert (pixels - 0.5).abs().max() < 0.05
-
-
-def test_the_same_form_is_left_as_it_is() -> None:
-    data = dataset(np.random.default_rng(0).random((2, 1, 8, 8)))
-    assert conform(data.train.inputs, data, data) is data.train.inputs
 
 
 def test_labels_are_taken_only_if_the_classes_have_the_same_names(tmp_path: Path) -> None:

@@ -201,12 +201,6 @@ def test_a_class_too_rare_for_its_places_gives_way(seed: int) -> None:
     assert [len(h) for h in classes_held(parts, labels)] == [2, 2, 2]
 
 
-def test_absent_classes_are_no_shards() -> None:
-    labels = of_sizes(0, 30, 0, 30)
-    parts = divided(labels, 4, how="shards", nodes=2, classes_per_node=1)
-    assert sorted(classes_held(parts, labels), key=min) == [{1}, {3}]
-
-
 def test_topping_up_takes_known_classes_first() -> None:
     labels = np.repeat([0, 0, 1], [2, 20, 30])
     owner = np.repeat([0, 1, 2], [2, 20, 30])
@@ -312,13 +306,6 @@ def test_no_examples(how: str) -> None:
 
 
 # A part with the classes' shares
-
-
-def test_stratified_by_hand() -> None:
-    labels = of_sizes(6, 3, 3)
-    chosen = stratified(labels.numpy(), 4, np.random.default_rng(0))
-    assert np.bincount(labels[chosen]).tolist() == [2, 1, 1]
-    assert chosen.tolist() == sorted(set(chosen.tolist()))
 
 
 @given(

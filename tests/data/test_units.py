@@ -15,7 +15,7 @@ from fedstill.data.concealed import conceal
 from fedstill.data.dividing import SPLITS, SplitConfig, split
 from fedstill.data.public import PublicConfig, held_out, load_public
 from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives
-from fedstill.data.units import drawn_units, labels_of, unit_labels, whole
+from fedstill.data.units import drawn_units, labels_of, whole
 
 
 def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -42,23 +42,6 @@ def parted(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
 
 
 # Labels to draw by
-
-
-def test_the_label_of_findings_is_the_rarest_one() -> None:
-    targets = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 0], [-1, 1, -1]])
-    assert labels_of(targets).tolist() == [2, 1, 3, 0, 2]  # 3, 2 and 1 images have finding 0, 1 and 2
-
-
-def test_the_label_of_a_map_is_its_largest_class_above_background() -> None:
-    maps = torch.tensor([[[0, 0, 0, 1]], [[2, 2, 1, 0]], [[0, 0, 0, 0]]])
-    assert labels_of(maps).tolist() == [1, 2, 0]
-    assert labels_of(torch.zeros(2, 3, 3, dtype=torch.int64)).tolist() == [0, 0]
-    assert labels_of(torch.rand(2, 1, 3, 3)).tolist() == [0, 0]
-
-
-def test_the_label_of_a_unit_is_its_rarest() -> None:
-    labels = np.array([0, 0, 0, 2, 2, 1])
-    assert unit_labels(labels, np.array([0, 0, 1, 1, 2, 2])).tolist() == [0, 2, 1]
 
 
 # Draws

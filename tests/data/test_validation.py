@@ -7,58 +7,79 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.core.errors import ArgumentError
-from fedstill.data import Digits, named
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
 from fedstill.data.loaders import load
 from fedstill.data.nuclei import data_set as nuclei_data_set
 from fedstill.data.pictures import Picture
-from fedstill.data.validation import set_aside
+from fedstill.data.preparation import Source, prepared
 from fedstill.runs import assemble, bundles, run
 from fedstill.runs.config import load as run_config
 
 FEW = Digits(validation=0.25, seed=3)
 
 
+def parted(
+    of: np.ndarray, sites: np.ndarray, test: np.ndarray, config: DataConfig
+) -> tuple[set[int], set[int], DataSet]:
+    """The patients in training and in what is measured on, of examples that are their patients' numbers."""
+    numbers = torch.from_numpy(of).float().view(-1, 1, 1, 1)
+    source = Source(
+        name="mine",
+        targets=(of % 2).astype(np.int64),
+        classes=("even", "odd"),
+        tensors=lambda rows: TensorData(numbers[rows], numbers[rows]),
+        test=test,
+        columns={"patient": of},
+        sites=sites,
+        unit="patient",
+    )
+    data = prepared(source, config)
+    train, measured = (set(part.inputs.flatten().int().tolist()) for part in (data.train, data.test))
+    return train, measured, data
+
+
 @given(st.integers(0, 10**6), st.floats(0.05, 0.9))
 def test_whole_patients_of_each_site_and_none_of_the_test_part(seed: int, share: float) -> None:
     of = np.repeat(np.arange(24), 3)
-    sites, test = of % 3, of % 4 == 0
-    labels = (of % 2).astype(np.int64)
-    config = Digits(validation=share, seed=seed)
-    train, measured, note = set_aside(test, labels, of, sites, config, "patients")
-    parts = [set(of[train]), set(of[measured]), set(of[test])]
+    test = of % 4 == 0
+    train, measured, data = parted(of, of % 3, test, Digits(validation=share, seed=seed))
+    parts = [train, measured, set(of[test])]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 24
-    assert {p % 3 for p in parts[0]} == {p % 3 for p in parts[1]} == {0, 1, 2}
-    assert f"{len(parts[1])} of 18 training patients" in note
+    assert {p % 3 for p in train} == {p % 3 for p in measured} == {0, 1, 2}
+    assert f"{len(measured)} of 18 training patients" in data.note
     for site in range(3):  # the share of each site's six, at least one and never all
-        assert sum(p % 3 == site for p in parts[1]) == min(max(round(6 * share), 1), 5)
+        assert sum(p % 3 == site for p in measured) == min(max(round(6 * share), 1), 5)
 
 
 def test_a_site_with_one_training_patient_keeps_it() -> None:
-    of, sites = np.arange(6), np.array([0, 0, 1, 1, 1, 1])
-    test = np.array([True, False, True, False, False, False])
-    train, measured, _ = set_aside(test, np.zeros(6, dtype=np.int64), of, sites, FEW, "patients")
-    assert train[1]
-    assert measured.sum() == 1
-    assert sites[measured] == 1
+    sites, test = np.array([0, 0, 1, 1, 1, 1]), np.array([True, False, True, False, False, False])
+    train, measured, _ = parted(np.arange(6), sites, test, FEW)
+    assert 1 in train
+    assert len(measured) == 1
+    assert measured <= {3, 4, 5}
 
 
 def test_a_patient_of_two_sites_is_set_aside_whole() -> None:
-    of, sites = np.array([0, 0, 1, 2, 3, 4, 5]), np.array([0, 1, 0, 0, 0, 0, 0])
+    of, sites = np.array([0, 0, 1, 2, 3, 4, 5, 6]), np.array([0, 1, 0, 0, 0, 0, 0, 0])
     for seed in range(30):
-        config = Digits(validation=0.4, seed=seed)
-        test = np.zeros(7, dtype=bool)
-        train, measured, _ = set_aside(test, np.zeros(7, dtype=np.int64), of, sites, config, "patients")
-        assert not set(of[train]) & set(of[measured])
+        train, measured, _ = parted(of, sites, of == 6, Digits(validation=0.4, seed=seed))
+        assert not train & measured
+
+
+def test_a_patient_in_training_and_in_the_sources_own_validation_part_is_refused() -> None:
+    of, parts = np.array([0, 1, 1, 2]), np.array([0, 0, 2, 1])
+    with pytest.raises(DataError, match="patient '1' is in both parts"):
+        parted(of, np.zeros(4), parts, FEW)
 
 
 def test_without_a_site_of_two_it_is_refused() -> None:
-    rows = np.arange(2)
     with pytest.raises(ArgumentError, match=r"data.validation is 0.25: allowed is 0, as no site has two"):
-        set_aside(np.zeros(2, dtype=bool), rows, rows, rows, FEW, "patients")
+        parted(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
@@ -84,52 +105,10 @@ def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> N
     assert "set aside" not in whole.note
 
 
-def test_the_seed_draws_them() -> None:
-    first, again, other = (load(replace(FEW, seed=seed)).test.inputs for seed in (3, 3, 4))
-    assert first.equal(again)
-    assert not first.equal(other)
-
-
 def test_a_limit_draws_from_what_is_left() -> None:
     limited, whole = load(replace(FEW, train_limit=50)), load(FEW)
     assert len(limited.train) == 50
     assert limited.test.inputs.equal(whole.test.inputs)
-
-
-def test_pictures_stay_whole_and_the_official_test_part_is_not_used() -> None:
-    pictures = [
-        Picture(
-            np.full((3, 12, 12), 10 * number, np.uint8),
-            np.pad(np.ones((4, 4), np.int32), 4),
-            f"slide{number}",
-            "ab"[number % 2],
-            number > 5,
-        )
-        for number in range(8)
-    ]
-    config = named("mine", patch=8, validation=0.34)
-    data = nuclei_data_set(pictures, config, "mine", "", "organ")
-    assert data.test.cases is not None
-    measured = {data.test.cases.names[case] for case in data.test.cases.present()}
-    trained = set(data.columns["slide"].tolist())
-    assert len(measured) == 2
-    assert len(trained) == 4
-    assert measured | trained == {f"slide{number}" for number in range(6)}
-
-
-def test_patients_of_a_csv_of_cases(tmp_path: Path) -> None:
-    """The path through :mod:`fedstill.data.assembled`."""
-    from fedstill.data.assembled import Source, data_set
-    from fedstill.tasks.segmentation import SegmentationConfig
-    from tests.data.test_medical import shown, slices
-
-    plain, some = (
-        data_set(Source(slices(), "mine"), named("mine", validation=share), SegmentationConfig())
-        for share in (0.0, 0.4)
-    )
-    assert shown(some.train) | shown(some.test) == shown(plain.train)
-    assert not shown(some.train) & shown(some.test)
-    assert len(shown(some.test)) == 3  # of the sites' two or three each, one
 
 
 def test_patients_are_counted_and_not_their_pictures() -> None:
@@ -143,22 +122,6 @@ def test_patients_are_counted_and_not_their_pictures() -> None:
     data = nuclei_data_set(pictures, config, "mine", "", "organ")
     assert "measured on 1 of 4 training patients" in data.note
     assert len(data.test) == 2
-
-
-def test_each_site_of_a_table_of_images_gives_its_share(tmp_path: Path) -> None:
-    images = np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
-    sites = np.array(["a"] * 30 + ["b"] * 10)
-    np.savez(
-        tmp_path / "mine.npz",
-        images=images,
-        labels=np.arange(40) % 2,
-        split=np.array([0] * 28 + [1] * 2 + [0] * 4 + [1] * 6),
-        site=sites,
-    )
-    data = load(named(str(tmp_path / "mine.npz"), validation=0.25))
-    measured = {round(float(x) * 127.5 + 127.5) for x in data.test.inputs[:, 0, 0, 0]}
-    assert (sum(n < 28 for n in measured), sum(30 <= n < 34 for n in measured)) == (7, 1)
-    assert len(measured) == 8
 
 
 def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:

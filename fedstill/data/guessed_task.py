@@ -1,4 +1,4 @@
-"""What an owner's data are, where no run says so yet: some can be told from how they are kept.
+"""What an owner's data are for, where no run says so yet: some can be told from how they are kept.
 
 Only names of arrays, columns and folders are looked at, and cells of one column. What looks like nothing in
 particular is taken for images of classes, as a run has them most often.
@@ -6,18 +6,18 @@ particular is taken for images of classes, as a run has them most often.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 
+from fedstill.core.errors import DataError
 from fedstill.data.images import image_files
-
-if TYPE_CHECKING:
-    from fedstill.data.private_config import PrivateConfig
+from fedstill.data.npz import UNREADABLE
+from fedstill.data.private_config import PrivateConfig
+from fedstill.data.tables import rows
 
 FINDINGS = "images with findings"
 MASKS = "images with masks"
@@ -35,13 +35,18 @@ def other_than_classes(config: PrivateConfig, path: Path) -> str | None:
     """
     if config.source == "nifti":
         return "volumes"
+    if config.source == "tensors":
+        return "tensors of a server's input spec"
     if config.vocabulary:
         return TEXTS
-    if config.source == "npz":
-        return _in_npz(path)
-    if config.source == "folder":
-        return _in_folder(path)
-    return _in_csv(config, path) if config.source == "csv" else None
+    with suppress(DataError, AttributeError, TypeError, *UNREADABLE):  # who reads it says what is wrong
+        if config.source == "csv":
+            return _in_csv(config, path)
+        if config.source == "folder":
+            return _in_folder(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            return of_arrays(arrays)
+    return None
 
 
 def of_arrays(arrays: Mapping[str, Any]) -> str | None:
@@ -59,14 +64,6 @@ def of_arrays(arrays: Mapping[str, Any]) -> str | None:
     return FINDINGS if "labels" in arrays and np.ndim(arrays["labels"]) == 2 else None
 
 
-def _in_npz(path: Path) -> str | None:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return of_arrays(arrays)
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError):
-        return None  # who reads it says what is wrong
-
-
 def _in_folder(path: Path) -> str | None:
     parted = (path / "train").is_dir() and (path / "test").is_dir()
     root = path / "train" if parted else path
@@ -76,18 +73,13 @@ def _in_folder(path: Path) -> str | None:
 
 
 def _in_csv(config: PrivateConfig, path: Path) -> str | None:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            lines = csv.reader(stream)
-            header = [name.strip() for name in next(lines, [])]
-            if "text" in header and not config.image:
-                return TEXTS
-            if (config.image or "image") not in header:
-                return None
-            if config.label not in header:
-                return FINDINGS
-            place = header.index(config.label)
-            divided = any("|" in line[place] for line in lines if len(line) == len(header))
-    except (OSError, UnicodeDecodeError, csv.Error):
+    found = rows(path)
+    _, header = next(found)
+    if "text" in header and not config.image:
+        return TEXTS
+    if (config.image or "image") not in header:
         return None
-    return FINDINGS if divided else None
+    if config.label not in header:
+        return FINDINGS
+    place = header.index(config.label)
+    return FINDINGS if any("|" in row[place] for _, row in found) else None

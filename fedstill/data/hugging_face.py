@@ -1,0 +1,85 @@
+"""Data sets of the library ``datasets`` (Hugging Face), read by what it documents: features and rows.
+
+Nothing of it is imported here: whoever gives such an object has it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstill.core.dataset import normalised
+from fedstill.core.errors import DataError
+from fedstill.data.config import MEAN, STD
+from fedstill.data.raw import image_array
+from fedstill.tasks import Task
+
+INPUTS = ("image", "img", "pixel_values", "input_ids")
+TARGETS = ("label", "labels", "mask", "annotation")
+
+
+def is_data_set(given: Any) -> bool:
+    """Whether an object is a ``datasets.Dataset``, or has what such a one has."""
+    return all(hasattr(given, name) for name in ("features", "column_names", "__len__", "__getitem__"))
+
+
+def tensors(
+    data: Any, what: str, task: Task, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of a data set.
+
+    Inputs are the column of images, or ``input_ids`` of one length; targets the one column of class labels,
+    or one that is called label, labels, mask or annotation.
+
+    Args:
+        data: one part, a ``datasets.Dataset``.
+        what: it is, the first words of an error.
+        task: what it is for.
+        mean, std: per channel; empty: 0.5, so that pixels become -1..1.
+
+    Raises:
+        DataError: no such column or several, no rows, images of different sizes.
+    """
+    if task.kind == "image":
+        raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
+    kinds = {name: type(feature).__name__ for name, feature in data.features.items()}
+    labels = {name for name, kind in kinds.items() if kind == "ClassLabel"}
+    target = _one(what, "targets", {name for name in kinds if name in TARGETS}, labels)
+    images = {name for name, kind in kinds.items() if kind == "Image" and name != target}
+    source = _one(what, "inputs", {name for name in kinds if name in INPUTS}, images)
+    if len(data) == 0:
+        raise DataError(f"{what} has no rows: allowed is one or more")
+    rows = [data[index] for index in range(len(data))]
+    pictures = [_pixels(row[source], what) for row in rows]
+    try:
+        inputs, targets = np.stack(pictures), np.stack([np.asarray(row[target]) for row in rows])
+    except ValueError as error:
+        told = f"{what}: rows of {source!r} or {target!r} differ in size"
+        raise DataError(f"{told}: allowed is one size for all") from error
+    if task.tokens:
+        return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
+    pixels = image_array(Path(what), {"images": inputs})
+    channels = pixels.shape[1]
+    scaled = normalised(pixels, mean or (MEAN,) * channels, std or (STD,) * channels)
+    return scaled, torch.from_numpy(targets.astype(np.int64))
+
+
+def _one(what: str, role: str, *choices: set[str]) -> str:
+    """The one column that a choice has, the last choice first."""
+    for names in reversed(choices):
+        if len(names) == 1:
+            return next(iter(names))
+    allowed = "one column of images or input_ids" if role == "inputs" else f"one called {', '.join(TARGETS)}"
+    raise DataError(f"{what} does not tell its {role}: allowed is {allowed} (select_columns, rename_column)")
+
+
+def _pixels(value: Any, what: str) -> Any:
+    """An input as an array: pictures of PIL in grey or colour."""
+    if hasattr(value, "convert"):
+        if value.mode.startswith(("I", "F")):
+            raise DataError(f"{what} has an image of mode {value.mode}: allowed are 8 bits a channel")
+        value = value.convert("L" if value.mode in ("1", "L", "LA") else "RGB")
+    return np.asarray(value)

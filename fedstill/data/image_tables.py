@@ -1,0 +1,177 @@
+"""Tables of images: a csv of pixels or image files with classes, or of image files with findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.imports import first_line
+from fedstill.data.images import stacked
+from fedstill.data.raw import Images, Raw, by_name
+from fedstill.data.tables import column_of, read_csv, rows, told_part
+from fedstill.data.units import Ints
+
+KNOWN = ("patient", "site", "split")
+NOTHING = "No Finding"
+_VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": -1}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean.
+
+    Args:
+        label: the column of classes, or of all findings divided by ``|``.
+        image: the column of image files, from the folder of the csv; empty: of classes all other columns are
+            pixels, of findings it is called image.
+        group: a column that is neither pixels nor a finding; empty: none.
+        shape: of pixels; empty: one grey square.
+        white: the value of white pixels; 0: pixels are normalised, and taken as they are.
+    """
+
+    label: str = "label"
+    image: str = ""
+    group: str = ""
+    shape: tuple[int, ...] = ()
+    white: float = 255.0
+
+
+# --- classes ------------------------------------------------------------------------------------------
+
+
+def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
+    """Images of classes: a column of labels, and either a column of image files or pixels.
+
+    Args:
+        path: of the csv.
+        columns: what they mean.
+        shape: of pixels, if the columns' is empty and these are as many.
+
+    Raises:
+        ArgumentError: a column that is not there, a shape that pixels do not have.
+        DataError: it cannot be read, no numbers or values out of range, images of different sizes.
+    """
+    found = rows(path)
+    _, header = next(found)
+    label = column_of(header, columns.label, "data.label", path)
+    image = column_of(header, columns.image, "data.image", path) if columns.image else None
+    group = column_of(header, columns.group, "data.group", path) if columns.group else None
+    rest = [column for column in range(len(header)) if column not in (label, group)]
+    labels: list[str] = []
+    groups: list[str] = []
+    files: list[str] = []
+    pixels: list[npt.NDArray[np.float32]] = []
+    for line, row in found:  # pixels become numbers row by row: as texts they would take far more memory
+        labels.append(row[label])
+        groups.append("" if group is None else row[group])
+        if image is not None:
+            files.append(row[image])
+            continue
+        try:
+            pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
+        except ValueError as error:
+            raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
+    numbers, classes = by_name(labels)
+    images = _files(path, files) if image is not None else _pixels(np.stack(pixels), columns, path, shape)
+    return Raw(images, numbers, classes, columns={columns.group: np.array(groups)} if columns.group else {})
+
+
+def _pixels(
+    table: npt.NDArray[np.float32], columns: Columns, path: Path, usual: tuple[int, ...]
+) -> npt.NDArray[np.float32]:
+    """Rows of pixels as images from 0 to 1, unless normalised: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
+    count, shape = table.shape[1], columns.shape or usual
+    side = round(count**0.5)
+    if not shape or (not columns.shape and np.prod(shape) != count):
+        shape = (1, side, side)
+    if np.prod(shape) != count or count == 0:
+        allowed = f"channels, height and width of the {count} pixels in {path}"
+        raise ArgumentError("data.shape", list(columns.shape), allowed)
+    white = columns.white
+    if white:
+        bad = np.flatnonzero(~((table >= 0) & (table <= white)).all(axis=1))
+        if len(bad):
+            told = f"{len(bad)} examples hold NaN or values outside 0..{white:g} (data.white)"
+            raise DataError(f"{path}: {told}, the first is example {bad[0]}")
+        if white == 255 and 0 < table.max() <= 1:
+            told = "no value is above 1, and data.white is 255: allowed is data.white = 1.0"
+            raise DataError(f"{path}: {told}")
+        table = table / np.float32(white)
+    return table.reshape(-1, *shape)
+
+
+# --- findings -----------------------------------------------------------------------------------------
+
+
+def read_findings(
+    path: Path,
+    columns: Columns | None = None,
+    classes: Sequence[str] = (),
+    size: int = 0,
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
+    """Images and findings that a csv names.
+
+    Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
+    divided by ``|``, with "No Finding" for none.
+
+    Args:
+        path: of the csv.
+        columns: what they mean; None: a column each.
+        classes: names of the findings wanted, in order; those that have no column are unknown everywhere.
+            Empty: all that there are.
+        size: height and width of the images; 0: as they are, all alike.
+        counted: called with the number of images before any is read.
+
+    Raises:
+        DataError: it cannot be read, a column is missing, a cell is of another form, an unknown finding, or
+            images of different sizes.
+    """
+    means = columns or Columns(label="")
+    image = means.image or "image"
+    table = read_csv(path, image)
+    counted(len(table[image]))
+    listed = means.label if means.label in table else ""
+    aside = {image, listed, means.group, *KNOWN}
+    if listed:
+        labels, names = _divided(table[listed], tuple(classes), path)
+    else:
+        found = [name for name in table if name not in aside]
+        names = tuple(classes) or tuple(found)
+        if not set(names) & set(found):
+            raise DataError(f"{path}: has columns {', '.join(table)}: allowed is one for a finding")
+        unknown = ["-1"] * len(table[image])
+        labels = np.stack([_values(table.get(name, unknown), name, path) for name in names], axis=1)
+    test = told_part(table, path)
+    known = {name: np.array(cells) for name, cells in table.items() if name in aside - {image, listed}}
+    return Raw(_files(path, table[image], size), labels, names, test, known)
+
+
+def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
+    sets = [{name.strip() for name in cell.split("|")} - {NOTHING, ""} for cell in cells]
+    met = sorted(set().union(*sets))
+    names = classes or tuple(met)
+    unknown = next((name for name in met if name not in names), None)
+    if unknown is not None:
+        raise DataError(f"{path}: has a finding {unknown!r}: allowed are {', '.join(names)}")
+    if not names:
+        raise DataError(f"{path}: has no finding at all: allowed is one or more")
+    return np.array([[int(name in found) for name in names] for found in sets], dtype=np.int64), names
+
+
+def _values(cells: Sequence[str], name: str, path: Path) -> Ints:
+    wrong = next((cell for cell in cells if cell not in _VALUES), None)
+    if wrong is not None:
+        told = f"finding {name!r} has {wrong!r}"
+        raise DataError(f"{path}: {told}: allowed are 1, 0, and -1 or nothing (unknown)")
+    return np.array([_VALUES[cell] for cell in cells], dtype=np.int64)
+
+
+def _files(path: Path, names: Sequence[str], size: int = 0) -> Images:
+    """The image files that a csv names, of one form: ``(N, C, H, W)``."""
+    return stacked(((path.parent / name, f"{path}: image {name!r}") for name in names), size)

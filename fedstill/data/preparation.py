@@ -1,0 +1,346 @@
+"""From examples as they were read to a data set: sites, test part, validation, limit, notes.
+
+All readers end here. Where examples belong to patients or pictures, these are never parted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.seeds import numpy_generator
+from fedstill.data.config import MEAN, STD, DataConfig
+from fedstill.data.groups import numbered
+from fedstill.data.rasters import resized, resized_maps
+from fedstill.data.raw import Images, Raw
+from fedstill.data.units import Ints, drawn_units, labels_of, strata, stratified, whole
+from fedstill.tasks import TaskConfig
+
+PATIENT, SITE = "patient", "site"
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Examples as they were read, and what is heeded as they are divided.
+
+    Args:
+        name: of the data set, in results.
+        targets: whose shares are kept: classes ``(N,)``, findings ``(N, C)`` or maps ``(N, H, W)``.
+        classes: their names.
+        tensors: the examples at some rows.
+        test: 1 for testing, 2 for validation, 0 for training, -1 where the source does not say, ``(N,)``;
+            None: nowhere.
+        columns: ``(N,)`` each.
+        channels: of images; 0: texts.
+        note: what is to be said of it.
+        sites: where each is from, ``(N,)``; None: all from one place.
+        unit: the column whose values are never parted; empty: none.
+        units: that column, its values in the order in which they are drawn; None: as numpy sorts them.
+        slides: the picture that each is a patch of, ``(N,)``; None: they are no patches.
+        one_by_one: whether examples of no unit are drawn by their classes alone, whatever their site.
+    """
+
+    name: str
+    targets: Column
+    classes: tuple[str, ...]
+    tensors: Callable[[Ints], TensorData]
+    test: Column | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    channels: int = 0
+    note: str = ""
+    sites: Column | None = None
+    unit: str = ""
+    units: Column | None = None
+    slides: Column | None = None
+    one_by_one: bool = False
+
+    @property
+    def called(self) -> str:
+        """What examples are called where no patients are known."""
+        if self.slides is not None:
+            return "pictures"
+        return "examples" if self.one_by_one else "images"
+
+    def labels(self, rows: Ints) -> Ints:
+        """Labels of some rows, as :func:`fedstill.data.units.labels_of`."""
+        some = self.targets if len(rows) == len(self.targets) else self.targets[rows]  # maps are large
+        return labels_of(torch.from_numpy(some))
+
+    def by_site(self, rows: Ints) -> Ints:
+        """The same, which also tell sites apart."""
+        return strata(self.labels(rows), {} if self.sites is None else {SITE: self.sites[rows]})
+
+
+def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
+    """The data set that a source and a configuration make.
+
+    Where the source has no test part of its own, it is a share of the examples, or of the units of each site:
+    at least one, and never all.
+
+    Args:
+        source: what was read.
+        config: how much for testing, validation, training; the seed.
+        scaled: what is to be said of the size of pictures.
+
+    Raises:
+        ArgumentError: a site with one unit, or too little for validation.
+        DataError: a patient in both of the source's parts, or one patient alone and nothing told.
+    """
+    rows = np.arange(len(source.targets))
+    own = source.columns[source.unit] if source.unit else rows
+    units = own if source.units is None else source.units
+    given = np.full(len(rows), -1) if source.test is None else source.test.astype(np.int64)
+    test, drawn = _test_part(source, given, units, config)
+    for part in (test, given == 2):
+        if len(both := np.intersect1d(units[part], units[~part])):
+            patient = str(own[units == both[0]][0])
+            raise DataError(f"{source.name}: patient {patient!r} is in both parts: allowed is one of them")
+    kept, measured, told = _set_aside(source, given == 2, test, units, config)
+    train, limited = np.flatnonzero(kept), ""
+    if 0 < config.train_limit < len(train):
+        generator = numpy_generator(config.seed, "data", "limit")
+        if source.one_by_one and not source.unit:
+            some = train[stratified(source.labels(train), config.train_limit, generator)]
+        else:
+            some = train[whole(source.by_site(train), units[train], config.train_limit, generator)]
+        what = "" if source.slides is None else " patches"
+        limited = f"trained on {len(some)} of {len(train)}{what}, drawn with seed {config.seed}"
+        train = some
+    columns = {key: column[train] for key, column in source.columns.items()}
+    data = source.tensors(train)
+    if source.unit:
+        data = replace(data, groups=numbered(columns[source.unit].tolist()))
+    return DataSet(
+        name=source.name,
+        train=data,
+        test=source.tensors(np.flatnonzero(measured)),
+        classes=source.classes,
+        mean=(MEAN,) * source.channels,
+        std=(STD,) * source.channels,
+        note=joined(source.note, drawn, told, scaled, limited),
+        columns=columns,
+        unit=source.unit,
+    )
+
+
+def joined(*notes: str) -> str:
+    """What there is of some notes, in one line."""
+    return "; ".join(note for note in notes if note)
+
+
+def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -> tuple[Flags, str]:
+    """Which examples are for testing, and what to say of it."""
+    test, undecided = given == 1, np.flatnonzero(given < 0)
+    if not len(undecided):
+        return test, ""
+    of, patients = units[undecided], source.unit == PATIENT and source.slides is None
+    counted = of if source.slides is None else source.slides[undecided]
+    count, called = len(np.unique(counted)), "patients" if patients else source.called
+    if count < 2:
+        told = f"has one {called[:-1]}: allowed are two, of which one is for testing"
+        raise DataError(f"{source.name}: {told}")
+    generator = numpy_generator(config.seed, "data", "test")
+    share = ""
+    if source.one_by_one and not patients:
+        wanted = min(max(round(count * config.test_fraction), 1), count - 1)
+        test[undecided[stratified(source.labels(undecided), wanted, generator)]] = True
+        called = ""
+    elif source.one_by_one:
+        labels = source.by_site(undecided)
+        test[undecided] = drawn_units(labels, of, None, config.test_fraction, generator)
+    else:
+        sites = None if source.sites is None else source.sites[undecided]
+        labels = source.labels(undecided)
+        test[undecided] = drawn_units(labels, of, sites, config.test_fraction, generator)
+        if source.slides is None:
+            share = " a share" if sites is None else " a share of each site"
+    some = "" if source.slides is None else " of some"
+    told = f"{len(np.unique(counted[test[undecided]]))} of {count} {called}".rstrip()
+    return test, f"no official split{some}: tested on {told},{share} drawn with seed {config.seed}"
+
+
+def _set_aside(
+    source: Source, own: Flags, test: Flags, units: Column, config: DataConfig
+) -> tuple[Flags, Flags, str]:
+    """Which examples are for training, which figures are measured on, and what to say of it.
+
+    Without ``data.validation`` these are the two parts as they are. With it, the source's own validation part
+    takes the place of the test part, which is in neither, or else that share of each site's training units; a
+    site with one training unit keeps it.
+    """
+    train: Flags = ~(test | own)
+    if own.any():
+        if not config.validation:
+            return train, test, f"its own validation part of {own.sum()} is not used"
+        told = f"measured on {own.sum()} of its own validation part"
+        return train, own, f"{told}; the test part is not used"
+    if not config.validation:
+        return train, test, ""
+    called = "patients" if source.unit == PATIENT else source.called
+    where = np.zeros(len(test), dtype=np.int64) if source.sites is None else source.sites
+    large = [site for site in np.unique(where[train]) if len(np.unique(units[train & (where == site)])) > 1]
+    rows = np.flatnonzero(train & np.isin(where, large))
+    if not len(rows):
+        raise ArgumentError("data.validation", config.validation, f"0, as no site has two training {called}")
+    generator = numpy_generator(config.seed, "data", "validation")
+    labels = source.labels(np.arange(len(test)))[rows]
+    chosen = drawn_units(labels, units[rows], where[rows], config.validation, generator)
+    measured: Flags = train & np.isin(units, units[rows[chosen]])  # whole units, at whichever sites
+    count, of = len(np.unique(units[measured])), len(np.unique(units[train]))
+    told = f"measured on {count} of {of} training {called}, set aside with seed {config.seed}"
+    return train & ~measured, measured, f"{told}; the test part is not used"
+
+
+# --- images -------------------------------------------------------------------------------------------
+
+
+def of_images(
+    raw: Raw,
+    config: DataConfig,
+    task: TaskConfig,
+    name: str,
+    note: str = "",
+    size: int = 0,
+    channels: tuple[int, ...] = (),
+    sites: tuple[str, ...] = (),
+) -> DataSet:
+    """The data set that images with targets of one kind make.
+
+    Sites with one patient cannot be parted where the source has no test part of its own, and are left out of
+    maps, images and findings, which the note says.
+
+    Args:
+        raw: what was read.
+        config: how much for testing, validation, training.
+        task: which, and how images are measured.
+        name: of the data set, in results.
+        note: what is to be said of it.
+        size: height and width that images are averaged down to, masks by majority; 0: as they are.
+        channels: which; empty: all, and for reconstruction the first.
+        sites: only these; empty: all.
+
+    Raises:
+        ArgumentError: a site that is not there or too small, channels that there are not.
+        DataError: as :func:`prepared`.
+    """
+    kind = task.makes.kind
+    whole_images, classes = kind == "image", raw.classes
+    everything: Ints = np.arange(len(raw.images))
+    rows, left_out = (everything, "") if kind == "class" else _chosen_sites(raw, sites)
+    if whole_images:
+        if len(channels) > 1:
+            raise ArgumentError("data.channels", list(channels), "one, as reconstruction rebuilds one image")
+        channels, classes = channels or (0,), ("image",)
+    images = with_channels(raw.images, channels)
+    cases = None if kind == "class" else _patients(raw.columns)
+
+    def tensors(some: Ints) -> TensorData:
+        at = rows[some]
+        pixels = images[at]
+        if size and pixels.shape[2:] != (size, size):
+            pixels = resized(pixels, size, size)
+        inputs = normalised(pixels, mean, std)
+        inputs, targets = taught(inputs, torch.from_numpy(raw.labels[at]), task)
+        return TensorData(
+            inputs, targets, cases=None if cases is None else cases.subset(torch.from_numpy(at))
+        )
+
+    mean, std = (MEAN,) * images.shape[1], (STD,) * images.shape[1]
+    source = Source(
+        name=name,
+        targets=raw.labels if len(rows) == len(raw.labels) else raw.labels[rows],
+        classes=classes,
+        tensors=tensors,
+        test=None if raw.test is None else raw.test[rows],
+        columns={key: column[rows] for key, column in raw.columns.items()},
+        channels=images.shape[1],
+        note=joined(note, left_out),
+        sites=raw.columns[SITE][rows] if SITE in raw.columns else None,
+        unit=PATIENT if PATIENT in raw.columns else "",
+        one_by_one=kind == "class",
+    )
+    return prepared(source, config)
+
+
+def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of a task.
+
+    Args:
+        images: ``(N, C, H, W)``, normalised.
+        labels: what was read beside them: maps, of any size, become as large as the images; where the images
+            are the targets, not looked at.
+        task: which, and how images are measured.
+    """
+    if task.makes.kind == "image":
+        return observed(images, task), images
+    if labels.ndim == 3:
+        labels = resized_maps(labels, images.shape[2], images.shape[3])
+    return images, labels
+
+
+def observed(images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
+    """What a network of a task sees of images ``(N, C, H, W)``: for reconstruction, what is measured."""
+    if not len(images):
+        return images  # nothing can be measured
+    made = task.make(1)
+    with torch.no_grad():
+        return torch.cat([made.observe(some) for some in torch.split(images, 256)]).contiguous()
+
+
+def with_channels(images: Images, channels: tuple[int, ...]) -> Images:
+    """The wanted channels of ``(N, C, H, W)``, all if none is named.
+
+    Raises:
+        ArgumentError: channels that there are not, or one twice.
+    """
+    there = images.shape[1]
+    if not all(0 <= channel < there for channel in channels) or len(set(channels)) < len(channels):
+        raise ArgumentError("data.channels", list(channels), f"different numbers from 0 to {there - 1}")
+    return images[:, list(channels)] if channels else images
+
+
+def check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse a site that is not there.
+
+    Raises:
+        ArgumentError: naming it and those that are.
+    """
+    for site in wanted:
+        if site not in known:
+            allowed = f"some of {', '.join(known)}" if known else "none, as this data does not tell sites"
+            raise ArgumentError("data.sites", site, allowed)
+
+
+def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
+    """The rows of the sites that are used, and what to say of those that are left out."""
+    rows = np.arange(len(raw.images))
+    sites = raw.columns.get(SITE)
+    names = [] if sites is None else [str(name) for name in np.unique(sites)]
+    check_sites(wanted, names)
+    if sites is None:
+        return rows, ""
+    unit = raw.columns.get(PATIENT, rows)
+    least = 2 if raw.test is None else 1  # to part a site's patients there must be two
+    small = [name for name in names if len(np.unique(unit[sites == name])) < least]
+    for name in wanted:
+        if name in small:
+            raise ArgumentError("data.sites", name, "sites of two or more patients, one of them for testing")
+    used = wanted or [name for name in names if name not in small]
+    told = f"left out, with one patient each: {', '.join(small)}" if small and not wanted else ""
+    return np.flatnonzero(np.isin(sites, used)), told
+
+
+def _patients(columns: Mapping[str, Column]) -> Cases | None:
+    """The patients that examples are slices of, with their sites, if they are told."""
+    if PATIENT not in columns:
+        return None
+    names, first, of = np.unique(columns[PATIENT], return_index=True, return_inverse=True)
+    sites = [str(site) for site in columns[SITE][first]] if SITE in columns else [""] * len(names)
+    return Cases(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(sites))

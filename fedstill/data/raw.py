@@ -1,0 +1,194 @@
+"""What a source holds, before it is divided or normalised: arrays by name, checked for what they teach.
+
+Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`Raw` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.core.dataset import Column, check_labels
+from fedstill.core.errors import DataError
+from fedstill.data.masks import mask_classes
+from fedstill.data.units import Ints
+from fedstill.tasks import Targets
+
+Images = npt.NDArray[Any]  # (N, C, H, W), uint8 or float32 in [0, 1]
+
+MOST_CLASSES = 65_536  # without names; a larger label is a patient's number, not a class
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """Images and what was read beside them.
+
+    Args:
+        images: ``(N, C, H, W)``.
+        labels: classes ``(N,)``; findings ``(N, C)`` of -1, 0 and 1; maps ``(N, H, W)``; nothing of images.
+        classes: their names.
+        test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source has no split.
+        columns: ``(N,)`` each.
+        named: whether classes have names of their own, and not only numbers.
+    """
+
+    images: Images
+    labels: Ints
+    classes: tuple[str, ...]
+    test: Column | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    named: bool = True
+
+
+def from_arrays(
+    path: Path, arrays: Mapping[str, Column], targets: Targets, *, pixels: bool = True, gaps: bool = False
+) -> Raw:
+    """Arrays by name, checked: ``images``, and what they teach.
+
+    ``labels`` are names or numbers of classes ``(N,)``, or findings ``(N, C)`` of -1 (unknown), 0 and 1;
+    ``masks`` ``(N, H, W)`` are whole numbers. ``classes`` names classes or findings, ``split`` is 0 (train),
+    1 (test) or 2 (validation), all other ``(N,)`` arrays are columns: ``patient`` and ``site`` are heeded.
+
+    Args:
+        path: where they come from, for errors.
+        arrays: by name.
+        targets: class, labels, map or image.
+        pixels: whether floats must lie in [0, 1].
+        gaps: as :func:`fedstill.data.masks.mask_classes` takes it.
+
+    Raises:
+        DataError: an array is missing, or of another form.
+
+    >>> arrays = {"images": np.zeros((2, 8, 4)), "labels": np.array(["dog", "cat"]), "site": np.array([7, 9])}
+    >>> raw = from_arrays(Path("pets"), arrays, "class")
+    >>> raw.images.shape, raw.labels.tolist(), raw.classes, raw.columns["site"].tolist()
+    ((2, 1, 8, 4), [1, 0], ('cat', 'dog'), [7, 9])
+    """
+    images = image_array(path, arrays, pixels=pixels)
+    count = len(images)
+    if count == 0:
+        raise DataError(f"{path}: there are no images: allowed is one or more")
+    names, named = _names(path, arrays), "classes" in arrays
+    labels: Ints = np.zeros(count, dtype=np.int64)
+    classes: tuple[str, ...] = ("image",)
+    if targets == "map":
+        masks = need(path, arrays, "masks")
+        if masks.shape != (count, *images.shape[2:]):
+            shapes = f"masks are {masks.shape} and images {images.shape}"
+            raise DataError(f"{path}: {shapes}: allowed is one mask of its size for each image")
+        labels, classes = mask_classes(masks, f"{path}: masks", names, gaps=gaps)
+    elif targets == "labels":
+        labels, classes = _findings(path, need(path, arrays, "labels"), count, names)
+    elif targets == "class":
+        labels, classes = _classes(path, need(path, arrays, "labels"), count, names)
+        # Classes that are called as they are numbered have no names of their own.
+        named = arrays["labels"].dtype.kind == "U" or classes != tuple(map(str, range(len(classes))))
+    test = None
+    if "split" in arrays:
+        test = arrays["split"]
+        if test.shape != (count,) or not np.isin(test, (0, 1, 2)).all():
+            told = f"split is not 0 (train), 1 (test) or 2 (validation) for each of the {count} images"
+            raise DataError(f"{path}: {told}")
+    known = {"images", "masks", "labels", "classes", "split", "offsets"}
+    columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
+    return Raw(images, labels, classes, test, columns, named)
+
+
+def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
+    names = arrays.get("classes", np.array([], dtype=np.str_))
+    if names.ndim != 1 or names.dtype.kind != "U":
+        form = f"{names.dtype} of shape {names.shape}"
+        raise DataError(f"{path}: classes are {form}: allowed is one text per class")
+    return tuple(map(str, names))
+
+
+def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+    if labels.ndim == 1 and labels.dtype.kind == "U":
+        labels, names = by_name([str(name) for name in labels])
+    if labels.ndim != 1 or labels.dtype.kind not in "biu":
+        form = f"{labels.dtype} of shape {labels.shape}"
+        raise DataError(f"{path}: labels are {form}: allowed is one name or whole number per image")
+    if len(labels) != count:
+        raise DataError(f"{path}: {count} images and {len(labels)} labels: allowed is one label each")
+    if not names:
+        largest = max(int(labels.max()), 0)
+        if largest >= MOST_CLASSES:
+            told = f"label {largest} with no array 'classes'"
+            raise DataError(f"{path}: {told}: allowed is below {MOST_CLASSES}")
+        names = tuple(map(str, range(largest + 1)))
+    labels = labels.astype(np.int64)
+    check_labels(torch.from_numpy(labels), len(names), str(path))
+    return labels, names
+
+
+def by_name(names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+    """Labels given as texts: their numbers, and the classes in order, numbers as numbers."""
+    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    place = {name: number for number, name in enumerate(classes)}
+    return np.array([place[name] for name in names], dtype=np.int64), tuple(classes)
+
+
+def whole_numbers(names: Sequence[str]) -> bool:
+    """Whether texts are whole numbers from 0, as one writes them."""
+    return all(name.isdecimal() and str(int(name)) == name for name in names)
+
+
+def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+    if labels.ndim != 2 or len(labels) != count or labels.dtype.kind not in "biu":
+        form = f"{labels.dtype} of shape {labels.shape}"
+        raise DataError(f"{path}: labels are {form}: allowed are whole numbers, a row for each image")
+    found = labels.astype(np.int64)
+    names = names or tuple(map(str, range(found.shape[1])))
+    if len(names) != found.shape[1]:
+        told = f"has {len(names)} classes: allowed is one for each of {found.shape[1]} labels"
+        raise DataError(f"{path}: {told}")
+    wrong = np.argwhere(~np.isin(found, (-1, 0, 1)))
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        where = f"example {row} has {found[row, column]} in column {column} ({names[column]!r})"
+        raise DataError(f"{path}: labels: {where}: allowed are 1, 0 and -1 (unknown)")
+    return found, names
+
+
+def image_array(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True) -> Images:
+    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be.
+
+    Raises:
+        DataError: it is missing or of another form, or has NaN or, with ``pixels``, values outside 0..1.
+    """
+    images = need(path, arrays, "images")
+    if images.dtype != np.uint8 and images.dtype.kind != "f":
+        raise DataError(f"{path}: images are {images.dtype}: allowed is uint8, or floats in [0, 1]")
+    if images.ndim == 3:
+        images = images[:, None]
+    else:
+        last = images.ndim == 4 and 1 <= images.shape[3] <= 4
+        first = images.ndim == 4 and 1 <= images.shape[1] <= 4
+        if last == first:  # neither, or it cannot be told
+            told = f"images are of shape {images.shape}: allowed is (N, H, W), (N, H, W, C) or (N, C, H, W)"
+            raise DataError(f"{path}: {told} with 1 to 4 channels, and H and W above 4")
+        images = images.transpose(0, 3, 1, 2) if last else images
+    if images.dtype == np.uint8:
+        return images
+    bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
+    if pixels and len(bad):
+        told = f"{len(bad)} images hold NaN or values outside 0..1, the first is image {bad[0]}"
+        raise DataError(f"{path}: {told}")
+    return images.astype(np.float32)
+
+
+def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
+    """One of some arrays.
+
+    Raises:
+        DataError: there is none of that name.
+    """
+    if name not in arrays:
+        raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
+    return arrays[name]

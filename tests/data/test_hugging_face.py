@@ -1,0 +1,100 @@
+"""Hugging Face data sets from Python, by a stand-in with the documented interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Picture
+from torch import nn
+
+import fedstill
+from fedstill.core.errors import DataError
+from fedstill.data.hugging_face import tensors
+from fedstill.models import MLP
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.text import TextConfig
+
+CLASSES = ClassificationConfig().make(2)
+
+
+class ClassLabel:
+    """A feature: names of classes."""
+
+
+class Image:
+    """A feature: rows hold pictures of PIL."""
+
+
+class Sequence:
+    """A feature: rows hold lists."""
+
+
+class Dataset:
+    """As ``datasets.Dataset``: rows are dictionaries."""
+
+    def __init__(self, features: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        self.features, self.column_names, self._rows = features, list(features), rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._rows[index]
+
+
+def pictures(count: int = 6, mode: str = "L", **more: Any) -> Dataset:
+    """Picture i is of brightness 50 i, of class i % 2, in a column of any name."""
+    rows = [{"scan": Picture.new("L", (8, 8), 50 * i).convert(mode), "kind": i % 2} for i in range(count)]
+    return Dataset({"scan": Image(), "kind": ClassLabel(), **more}, rows)
+
+
+def test_pictures_and_class_labels_are_found_by_their_features() -> None:
+    for mode, channels in (("L", 1), ("1", 1), ("RGBA", 3)):
+        inputs, targets = tensors(pictures(5, mode), "data", CLASSES)
+        assert inputs.shape == (5, channels, 8, 8)
+        assert targets.tolist() == [0, 1, 0, 1, 0]
+    inputs, _ = tensors(pictures(), "data", CLASSES)
+    torch.testing.assert_close(inputs[:, 0, 0, 0], torch.arange(6) * 50 / 127.5 - 1)
+    inputs, _ = tensors(pictures(), "data", CLASSES, (0.0,), (1.0,))
+    torch.testing.assert_close(inputs[:, 0, 0, 0], torch.arange(6) * 50 / 255)
+
+
+def test_masks_keep_their_numbers_and_tokens_are_inputs_of_texts() -> None:
+    mask = Picture.fromarray(np.eye(8, dtype=np.uint8))
+    rows = [{"image": Picture.new("RGB", (8, 8)), "annotation": mask} for _ in range(2)]
+    maps = Dataset({"image": Image(), "annotation": Image()}, rows)
+    inputs, targets = tensors(maps, "data", SegmentationConfig().make(2))
+    assert inputs.shape == (2, 3, 8, 8)
+    assert torch.equal(targets[0], torch.eye(8, dtype=torch.int64))
+    texts = Dataset({"input_ids": Sequence(), "label": ClassLabel()}, [{"input_ids": [5, 6, 0], "label": 1}])
+    assert [part.tolist() for part in tensors(texts, "data", TextConfig().make(2))] == [[[5, 6, 0]], [1]]
+
+
+def test_what_cannot_be_told_is_one_line() -> None:
+    for given, said in (
+        (pictures(other=ClassLabel()), r"data does not tell its targets: allowed is one called label,"),
+        (Dataset({"text": Sequence(), "label": ClassLabel()}, []), "data does not tell its inputs"),
+        (pictures(0), "data has no rows"),
+        (pictures(2, "I"), "data has an image of mode I: allowed are 8 bits"),
+        (
+            Dataset(pictures().features, [{"scan": Picture.new("L", (s, 8)), "kind": 0} for s in (8, 4)]),
+            "one size",
+        ),
+    ):
+        with pytest.raises(DataError, match=said):
+            tensors(given, "data", CLASSES)
+    with pytest.raises(DataError, match="allowed for task reconstruction are tensors"):
+        tensors(pictures(), "data", ReconstructionConfig().make(1))
+
+
+def test_distil_takes_them() -> None:
+    torch.manual_seed(0)
+    models: list[nn.Module] = [MLP((1, 8, 8), 2), MLP((1, 8, 8), 2)]
+    quick: dict[str, Any] = {"method": fedstill.FedIOD(steps=2), "local": fedstill.LocalConfig(epochs=1)}
+    outcome = fedstill.distil([pictures(), pictures(4)], models, MLP((1, 8, 8), 2), pictures(), 2, **quick)
+    assert [node["examples"] for node in outcome.figures["nodes"]] == [6, 4]
