@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from fedstill import __version__, report
 from fedstill.cli import main as cli
 from fedstill.compare.plan import Comparison
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
-from fedstill.protocol.method import METHODS
+from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
 
@@ -124,6 +125,14 @@ def test_list_fits_one_screen(command: Main) -> None:
         assert name in out
     assert len(out.splitlines()) <= 40
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("need", [part.name for part in dataclasses.fields(Needs)])
+def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.MonkeyPatch, need: str) -> None:
+    monkeypatch.setattr(METHODS["standalone"], "needs", lambda method: Needs())
+    assert "nothing special" in command("list", "standalone")[1]
+    monkeypatch.setattr(METHODS["standalone"], "needs", lambda method: Needs(**{need: True}))
+    assert "nothing special" not in command("list", "standalone")[1]
 
 
 def test_list_has_more_of_each(command: Main) -> None:
