@@ -285,12 +285,16 @@ def _changes(words: list[str], base: RunConfig) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.cli.options import choose, group
     from fedstill.compare.plan import shared_options
+    from fedstill.core.tables import refuse_anothers
     from fedstill.runs.config import to_dict
 
     given = group(words)
-    known = shared_options(choose(base, given)[0])
+    changed = choose(base, given)[0]
+    known = shared_options(changed)
     for option in given:
         if option.name not in known:
+            if not option.name.startswith("method."):
+                refuse_anothers(changed, option.name, " ".join(option.values))
             names = [f"--{name}" for name in ("seeds", "base", "data", "leakage", "out", *known)]
             see = "the options of one method belong to a preset or to a comparison's file"
             if option.name.startswith(("inversion.", "membership.", "copying.")):

@@ -41,7 +41,7 @@ def override(config: C, words: list[str], prog: str, about: str) -> C:
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.core.tables import as_table, options, read_table
+    from fedstill.core.tables import as_table, options, read_table, refuse_anothers
 
     kind = type(config)
     helps = [word for word in words if word in ("-h", "--help")]
@@ -51,6 +51,7 @@ def override(config: C, words: list[str], prog: str, about: str) -> C:
     known = options(config)
     for option in given:
         if option.name not in known:
+            refuse_anothers(config, option.name, " ".join(option.values))
             names = [f"--{name}" for name in known]
             raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
     given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]

@@ -223,6 +223,16 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
         ("run mine.toml --split.how fair", "unknown split 'fair': allowed are iid, dirichlet"),
+        (
+            "run mine.toml --split.alpha 0.5 --split.how iid",
+            "split.alpha is '0.5': allowed is none, as split 'iid' has no such option",
+        ),
+        (
+            "run mine.toml --nodes.privacy.pate.noise 3",
+            "nodes.privacy.pate.noise is '3': allowed is none, as",
+        ),
+        ("run mine.toml --split.alpha.x 3", "unknown option '--split.alpha.x': did you mean '--split.alpha'"),
+        ("compare fedavg --split.how iid --split.alpha 1", "split.alpha is '1': allowed is none, as split"),
         ("run mine.toml --evaluation.centralised so", "evaluation.centralised is 'so': allowed is true or"),
         ("run mine.toml --nodes.local.epochs -1", "nodes.local.epochs is -1.0: allowed is "),
         ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
