@@ -410,8 +410,8 @@ def _take(option: str, words: list[str]) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def _configure(words: list[str], command: str) -> RunConfig:
-    """The run that a preset or file and the options behind it describe."""
+def _configure(words: list[str], command: str, also: Sequence[str] = ()) -> RunConfig:
+    """The run that a preset or file and the options behind it describe; also are options of the command."""
     if not words or words[0].startswith("-"):
         given = words[0] if words else ""
         raise ArgumentError(f"fedstill {command}", given, "a preset or a .toml file, then its options")
@@ -419,10 +419,10 @@ def _configure(words: list[str], command: str) -> RunConfig:
 
     from fedstill.runs.config import load
 
-    return _override(load(target), [_in_full(word) for word in rest], f"fedstill {command} {target}")
+    return _override(load(target), [_in_full(word) for word in rest], f"fedstill {command} {target}", also)
 
 
-def _override(config: RunConfig, words: list[str], prog: str) -> RunConfig:
+def _override(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
     """The same run with options from the command line.
 
     Raises:
@@ -431,5 +431,5 @@ def _override(config: RunConfig, words: list[str], prog: str) -> RunConfig:
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    changed = override(plain, words, prog, f"{type(config).__doc__}\n\n{OUR_OPTIONS}")
+    changed = override(plain, words, prog, f"{type(config).__doc__}\n\n{OUR_OPTIONS}", also)
     return dataclasses.replace(changed, paper=config.paper)

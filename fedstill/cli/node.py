@@ -128,8 +128,9 @@ def _check(words: list[str]) -> None:
     from rich.console import Console
 
     from fedstill.node import owner
+    from fedstill.runs.config import load
 
-    asking = _asking(given[1]) if len(given) > 1 else None
+    asking = _asking(given[1], load(given[1])) if len(given) > 1 else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner.examine(folder, known[0], task=known[1])
     if found.file is None:
@@ -157,13 +158,11 @@ def _leave(folder: Path, faults: Sequence[str]) -> NoReturn:
     sys.exit(2)
 
 
-def _asking(target: str) -> _Asking:
+def _asking(target: str, config: RunConfig) -> _Asking:
     from fedstill.data import load as load_data
     from fedstill.data.public import load_public
     from fedstill.data.spec import InputSpec
-    from fedstill.runs.config import load
 
-    config = load(target)
     try:
         data = load_data(config.data, config.task)
         public = load_public(config.public, data, config.task)[1]

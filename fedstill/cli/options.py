@@ -29,7 +29,7 @@ class Given(NamedTuple):
         return self.option.removeprefix("--").replace("-", "_")
 
 
-def override(config: C, words: list[str], prog: str, about: str) -> C:
+def override(config: C, words: list[str], prog: str, about: str, also: Sequence[str] = ()) -> C:
     """The same configuration with options from the command line.
 
     Args:
@@ -37,6 +37,7 @@ def override(config: C, words: list[str], prog: str, about: str) -> C:
         words: the options, each followed by its values; ``--help`` prints all of them and leaves with 0.
         prog: the command before the options, for help and errors.
         about: what help says above the options.
+        also: options that the command takes beside those of the configuration, which may have been meant.
 
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
@@ -52,7 +53,7 @@ def override(config: C, words: list[str], prog: str, about: str) -> C:
     for option in given:
         if option.name not in known:
             refuse_anothers(config, option.name, " ".join(option.values))
-            names = [f"--{name}" for name in known]
+            names = [*also, *(f"--{name}" for name in known)]
             raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
     given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]
     captured = io.StringIO()

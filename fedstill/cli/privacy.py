@@ -18,10 +18,12 @@ HELP = """\
 What a run costs its nodes' records, as epsilon at delta.
 
 usage:
-  fedstill privacy plan NODE RUN             what a run will cost a node, before anything is trained. NODE is
-                                             its folder or node.toml, RUN a run's .toml or a preset; exits
-                                             with 2 if the node would refuse it
-  fedstill privacy plan RUN                  the same for every node of a simulation ([nodes.privacy])
+  fedstill privacy plan NODE RUN [--OPTION VALUE ...]
+                                             what a run will cost a node, before anything is trained. NODE is
+                                             its folder or node.toml, RUN a run's .toml or a preset, OPTION
+                                             as of `fedstill run`; exits with 2 if the node would refuse it
+  fedstill privacy plan RUN [--OPTION VALUE ...]
+                                             the same for every node of a simulation ([nodes.privacy])
   fedstill privacy price EVENT [TIMES] ...   epsilon of such noise, so many times; EVENT is
                                              "gaussian(1.0, rate=0.01)" or "laplace(50.0)"
   fedstill privacy audit                     attack every mechanism, and compare what is found with what is

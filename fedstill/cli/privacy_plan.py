@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.main import _take
-from fedstill.cli.privacy import number, refuse_options
+from fedstill.cli.main import _configure, _take
+from fedstill.cli.privacy import number
 from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
@@ -23,6 +23,9 @@ from fedstill.protocol.method import side_of
 if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.schedule import LocalConfig
+    from fedstill.runs.config import RunConfig
+
+OPTIONS = ("--epsilon", "--noise", "--steps")  # of a plan; all others are the run's
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,10 @@ def plan(words: list[str]) -> None:
     most, words = _take("--epsilon", words)
     noise, words = _take("--noise", words)
     steps, words = _take("--steps", words)
-    refuse_options(words, ["--epsilon", "--noise", "--steps"])
-    if not 1 <= len(words) <= 2:
-        raise ArgumentError("fedstill privacy plan", " ".join(words), "NODE RUN, or RUN alone")
+    end = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
+    names, options = words[:end], words[end:]
+    if not 1 <= len(names) <= 2:
+        raise ArgumentError("fedstill privacy plan", " ".join(names), "NODE RUN, or RUN alone")
     wish = _Wish(
         None if most is None else number("--epsilon", most),
         None if noise is None else _noise(noise),
@@ -64,14 +68,15 @@ def plan(words: list[str]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    run, places = _at_node(Path(words[0]), words[1]) if len(words) == 2 else _simulated(words[0])
+    folder = Path(names[0]) if len(names) == 2 else None
+    run, places = _simulated(names[0], options) if folder is None else _at_node(folder, names[1], options)
     known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
     for place in places:
         if place.examples not in known:
             known[place.examples] = _solve(run, place, wish)
         plans.append(replace(known[place.examples], place=place))
-    show(console, run, plans, Path(words[0]) if len(words) == 2 else None)
+    show(console, run, plans, folder)
     for one in plans:
         if (reason := refusal(one)) is not None:
             raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
@@ -91,14 +96,19 @@ def _noise(text: str) -> float | dict[str, float]:
 # --- who takes part -----------------------------------------------------------------------------------
 
 
-def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
+def _configured(target: str, options: Sequence[str]) -> RunConfig:
+    """The run that a preset or file and the options behind it describe."""
+    return _configure([target, *options], "run", OPTIONS)
+
+
+def _at_node(path: Path, target: str, options: Sequence[str] = ()) -> tuple[Run, list[Place]]:
     """One node as its owner has it."""
     from fedstill.cli.node import _asking
     from fedstill.data import private
     from fedstill.node import owner
 
     folder = path.parent if path.name == owner.FILE else path
-    file, asking = owner.read(folder), _asking(target)
+    file, asking = owner.read(folder), _asking(target, _configured(target, options))
     data, spec = private.load(file.data, folder, asking.spec, asking.config.task)
     notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
@@ -111,16 +121,15 @@ def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
     return run, [replace(place, bare=spent.bare, trouble=spent.trouble)]
 
 
-def _simulated(target: str) -> tuple[Run, list[Place]]:
+def _simulated(target: str, options: Sequence[str] = ()) -> tuple[Run, list[Place]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.loaders import load
     from fedstill.data.spec import InputSpec
-    from fedstill.runs import config
     from fedstill.runs.assemble import divide
 
     if (Path(target) / "node.toml").is_file() or Path(target).name == "node.toml":
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
-    run = config.load(target)
+    run = _configured(target, options)
     data = load(run.data, run.task)
     parts, public = divide(run, data)
     notes = unit_notes(parts, [run.nodes.privacy] * len(parts))

@@ -374,6 +374,17 @@ def test_a_run_as_long_as_least_steps_can_be_planned(
     assert int(steps) > 30
 
 
+@pytest.mark.parametrize("node", [False, True])
+def test_options_of_the_run_are_those_of_the_plan(
+    tmp_path: Path, clinic: Path, capsys: pytest.CaptureFixture[str], node: bool
+) -> None:
+    path = write(tmp_path, FEDAVG, privacy("dp-sgd"))
+    names = [str(clinic), str(path)] if node else [str(path)]
+    told = said(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
+    assert re.search(r"train .* 7 ", told)
+    assert "is at most 2.5" in told
+
+
 def test_a_length_that_nothing_changes_is_told_with_what_was_tried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -410,6 +421,8 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
         (["plan", "digits-fediod", "--sigma", "3"], "unknown option '--sigma'"),
         (["plan", "digits-fediod", "--epsilon", "much"], "--epsilon is 'much': allowed is a number"),
         (["plan", "digits-fediod", "--epsilon", "0"], "epsilon is 0.0"),
+        (["plan", "digits-fediod", "--epsilo", "3"], "did you mean '--epsilon'?"),
+        (["plan", "digits-fediod", "--method.rounds", "3"], "method 'fediod' has no such option"),
         (["plan", "digits-fediod", "--steps", "0"], "--steps is 0"),
         (["plan", "digits-fediod", "--steps", "1.5"], "a whole number"),
         (["plan", "digits-fedkd-private", "--noise", "critics=3"], "did you mean 'critic'"),
