@@ -24,6 +24,7 @@ from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
 from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
+from fedstill.tasks import TASKS
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -142,9 +143,21 @@ def test_list_has_more_of_each(command: Main) -> None:
     assert "tell_size, begin, train x20" in " ".join(told.split())
     listed = command("list", "presets")[1].splitlines()
     assert [line.split()[0] for line in listed] == presets.names()
-    assert "fedmd-cg" in command("list", "tasks")[1]
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")
     assert one_line(command("list", "fedavg", "fedkd"))
+
+
+def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
+    command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = command("list", "tasks")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert {*TASKS, *METHODS} <= set(re.findall(r"[a-z-]+", out))
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line}
+    assert lines["fedavg"] == "all"
+    assert lines["fedmd-cg"] == "classification, text"
+    assert lines["fl-mrcm"] == "all but text"
 
 
 # --- from words to a configuration ------------------------------------------------------------------
