@@ -215,11 +215,11 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     [
         ("fly", "unknown command 'fly': allowed are run, compare, list, show, report"),
         ("runs demo", "unknown command 'runs': did you mean 'run'?"),
-        ("run", "fedstill run is '': allowed is a preset or a .toml file, then its options"),
-        ("run --seed 3", "fedstill run is '--seed': allowed is a preset"),
+        ("run", "fedstill run is '': allowed is PRESET|FILE.toml"),
+        ("run --seed 3", "fedstill run is '': allowed is PRESET|FILE.toml"),
         ("list all", "unknown method 'all': allowed are standalone"),
-        ("report", "fedstill report is '': allowed is the folder of one run or comparison"),
-        ("report a b", "fedstill report is 'a b': allowed is the folder of one run"),
+        ("report", "fedstill report is '': allowed is DIR"),
+        ("report a b", "fedstill report is 'a b': allowed is DIR"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
         ("show folder.toml", "cannot read 'folder.toml': Is a directory"),
@@ -227,7 +227,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),
         ("run digits", "unknown preset 'digits': did you mean one of "),
         ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
-        ("run mine.toml other.toml", "option is 'other.toml': allowed is --NAME VALUE"),
+        ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
         ("run mine.toml --split 3", "unknown option '--split': did you mean "),
@@ -261,10 +261,19 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --name a/b", "name is 'a/b': allowed is letters"),
         ("run mine.toml --out", "--out is '': allowed is a value after it"),
         ("run mine.toml --out --seed 3", "--out is '--seed': allowed is a value after it"),
-        ("run mine.toml --resume there", "--resume is 'there': allowed is a run's folder alone"),
-        ("run --resume there --out here", "--resume is 'there': allowed is a run's folder alone"),
-        ("compare", "fedstill compare is '': allowed is methods, presets or .toml files"),
-        ("compare --seeds 3", "fedstill compare is '': allowed is methods, presets or .toml files"),
+        (
+            "run mine.toml --resume there",
+            "fedstill run is 'mine.toml': allowed is --resume DIR [--startup-kit",
+        ),
+        (
+            "run --resume there --out here",
+            "unknown option '--out': fedstill run --resume DIR [--startup-kit DIR]",
+        ),
+        ("run --resume", "--resume is '': allowed is a value after it"),
+        ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
+        ("run mine.toml --quiet=yes", "--quiet is 'yes': allowed is alone, without a value"),
+        ("compare", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
+        ("compare --seeds 3", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds none", "--seeds is 'none': allowed is how many: 1 or more"),
@@ -277,7 +286,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --base digit", "unknown preset 'digit'"),
         ("compare fedavg plan.toml", "fedstill compare is 'fedavg plan.toml': allowed is one comparison's"),
         ("compare plan.toml --base demo", "fedstill compare is 'plan.toml': allowed is one comparison's"),
-        ("compare --resume there fedavg", "--resume is 'there': allowed is a comparison's folder alone"),
+        ("compare --resume there fedavg", "fedstill compare is 'fedavg': allowed is --resume DIR [--quiet]"),
         ("compare --resume there", "there holds no comparison to go on with: there is no compare.toml in it"),
     ],
 )
@@ -429,7 +438,7 @@ class Comparisons:
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     comparisons = Comparisons()
     monkeypatch.setattr("fedstill.compare.running.compare", comparisons)
-    monkeypatch.setattr("fedstill.cli.main._show_comparison", lambda folder: print(f"table of {folder}"))
+    monkeypatch.setattr("fedstill.cli.compare._show_comparison", lambda folder: print(f"table of {folder}"))
     return comparisons
 
 
