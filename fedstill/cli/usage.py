@@ -176,7 +176,7 @@ def _values(takes: Sequence[str], option: str, equals: str, value: str, queue: l
     while queue and not queue[0].startswith("--") and (len(takes) > 1 or not values):
         values.append(queue.pop(0))
     if not any(values):
-        raise ArgumentError(option, queue[0] if queue else "", "a value after it")
+        raise ArgumentError(option, "" if equals or not queue else queue[0], "a value after it")
     return values
 
 
