@@ -259,8 +259,6 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         ("run mine.toml --method.name fediot", "unknown method 'fediot': did you mean 'fediod'?"),
         ("run mine.toml --name a/b", "name is 'a/b': allowed is letters"),
-        ("run mine.toml --out", "--out is '': allowed is a value after it"),
-        ("run mine.toml --out --seed 3", "--out is '--seed': allowed is a value after it"),
         (
             "run mine.toml --resume there",
             "fedstill run is 'mine.toml': allowed is --resume DIR [--startup-kit",
@@ -269,9 +267,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "run --resume there --out here",
             "unknown option '--out': fedstill run --resume DIR [--startup-kit DIR]",
         ),
-        ("run --resume", "--resume is '': allowed is a value after it"),
         ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
-        ("run mine.toml --quiet=yes", "--quiet is 'yes': allowed is alone, without a value"),
         ("compare", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
         ("compare --seeds 3", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
