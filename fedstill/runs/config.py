@@ -228,8 +228,8 @@ def load(target: str) -> RunConfig:
     Raises:
         FedstillError: there is no such preset or file, or it does not describe a run.
     """
-    of_it = any(name.endswith(f"-{target}") for name in presets.names())
-    if target in METHODS and not of_it:
+    known = target.endswith(".toml") or any(f"-{name}".endswith(f"-{target}") for name in presets.names())
+    if target in METHODS and not known:  # else presets with it are suggested
         raise UnknownName("preset", target, presets.names(), meant=f"`demo --method.name {target}`")
     return from_dict(presets.read(target, RunConfig))
 
