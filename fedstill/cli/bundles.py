@@ -48,7 +48,8 @@ def main(words: list[str]) -> None:
 
 def distil(words: list[str]) -> None:
     """``fedstill distil ...``."""
-    dispatch("", ["distil", *(words or HELPS)], HELP, {"distil": _distil})
+    helped = not words or any(word in HELPS for word in words)
+    dispatch("", ["distil", *(HELPS if helped else words)], HELP, {"distil": _distil})
 
 
 def _make(given: Given) -> None:
