@@ -1,6 +1,7 @@
 """The command ``fedstill``: one short file a command, called by ``main``; no logic of its own.
 
-May import everything. A newcomer adds a command here: a file with ``main(words)``, and a line in ``main``.
+May import everything. A newcomer adds a command here: a function of what was ``Given``, and two lines in
+``main``: its name, and in the help its usage, by which ``usage`` reads its words.
 """
 
 import os

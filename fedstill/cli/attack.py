@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.usage import HELPS, read
 from fedstill.core.errors import ArgumentError, RunFolderError
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ into the section Leakage of RUN/report.html, in place of those of an attack befo
 records: mind who gets the report. Beside the options below: --quiet hides progress.
 """
 
-USAGE = "fedstill attack RUN"
-
 
 def main(words: list[str]) -> None:
     """Do what the words after ``fedstill attack`` say.
@@ -36,26 +34,19 @@ def main(words: list[str]) -> None:
     Raises:
         FedstillError: a wrong word, no finished run in the folder, or a run that cannot be repeated here.
     """
-    command = shlex.join(["fedstill", "attack", *words])
-    quiet = "--quiet" in words
-    words = [word for word in words if word != "--quiet"]
-    named = bool(words) and not words[0].startswith("-")
-    rest = words[1:] if named else words
-    if not any(word in ("-h", "--help") for word in rest):  # before torch is imported, which takes seconds
-        if not named:
-            allowed = "the folder of a finished run, then options"
-            raise ArgumentError("fedstill attack", " ".join(words), allowed)
-        _check(Path(words[0]))
-
-    config = configured(rest)
-    folder = Path(words[0])
+    helped = any(word in HELPS for word in words)  # and that takes no run
+    given = read("attack", f"{'[RUN]' if helped else 'RUN'} [--quiet] [--OPTION VALUE ...]", words)
+    if not helped:  # before torch is imported, which takes seconds
+        _check(Path(given.places[0]))
+    config = configured(given.rest)  # help ends the command here
+    folder = Path(given.places[0])
 
     from rich.console import Console
 
     from fedstill.attacks.leakage import attack
     from fedstill.report import write_report
 
-    found = attack(folder, config, command=command, progress=not quiet and sys.stderr.isatty())
+    found = attack(folder, config, command=given.command, progress=given.bars)
     report = write_report(folder)
     print_leakage(found, Console())
     print(f"Report: {report}")
@@ -103,7 +94,7 @@ def configured(words: list[str]) -> LeakageConfig:
     )
     now = form(tuple(each.called for each in config.attacks), config.seed, **fields)
     spelled = [_option(word) for word in words]
-    got = override(now, spelled, USAGE, f"{ABOUT}\n--attacks NAME ...: {', '.join(ATTACKS)}")
+    got = override(now, spelled, "fedstill attack RUN", f"{ABOUT}\n--attacks NAME ...: {', '.join(ATTACKS)}")
     return LeakageConfig(tuple(getattr(got, name) for name in fields), got.seed)
 
 

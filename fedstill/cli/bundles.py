@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.main import _configure, _finish, _leave, _override, _take
-from fedstill.core.errors import ArgumentError, BundleError, UnknownName
+from fedstill.cli.run import changed, configured, finish, out_folder
+from fedstill.cli.usage import HELPS, Given, dispatch, leave
+from fedstill.core.errors import ArgumentError, BundleError
 from fedstill.core.words import human_bytes
 
 if TYPE_CHECKING:
     from fedstill.federation.bundles import Questions
 
-HELPS = ("-h", "--help")
 HELP = """\
 A federation by files, where no live link is allowed; for methods that ask all at once.
 
@@ -27,7 +26,7 @@ usage:
                             what a file of questions asks, and whose key signed it
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                             at the node whose folder is DIR: train, and answer through its gate
-  fedstill distil ANSWERS ... --questions FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR]
+  fedstill distil ANSWERS ... --questions FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR] [--quiet]
                             student and report from the nodes' answers; if stopped, once more goes on
 
   --out FILE         questions.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
@@ -44,20 +43,17 @@ Every file is signed. A fingerprint says whose key it was: compare it once, by a
 
 def main(words: list[str]) -> None:
     """``fedstill questions ...``."""
-    commands = {"make": _make, "show": _show}
-    if not words or words[0] in HELPS or (len(words) == 2 and words[1] in HELPS):
-        print(HELP, end="")
-    elif words[0] in commands:
-        commands[words[0]](words[1:])
-    else:
-        raise UnknownName("command", f"questions {words[0]}", [f"questions {name}" for name in commands])
+    dispatch("questions", words, HELP, {"make": _make, "show": _show})
 
 
-def _make(words: list[str]) -> None:
-    command = shlex.join(["fedstill", "questions", "make", *words])
-    out, rest = _take("--out", words)
-    key, rest = _take("--key", rest)
-    config = _configure(rest, "questions make")
+def distil(words: list[str]) -> None:
+    """``fedstill distil ...``."""
+    helped = not words or any(word in HELPS for word in words)
+    dispatch("", ["distil", *(HELPS if helped else words)], HELP, {"distil": _distil})
+
+
+def _make(given: Given) -> None:
+    config = configured(given.places[0], given, "questions make")
 
     from fedstill.core.records import write_text
     from fedstill.federation import bundles, signed
@@ -65,12 +61,12 @@ def _make(words: list[str]) -> None:
     from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
 
-    path = Path(out or "questions.safetensors")
-    private = Path(key or "server.key")
+    path = given.path("--out", "questions.safetensors")
+    private = given.path("--key", "server.key")
     questions = runs.make(config)
     own = signed.own_key(private)
     sha256 = bundles.write_questions(path, questions, own)
-    write_text(_recipe(path), f"{COMMAND}{command}\n\n{to_toml(config)}")
+    write_text(_recipe(path), f"{COMMAND}{given.command}\n\n{to_toml(config)}")
     _print_questions(questions)
     _print_facts(
         {
@@ -83,49 +79,28 @@ def _make(words: list[str]) -> None:
     print(f"{_recipe(path)}: with them the answers become a student.")
 
 
-def distil(words: list[str]) -> None:
-    """``fedstill distil ANSWERS ... --questions FILE ...``."""
-    if not words or any(word in HELPS for word in words):
-        print(HELP, end="")
-        return
-    command = shlex.join(["fedstill", "distil", *words])
-    quiet = "--quiet" in words
-    questions, rest = _take("--questions", [word for word in words if word != "--quiet"])
-    keys, rest = _take("--node-keys", rest)
-    out, rest = _take("--out", rest)
-    end = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
-    answers = [Path(word) for word in rest[:end]]
-    if questions is None:
-        raise ArgumentError("--questions", "", "the file of questions that these are the answers to")
-    if not answers:
-        raise ArgumentError("fedstill distil", "", "files of answers, one a node")
+def _distil(given: Given) -> None:
+    questions, keys = given.path("--questions"), given.get("--node-keys")
 
     from fedstill.runs import bundles as runs
     from fedstill.runs.config import load_toml
 
-    recipe = _recipe(Path(questions))
+    recipe = _recipe(questions)
     if not recipe.is_file():
         raise BundleError(f"{recipe} is missing: `fedstill questions make` wrote it beside {questions}")
     asked = load_toml(recipe)
-    config = _override(asked, rest[end:], "fedstill distil")
+    config = changed(asked, given.rest, "fedstill distil", given.known)
     runs.check_later(asked, config)
-    folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
-    if out is None:
-        print(f"The run's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
+    folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
     known = None if keys is None else _keys(Path(keys))
     try:
+        answers = [Path(place) for place in given.places]
         result = runs.distil(
-            config,
-            Path(questions),
-            answers,
-            folder,
-            keys=known,
-            command=command,
-            progress=not quiet and sys.stderr.isatty(),
+            config, questions, answers, folder, keys=known, command=given.command, progress=given.bars
         )
     except KeyboardInterrupt:
-        _leave("stopped; the same command goes on", 130)
-    _finish(folder, result)
+        leave("stopped; the same command goes on", 130)
+    finish(folder, result)
     if result["files"]["missing"]:
         print(f"No answers came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
     if known is None:
@@ -143,26 +118,21 @@ def _keys(folder: Path) -> dict[str, str]:
     return found
 
 
-def answer(words: list[str]) -> None:
-    """``fedstill node answer DIR FILE ...``."""
-    out, rest = _take("--out", words)
-    key, rest = _take("--server-key", rest)
-    if len(rest) != 2 or any(word.startswith("-") for word in rest):
-        raise ArgumentError(
-            "fedstill node answer", " ".join(words), "a node's folder and a file of questions"
-        )
+def answer(given: Given) -> None:
+    """``fedstill node answer``: the answers of one node, into a file."""
+    key = given.get("--server-key")
 
     from fedstill.core.progress import Bars
     from fedstill.federation import answering, signed
     from fedstill.node.host import Host
 
-    folder = Path(rest[0])
+    folder, file = map(Path, given.places)
     Host(folder).limit_process()  # which is this command's own
     with Bars(sys.stderr.isatty()) as bars:
         reply = answering.answer(
             folder,
-            Path(rest[1]),
-            None if out is None else Path(out),
+            file,
+            given.path("--out"),
             server_key=None if key is None else signed.expected(key),
             report=lambda percent: bars.show("local training", percent, 100),
         )
@@ -186,15 +156,13 @@ def answer(words: list[str]) -> None:
         print("Before that, have them read out theirs: it must be the one above.")
 
 
-def _show(words: list[str]) -> None:
-    if len(words) != 1:
-        raise ArgumentError("fedstill questions show", " ".join(words), "one file of questions")
+def _show(given: Given) -> None:
     from fedstill.federation import bundles
     from fedstill.protocol.method import METHODS
     from fedstill.tasks import TASKS
 
     # Of what is not the package's own that which is installed: a file's word imports nothing else.
-    questions = bundles.read_questions(Path(words[0]), methods=tuple(METHODS), tasks=tuple(TASKS))
+    questions = bundles.read_questions(Path(given.places[0]), methods=tuple(METHODS), tasks=tuple(TASKS))
     _print_questions(questions)
     _print_facts({"SHA-256": questions.sha256, "signed by": questions.signer})
 

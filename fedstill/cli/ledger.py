@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedstill.cli.ledger_tables import priced, print_rows, print_totals
-from fedstill.cli.main import _take
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.cli.usage import Given, dispatch, number
+from fedstill.core.errors import ArgumentError, FedstillError
 
 if TYPE_CHECKING:
     from fedstill.node.account import Account
@@ -35,7 +35,8 @@ usage:
                                              your records, and tell who has the node's secret whether guesses
                                              at them are right
   fedstill ledger settle PATH --because TEXT   accept it, as its owner, after verify has found something
-                                             wrong; what is known to have been spent is charged again
+                                             wrong; the reason is kept in it, and what is known
+                                             to have been spent is charged again
 
 PATH is a node's folder, a run's folder, or the .sqlite file itself.
 """
@@ -71,25 +72,10 @@ def main(words: list[str]) -> None:
         FedstillError: they say nothing that can be done, or the ledger is not sound.
     """
     commands = {"show": _show, "verify": _verify, "export": _export, "settle": _settle}
-    if not words or any(word in ("-h", "--help") for word in words):
-        print(HELP, end="")
-    elif words[0] not in commands:
-        raise UnknownName("command", f"ledger {words[0]}", [f"ledger {name}" for name in commands])
-    else:
-        commands[words[0]](words[1:])
+    dispatch("ledger", words, HELP, commands)
 
 
 # --- where it is --------------------------------------------------------------------------------------
-
-
-def _path(words: list[str], command: str, options: str = "") -> Path:
-    """The one word that is left when the options are taken."""
-    unknown = [word for word in words if word.startswith("--")]
-    if unknown:
-        raise UnknownName("option", unknown[0].partition("=")[0], options.split())
-    if len(words) != 1:
-        raise ArgumentError(f"fedstill ledger {command}", " ".join(words), "PATH: a folder or a .sqlite file")
-    return Path(words[0])
 
 
 def _place(path: Path) -> _Place:
@@ -154,13 +140,13 @@ def _opened(place: _Place, *, write: bool = False) -> Iterator[Account]:
 # --- show ---------------------------------------------------------------------------------------------
 
 
-def _show(words: list[str]) -> None:
-    last, words = _take("--last", words)
-    delta, words = _take("--delta", words)
-    place = _place(_path(words, "show", "--last --delta"))
-    most = _number("--last", last, int, lambda value: value >= 0, "a whole number from 0 (all) up", 20)
+def _show(given: Given) -> None:
+    place = _place(Path(given.places[0]))
+    allowed = "a whole number from 0 (all) up"
+    most = number("--last", given.get("--last") or "20", int, lambda value: value >= 0, allowed)
     own = 1e-5 if place.privacy is None else place.privacy.delta
-    at = _number("--delta", delta, float, lambda value: 0 < value < 1, "above 0 and below 1", own)
+    within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
+    at = number("--delta", given.get("--delta") or str(own), float, within, allowed)
 
     from rich.console import Console
 
@@ -179,30 +165,11 @@ def _show(words: list[str]) -> None:
         print_totals(console, account, rows, at, place.privacy)
 
 
-def _number(
-    option: str,
-    given: str | None,
-    kind: Callable[[str], Any],
-    fits: Callable[[Any], bool],
-    allowed: str,
-    default: Any,
-) -> Any:
-    if given is None:
-        return default
-    try:
-        value = kind(given)
-    except ValueError:
-        value = None
-    if value is None or not fits(value):
-        raise ArgumentError(option, given, allowed)
-    return value
-
-
 # --- verify, export, settle ---------------------------------------------------------------------------
 
 
-def _verify(words: list[str]) -> None:
-    place = _place(_path(words, "verify"))
+def _verify(given: Given) -> None:
+    place = _place(Path(given.places[0]))
     with _opened(place) as account:
         account.verify()
         rows = list(account.entries())
@@ -237,18 +204,15 @@ def _disagreements(place: _Place, account: Account) -> list[str]:
     return list(reconcile.disagreements(lines, rows, sealed=sealed, until=until, shared=shared))
 
 
-def _export(words: list[str]) -> None:
+def _export(given: Given) -> None:
     from fedstill.core.owner_only import opener
     from fedstill.node.chain import COLUMNS
 
-    out, words = _take("--out", words)
-    whole, words = "--whole" in words, [word for word in words if word != "--whole"]
-    place = _place(_path(words, "export", "--out --whole"))
-    to = Path(out or "")
+    place, to, whole = _place(Path(given.places[0])), given.path("--out"), "--whole" in given
     if to.suffix not in (".jsonl", ".csv"):
-        raise ArgumentError("--out", out or "", "a file that ends in .jsonl or .csv")
+        raise ArgumentError("--out", str(to), "a file that ends in .jsonl or .csv")
     if to.exists():
-        raise ArgumentError("--out", out, "a file that is not there yet")
+        raise ArgumentError("--out", str(to), "a file that is not there yet")
     with _opened(place) as account, open(to, "x", encoding="utf-8", newline="", opener=opener) as file:
         names = [name for name in (*COLUMNS, "hash") if whole or name not in FINGERPRINTS]
         rows = ({name: row[name] for name in names} for row in account.entries())
@@ -268,11 +232,8 @@ def _as_table(file: TextIO, names: Sequence[str], rows: Iterable[Mapping[str, An
     writer.writerows({**row, "up": json.dumps(row["up"]), "price": json.dumps(row["price"])} for row in rows)
 
 
-def _settle(words: list[str]) -> None:
-    because, words = _take("--because", words)
-    place = _place(_path(words, "settle", "--because"))
-    if because is None:
-        raise ArgumentError("--because", "", "the reason, in words, which is kept in the ledger")
+def _settle(given: Given) -> None:
+    place = _place(Path(given.places[0]))
     if place.secret is None:
         told = "name the node's folder; where its secret is lost, `fedstill node init` makes a new one"
         raise FedstillError(f"{place.file} can be settled by its owner alone: {told}")
@@ -280,7 +241,7 @@ def _settle(words: list[str]) -> None:
         before = max((row["row"] for row in account.entries()), default=0)
         beside = [] if account.trouble is not None else _disagreements(place, account)
         trouble = account.trouble or "; ".join(beside)
-        account.settle(because, bool(beside))
+        account.settle(given.options["--because"][-1], bool(beside))
         again = [row for row in account.entries() if row["row"] > before and row["run"]]
     print(f"Settled: {trouble}.")
     for row in again:

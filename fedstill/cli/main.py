@@ -7,48 +7,32 @@ import, so it is imported by the commands that need it, not by this module: help
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import importlib
 import os
 import select
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.cli.usage import dispatch, imported, leave
+from fedstill.core.errors import FedstillError
 from fedstill.core.version import __version__
-from fedstill.runs import presets
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedstill.compare.plan import Comparison
-    from fedstill.runs.config import RunConfig
 
 CLOSED = 128 + signal.SIGPIPE  # as a shell says it of a command that wrote into a closed pipe
-
-# Options of `run` that people type often, and what they stand for.
-SHORT = {
-    "--engine": "--engine.name",
-    "--startup-kit": "--engine.startup_kit",
-    "--nodes": "--split.nodes",
-    "--data": "--data.name",
-}
 
 HELP = """\
 fedstill trains one central model from private data that stays in many places.
 
 usage:
-  fedstill run PRESET|FILE.toml [--OPTION VALUE ...] [--out DIR]   one run, from data to report
-  fedstill run --resume DIR                 go on with a run that was stopped
+  fedstill run PRESET|FILE.toml [--OPTION VALUE ...] [--out DIR] [--quiet]
+                                            one run, from data to report
+  fedstill run --resume DIR [--startup-kit DIR] [--quiet]
+                                            go on with a run that was stopped
   fedstill compare METHOD|PRESET|FILE.toml ... [--seeds N] [--base PRESET|FILE.toml] [--OPTION VALUE ...]
+                            [--data NAME] [--leakage] [--out DIR] [--quiet]
                                             several methods side by side, on equal terms
   fedstill compare FILE.toml                the comparison that a file describes
-  fedstill compare --resume DIR             go on with a comparison that was stopped
+  fedstill compare --resume DIR [--quiet]   go on with a comparison that was stopped
   fedstill attack RUN [--OPTION VALUE ...]  what an adversary gets from what left the nodes in a finished run
   fedstill list [METHOD|presets|tasks]      methods, tasks, data sets, models; more of one of them
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
@@ -83,10 +67,24 @@ try:
   fedstill compare standalone fedavg fediod --seeds 3
 """
 
-OUR_OPTIONS = """\
-Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
-progress bars.
-"""
+# Each in a file of its own, imported when it is called.
+COMMANDS = {
+    "run": "fedstill.cli.run:run",
+    "compare": "fedstill.cli.compare:compare",
+    "list": "fedstill.cli.names:names",
+    "show": "fedstill.cli.run:show",
+    "report": "fedstill.cli.run:report",
+}
+ROOMS = {  # commands that have commands, or a help of their own
+    "node": "fedstill.cli.node:main",
+    "ledger": "fedstill.cli.ledger:main",
+    "privacy": "fedstill.cli.privacy:main",
+    "attack": "fedstill.cli.attack:main",
+    "server": "fedstill.cli.server:main",
+    "questions": "fedstill.cli.bundles:main",
+    "distil": "fedstill.cli.bundles:distil",
+    "distill": "fedstill.cli.bundles:distil",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -95,16 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            _dispatch(words)
+            _do(words)
             sys.stdout.flush()  # here, and not when the interpreter ends and nobody answers for it
         except FedstillError as error:
-            _leave(str(error), 2)
+            leave(str(error), 2)
         except OSError as error:  # a folder that cannot be written, a full disk
             if _unread(error):
                 raise
-            _leave(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
+            leave(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
         except KeyboardInterrupt:
-            _leave("stopped", 130)
+            leave("stopped", 130)
     except (BrokenPipeError, SystemExit) as end:
         # So rich leaves where its pipe is closed, and by then it has put another file in its place.
         rich = end.args == (1,) and isinstance(end.__context__, BrokenPipeError)
@@ -126,306 +124,10 @@ def _unread(error: BaseException | None) -> bool:
     return any(told & (select.POLLERR | select.POLLHUP) for _, told in gone.poll(0))
 
 
-def _leave(message: str, code: int) -> NoReturn:
-    print(f"fedstill: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _dispatch(words: list[str]) -> None:
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "run": _run,
-        "compare": _compare,
-        "list": _list,
-        "show": _show,
-        "report": _report,
-        "node": _afar("node"),
-        "ledger": _afar("ledger"),
-        "privacy": _afar("privacy"),
-        "attack": _afar("attack"),
-        "server": _afar("server"),
-        "questions": _afar("bundles"),
-        "distil": _afar("bundles", "distil"),
-        "distill": _afar("bundles", "distil"),
-    }
-    helps = ("-h", "--help")
-    own_help = ("attack", "node", "ledger", "privacy", "server", "questions", "distil", "distill")
-    asked = len(words) > 1 and words[0] in commands and words[0] not in own_help and words[1] in helps
-    if not words or words[0] in helps or asked:
-        print(HELP, end="")
-    elif words[0] == "--version":
+def _do(words: list[str]) -> None:
+    if words and words[0] in ROOMS:
+        imported(ROOMS[words[0]])(words[1:])
+    elif words[:1] == ["--version"]:
         print(f"fedstill {__version__}")
-    elif words[0] in commands:
-        commands[words[0]](words[1:])
     else:
-        raise UnknownName("command", words[0], commands)
-
-
-def _afar(file: str, function: str = "main") -> Callable[[list[str]], None]:
-    """A command of real federations, imported when it is called."""
-
-    def command(words: list[str]) -> None:
-        getattr(importlib.import_module(f"fedstill.cli.{file}"), function)(words)
-
-    return command
-
-
-def _run(words: list[str]) -> None:
-    command = shlex.join(["fedstill", "run", *words])
-    quiet = "--quiet" in words
-    rest = [word for word in words if word != "--quiet"]
-    progress = not quiet and sys.stderr.isatty()
-    resume, rest = _take("--resume", rest)
-    out, rest = _take("--out", rest)
-    if resume is not None:
-        kit, rest = _take("--startup-kit", rest)
-        if rest or out is not None:
-            allowed = "a run's folder alone, or with --startup-kit: a run keeps its settings"
-            raise ArgumentError("--resume", resume, allowed)
-        _go_on(Path(resume), progress, None if kit is None else Path(kit))
-        return
-    config = _configure(rest, "run")
-    folder = Path(f"runs/{config.name}-seed{config.seed}") if out is None else Path(out)
-    if out is None:
-        print(f"The run's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
-
-    from fedstill.runs.run import run
-
-    with _resumable(folder):
-        result = run(config, folder, command=command, progress=progress)
-    _finish(folder, result)
-
-
-def _go_on(folder: Path, progress: bool, kit: Path | None) -> None:
-    from fedstill.runs.run import resume
-
-    with _resumable(folder):
-        result = resume(folder, progress=progress, startup_kit=kit)
-    _finish(folder, result)
-
-
-@contextlib.contextmanager
-def _resumable(folder: Path, what: str = "run") -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        again = shlex.join(["fedstill", what, "--resume", str(folder)])
-        _leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
-
-
-def _finish(folder: Path, result: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from fedstill.report import print_table, write_report
-
-    report = write_report(folder)
-    print_table(result, Console())
-    for note in result.get("notes", ()):
-        print(f"Note: {note}")
-    print(f"Report: {report}")
-
-
-def _compare(words: list[str]) -> None:
-    command = shlex.join(["fedstill", "compare", *words])
-    quiet = "--quiet" in words
-    rest = [word for word in words if word != "--quiet"]
-    bars = not quiet and sys.stderr.isatty()
-    resume, rest = _take("--resume", rest)
-    out, rest = _take("--out", rest)
-    if resume is not None:
-        if rest or out is not None:
-            raise ArgumentError("--resume", resume, "a comparison's folder alone: it keeps its settings")
-        folder = Path(resume)
-        with _resumable(folder, "compare"):
-            from fedstill.compare import running
-            from fedstill.report import write_report
-
-            running.resume(folder, report=write_report, quiet=quiet, bars=bars)
-    else:
-        comparison = _plan(rest)
-        from fedstill.compare import running
-        from fedstill.report import write_report
-
-        folder = Path(f"runs/{comparison.name}") if out is None else Path(out)
-        if out is None:
-            print(f"The comparison's folder is {folder}; --out DIR chooses another.", file=sys.stderr)
-        with _resumable(folder, "compare"):
-            running.compare(comparison, folder, command=command, report=write_report, quiet=quiet, bars=bars)
-    _show_comparison(folder)
-
-
-def _plan(words: list[str]) -> Comparison:
-    """The comparison that the words describe."""
-    leakage, words = "--leakage" in words, [word for word in words if word != "--leakage"]
-    seeds, words = _take("--seeds", words)
-    base, words = _take("--base", words)
-    data, words = _take("--data", words)
-    end = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
-    names, rest = words[:end], words[end:]
-    if not names:
-        raise ArgumentError(
-            "fedstill compare", "", "methods, presets or .toml files, or one comparison's file"
-        )
-    if seeds is not None and not (seeds.isdecimal() and int(seeds) >= 1):
-        raise ArgumentError("--seeds", seeds, "how many: 1 or more")
-    rest += [] if data is None else ["--data.name", data]
-
-    from fedstill.compare import plan as compare
-
-    changes = _changes(rest, compare.base_run(names, base))
-
-    count = None if seeds is None else int(seeds)
-    if not any(compare.is_plan(name) for name in names):
-        return compare.plan(names, base=base, seeds=count or 1, changes=changes, leakage=leakage)
-    if len(names) > 1 or base is not None:
-        raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return compare.read(Path(names[0]), seeds=count, changes=changes, leakage=leakage)
-
-
-def _changes(words: list[str], base: RunConfig) -> dict[str, Any]:
-    """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
-    from fedstill.cli.options import choose, group
-    from fedstill.compare.plan import shared_options
-    from fedstill.runs.config import to_dict
-
-    given = group(words)
-    known = shared_options(choose(base, given)[0])
-    for option in given:
-        if option.name not in known:
-            names = [f"--{name}" for name in ("seeds", "base", "data", "leakage", "out", *known)]
-            see = "the options of one method belong to a preset or to a comparison's file"
-            if option.name.startswith(("inversion.", "membership.", "copying.")):
-                see = "the options of attacks belong to the table [leakage] of a comparison's file"
-            raise UnknownName("option", option.option, names, see=see)
-    run = to_dict(_override(base, words, "fedstill run PRESET"))
-    return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
-
-
-def _show_comparison(folder: Path) -> None:
-    from rich.console import Console
-
-    from fedstill.compare import plan as compare
-    from fedstill.report.compare import print_comparison, summarise, write_comparison
-
-    comparison = compare.read_folder(folder)
-    page = write_comparison(folder, comparison)
-    print_comparison(summarise(folder, comparison), Console())
-    print(f"Report: {page}")
-
-
-def _list(words: list[str]) -> None:
-    from rich.console import Console
-
-    from fedstill.protocol.method import METHODS
-    from fedstill.report.matrix import print_tasks
-    from fedstill.report.methods import print_method, print_methods
-
-    console = Console()
-    if not words:
-        print_methods(console)
-        _print_names(console)
-    elif len(words) > 1:
-        raise ArgumentError("fedstill list", " ".join(words), "one method, or presets or tasks, or nothing")
-    elif words[0] == "presets":
-        for name in presets.names():
-            console.print(f"{name:<30} {presets.describe(name)}", soft_wrap=True, highlight=False)
-    elif words[0] == "tasks":
-        print_tasks(console)
-    elif words[0] in METHODS:
-        print_method(words[0], console)
-    else:
-        raise UnknownName("method", words[0], [*METHODS, "presets", "tasks"])
-
-
-def _print_names(console: Console) -> None:
-    """What else can be named, a line each."""
-    from rich.table import Table
-
-    from fedstill.attacks.attack import ATTACKS
-    from fedstill.data.config import DATA
-    from fedstill.data.dividing import SPLITS
-    from fedstill.models import MODELS
-    from fedstill.privacy.config import MECHANISMS
-    from fedstill.tasks import ENSEMBLES, TASKS
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for what, names in (
-        ("tasks", TASKS),
-        ("data sets", DATA),
-        ("splits", SPLITS),
-        ("models", MODELS),
-        ("ensembles", ENSEMBLES),
-        ("mechanisms", MECHANISMS),
-        ("attacks", ATTACKS),
-    ):
-        table.add_row(what, ", ".join(names))
-    table.add_row("presets", f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets")
-    console.print(table)
-    console.print("\nMore of one method: fedstill list METHOD; which runs which task: fedstill list tasks")
-
-
-def _show(words: list[str]) -> None:
-    from fedstill.runs.config import to_toml
-
-    print(to_toml(_configure(words, "show")), end="")
-
-
-def _report(words: list[str]) -> None:
-    if len(words) != 1 or words[0].startswith("-"):
-        raise ArgumentError("fedstill report", " ".join(words), "the folder of one run or comparison")
-    if (Path(words[0]) / "compare.toml").exists():
-        from fedstill.compare import plan as compare
-        from fedstill.report.compare import write_comparison
-
-        print(f"Report: {write_comparison(Path(words[0]), compare.read_folder(Path(words[0])))}")
-        return
-    from fedstill.report import write_report
-
-    print(f"Report: {write_report(Path(words[0]))}")
-
-
-def _in_full(word: str) -> str:
-    """An option that has a short name, by its whole one."""
-    name, equals, value = word.partition("=")
-    return f"{SHORT.get(name, name)}{equals}{value}"
-
-
-def _take(option: str, words: list[str]) -> tuple[str | None, list[str]]:
-    """The value of one option (the last, if it is there more than once), and the other words."""
-    value: str | None = None
-    rest: list[str] = []
-    queue = iter(words)
-    for word in queue:
-        if word == option:
-            value = next(queue, "")
-            if not value or value.startswith("--"):
-                raise ArgumentError(option, value, "a value after it")
-        elif word.startswith(f"{option}="):
-            value = word.partition("=")[2]
-        else:
-            rest.append(word)
-    return value, rest
-
-
-def _configure(words: list[str], command: str) -> RunConfig:
-    """The run that a preset or file and the options behind it describe."""
-    if not words or words[0].startswith("-"):
-        given = words[0] if words else ""
-        raise ArgumentError(f"fedstill {command}", given, "a preset or a .toml file, then its options")
-    target, *rest = words
-
-    from fedstill.runs.config import load
-
-    return _override(load(target), [_in_full(word) for word in rest], f"fedstill {command} {target}")
-
-
-def _override(config: RunConfig, words: list[str], prog: str) -> RunConfig:
-    """The same run with options from the command line.
-
-    Raises:
-        FedstillError: an option that does not exist, or a value that it cannot have.
-    """
-    from fedstill.cli.options import override
-
-    plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    changed = override(plain, words, prog, f"{type(config).__doc__}\n\n{OUR_OPTIONS}")
-    return dataclasses.replace(changed, paper=config.paper)
+        dispatch("", words, HELP, COMMANDS, beside=ROOMS)

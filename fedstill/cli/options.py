@@ -29,7 +29,7 @@ class Given(NamedTuple):
         return self.option.removeprefix("--").replace("-", "_")
 
 
-def override(config: C, words: list[str], prog: str, about: str) -> C:
+def override(config: C, words: list[str], prog: str, about: str, also: Sequence[str] = ()) -> C:
     """The same configuration with options from the command line.
 
     Args:
@@ -37,11 +37,12 @@ def override(config: C, words: list[str], prog: str, about: str) -> C:
         words: the options, each followed by its values; ``--help`` prints all of them and leaves with 0.
         prog: the command before the options, for help and errors.
         about: what help says above the options.
+        also: options that the command takes beside those of the configuration, which may have been meant.
 
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.core.tables import as_table, options, read_table
+    from fedstill.core.tables import as_table, options, read_table, refuse_anothers
 
     kind = type(config)
     helps = [word for word in words if word in ("-h", "--help")]
@@ -51,7 +52,8 @@ def override(config: C, words: list[str], prog: str, about: str) -> C:
     known = options(config)
     for option in given:
         if option.name not in known:
-            names = [f"--{name}" for name in known]
+            refuse_anothers(config, option.name, " ".join(option.values))
+            names = [*also, *(f"--{name}" for name in known)]
             raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
     given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]
     captured = io.StringIO()

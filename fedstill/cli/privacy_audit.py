@@ -7,22 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.main import _take
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.cli.usage import Given, number
+from fedstill.core.errors import FedstillError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.attacks.audits import Finding
-
-HELP = """\
-Attacks on real nodes by somebody who knows all records but one: what they prove that a mechanism costs,
-beside what its ledger says. A lower bound above the claim is a fault, and the command ends with 2.
-
-usage:
-  fedstill privacy audit [--mechanism NAME]  one of counts, dp-sgd, critic, pate, noisy-outputs; else all of
-                                             them, a few minutes
-  --seed N       of data and noise (default: 0)
-  --out FILE     write what was found, as JSON
-"""
 
 END = """\
 claimed   epsilon by the node's own ledger, an upper bound
@@ -32,22 +21,14 @@ All at delta {delta:g}, each lower bound at {confidence:.0%}. One below the clai
 mechanism is sound, or the attack weak."""
 
 
-def audit(words: list[str]) -> None:
-    """Do what the words after ``fedstill privacy audit`` say.
+def audit(given: Given) -> None:
+    """Attack one mechanism, or all of them.
 
     Raises:
-        FedstillError: they say nothing that can be done, or a claim is refuted.
+        FedstillError: there is no such mechanism, or a claim is refuted.
     """
-    if any(word in ("-h", "--help") for word in words):
-        print(HELP, end="")
-        return
-    name, words = _take("--mechanism", words)
-    seed, words = _take("--seed", words)
-    out, words = _take("--out", words)
-    if words:
-        raise UnknownName("option", words[0].partition("=")[0], ["--mechanism", "--seed", "--out"])
-    if seed is not None and not seed.isdecimal():
-        raise ArgumentError("--seed", seed, "a whole number from 0 up")
+    name, out = given.get("--mechanism"), given.path("--out")
+    seed = number("--seed", given.get("--seed") or "0", int, lambda n: n >= 0, "a whole number from 0 up")
 
     from fedstill.attacks.audits import AUDITS
 
@@ -55,11 +36,11 @@ def audit(words: list[str]) -> None:
         raise UnknownName("mechanism", name, list(AUDITS))
     found = []
     for one in [audit for key in AUDITS if name in (None, key) for audit in AUDITS[key]]:
-        found.append(one(int(seed or 0)))
+        found.append(one(seed))
         _print(found[-1], first=len(found) == 1)
     _say(found)
     if out is not None:
-        _write(Path(out), found, int(seed or 0))
+        _write(out, found, seed)
     refuted = [f"{finding.mechanism} ({finding.on})" for finding in found if finding.refuted]
     if refuted:
         raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")

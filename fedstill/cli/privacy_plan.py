@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.main import _take
-from fedstill.cli.privacy import number, refuse_options
 from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
+from fedstill.cli.run import configured
+from fedstill.cli.usage import Given, number
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
 from fedstill.node.mechanism import Mechanism
@@ -23,6 +23,7 @@ from fedstill.protocol.method import side_of
 if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.schedule import LocalConfig
+    from fedstill.runs.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -38,40 +39,39 @@ class _Wish:
         return self.steps is None and self.epsilon is not None and self.noise is not None
 
 
-def plan(words: list[str]) -> None:
-    """Do what the words after ``fedstill privacy plan`` say.
+def plan(given: Given) -> None:
+    """Say what a run will cost one node, or those of a simulation.
 
     Raises:
-        FedstillError: they say nothing that can be planned, no noise is enough, or a node would refuse the
-            run; then after the plan.
+        FedstillError: what is given cannot be planned, no noise is enough, or a node would refuse the run;
+            then after the plan.
     """
-    most, words = _take("--epsilon", words)
-    noise, words = _take("--noise", words)
-    steps, words = _take("--steps", words)
-    refuse_options(words, ["--epsilon", "--noise", "--steps"])
-    if not 1 <= len(words) <= 2:
-        raise ArgumentError("fedstill privacy plan", " ".join(words), "NODE RUN, or RUN alone")
+    noise = given.get("--noise")
     wish = _Wish(
-        None if most is None else number("--epsilon", most),
+        number("--epsilon", given.get("--epsilon")),
         None if noise is None else _noise(noise),
-        None if steps is None else number("--steps", steps, int),
+        number("--steps", given.get("--steps"), int),
     )
     if wish.finds_steps and wish.epsilon == math.inf:
         raise ArgumentError("--epsilon", wish.epsilon, "finite, where it says how long the run can be")
     if wish.steps is not None and wish.steps < 1:
         raise ArgumentError("--steps", wish.steps, "1 or more")
+    *folders, target = given.places
+    if not folders and ((Path(target) / "node.toml").is_file() or Path(target).name == "node.toml"):
+        raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
+    config, folder = configured(target, given, "run"), Path(folders[0]) if folders else None
 
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    run, places = _at_node(Path(words[0]), words[1]) if len(words) == 2 else _simulated(words[0])
+    run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
     known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
     for place in places:
         if place.examples not in known:
             known[place.examples] = _solve(run, place, wish)
         plans.append(replace(known[place.examples], place=place))
-    show(console, run, plans, Path(words[0]) if len(words) == 2 else None)
+    show(console, run, plans, folder)
     for one in plans:
         if (reason := refusal(one)) is not None:
             raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
@@ -91,14 +91,14 @@ def _noise(text: str) -> float | dict[str, float]:
 # --- who takes part -----------------------------------------------------------------------------------
 
 
-def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
+def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     """One node as its owner has it."""
-    from fedstill.cli.node import _asking
+    from fedstill.cli.node_check import asked_by
     from fedstill.data import private
     from fedstill.node import owner
 
     folder = path.parent if path.name == owner.FILE else path
-    file, asking = owner.read(folder), _asking(target)
+    file, asking = owner.read(folder), asked_by(target, config)
     data, spec = private.load(file.data, folder, asking.spec, asking.config.task)
     notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
@@ -111,24 +111,20 @@ def _at_node(path: Path, target: str) -> tuple[Run, list[Place]]:
     return run, [replace(place, bare=spent.bare, trouble=spent.trouble)]
 
 
-def _simulated(target: str) -> tuple[Run, list[Place]]:
+def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.loaders import load
     from fedstill.data.spec import InputSpec
-    from fedstill.runs import config
     from fedstill.runs.assemble import divide
 
-    if (Path(target) / "node.toml").is_file() or Path(target).name == "node.toml":
-        raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
-    run = config.load(target)
-    data = load(run.data, run.task)
-    parts, public = divide(run, data)
-    notes = unit_notes(parts, [run.nodes.privacy] * len(parts))
-    made = Run(target, run.method, InputSpec.of(run.task, data), public, notes)
+    data = load(config.data, config.task)
+    parts, public = divide(config, data)
+    notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
+    made = Run(target, config.method, InputSpec.of(config.task, data), public, notes)
     _require_public(made, "")
-    own = (run.nodes.privacy, run.nodes.local)
-    if wanted(run.nodes.privacy):  # as the run itself does then
-        parts = [limit_groups(part, run.nodes.privacy.group_size) for part in parts]
+    own = (config.nodes.privacy, config.nodes.local)
+    if wanted(config.nodes.privacy):  # as the run itself does then
+        parts = [limit_groups(part, config.nodes.privacy.group_size) for part in parts]
     return made, [Place(f"node-{k}", *own, len(part), Price()) for k, part in enumerate(parts)]
 
 

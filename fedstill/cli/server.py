@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedstill.cli.usage import Command, Given, dispatch, number
 from fedstill.core import certificates
-from fedstill.core.errors import ArgumentError, DeployError, UnknownName, nearest
+from fedstill.core.errors import ArgumentError, DeployError, nearest
 
 HELP = """\
 fedstill server makes a federation on NVIDIA FLARE, and runs its server.
@@ -43,31 +45,27 @@ def main(words: list[str]) -> None:
     Raises:
         FedstillError: a wrong word, or something that cannot be done.
     """
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return
-    name, *rest = words
-    if name not in COMMANDS:
-        raise UnknownName("command", f"server {name}", [f"server {known}" for known in COMMANDS])
-    if any(word in ("-h", "--help") for word in rest):
-        print(HELP, end="")
-        return
-    COMMANDS[name](rest)
+    commands: dict[str, Command] = {
+        "init": _init,
+        "start": _start,
+        "status": _status,
+        "stop": _stop,
+        "add": _add,
+        "renew": _renew,
+        "revoke": partial(_admit, command="revoke", done="is let in no more", nothing="was revoked already"),
+        "readmit": partial(_admit, command="readmit", done="is let in again", nothing="was not revoked"),
+    }
+    dispatch("server", words, HELP, commands)
 
 
-def _init(words: list[str]) -> None:
+def _init(given: Given) -> None:
     from fedstill.federation import provision
 
-    folder, given = _read("init", words, host=1, nodes=None, port=1)
-    for option in ("host", "nodes"):
-        if option not in given:
-            raise ArgumentError(
-                f"--{option}", "", f"a value: fedstill server init {folder} --host NAME --nodes A B C"
-            )
-    provision.provision(
-        folder, given["host"][0], given["nodes"], port=_port(given.get("port", [str(PORT)])[0])
-    )
-    _say_init(folder, given["host"][0], given["nodes"])
+    folder, host, nodes = Path(given.places[0]), given.options["--host"][-1], given.options["--nodes"]
+    in_range, allowed = (lambda value: 0 <= value < 100_000), "1 to 65535"
+    port = number("--port", given.get("--port") or str(PORT), int, in_range, allowed)
+    provision.provision(folder, host, nodes, port=port)
+    _say_init(folder, host, nodes)
 
 
 def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
@@ -91,12 +89,10 @@ def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
     print(f"Next: fedstill server start {folder}")
 
 
-def _start(words: list[str]) -> None:
-    import sys
-
+def _start(given: Given) -> None:
     from fedstill.federation import provision, site
 
-    folder, _ = _read("start", words)
+    folder = Path(given.places[0])
     federation = provision.read_federation(folder)
     this = site.server(folder)
     provision.check_kit(this.kit)
@@ -109,13 +105,11 @@ def _start(words: list[str]) -> None:
     sys.exit(site.run(this))
 
 
-def _status(words: list[str]) -> None:
-    import sys
-
+def _status(given: Given) -> None:
     from fedstill.federation import provision, site
     from fedstill.federation.admin import Admin
 
-    folder, _ = _read("status", words)
+    folder = Path(given.places[0])
     federation = provision.read_federation(folder)
     number = site.running(site.server(folder))
     if number is None:
@@ -157,52 +151,41 @@ def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
         print(f"  and {len(begun) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
-def _stop(words: list[str]) -> None:
+def _stop(given: Given) -> None:
     from fedstill.federation import site
 
-    folder, _ = _read("stop", words)
+    folder = Path(given.places[0])
     print("Stopped." if site.stop(site.server(folder)) else "It did not run.")
 
 
-def _add(words: list[str]) -> None:
+def _add(given: Given) -> None:
     from fedstill.federation import provision
 
-    folder, given = _read("add", words, nodes=None)
-    if "nodes" not in given:
-        raise ArgumentError("--nodes", "", f"a value: fedstill server add {folder} --nodes D")
-    provision.add(folder, given["nodes"])
-    for node in given["nodes"]:
+    folder, nodes = Path(given.places[0]), given.options["--nodes"]
+    provision.add(folder, nodes)
+    for node in nodes:
         until = certificates.valid_until(folder / "nodes" / node)
         print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
     print(f"Then delete {folder / 'nodes'} here.")
 
 
-def _renew(words: list[str]) -> None:
+def _renew(given: Given) -> None:
     from fedstill.federation import provision
 
-    folder, _ = _read("renew", words)
+    folder = Path(given.places[0])
     provision.renew(folder)
     until = certificates.valid_until(folder / "server")
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
 
 
-def _revoke(words: list[str]) -> None:
-    _admit("revoke", words, "is let in no more", "was revoked already")
-
-
-def _readmit(words: list[str]) -> None:
-    _admit("readmit", words, "is let in again", "was not revoked")
-
-
-def _admit(command: str, words: list[str], done: str, nothing: str) -> None:
+def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
     from fedstill.core.records import write_text
     from fedstill.federation import provision, site
     from fedstill.federation.admin import Admin
     from fedstill.federation.runs import STOPPED
 
-    folder, given = _read(command, words, node=0)
-    node = given["node"][0]
+    folder, node = Path(given.places[0]), given.places[1]
     if site.running(site.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
@@ -227,57 +210,3 @@ def _admit(command: str, words: list[str], done: str, nothing: str) -> None:
                 write_text(run / STOPPED, json.dumps(told) + "\n")
             print(f"Ended run {job['name']}, in which it took part.")
             print("  `fedstill run --resume` goes on without it, where link.quorum allows that.")
-
-
-def _read(command: str, words: list[str], **known: int | None) -> tuple[Path, dict[str, list[str]]]:
-    """The folder and the options behind a command.
-
-    Args:
-        known: how many values each option takes, None for any number; 0 is a word without option, the last.
-
-    Raises:
-        ArgumentError: no folder, or an option without value.
-        UnknownName: an option that the command does not have.
-    """
-    given: dict[str, list[str]] = {}
-    plain: list[str] = []
-    into = plain
-    for word in words:
-        if word.startswith("--"):
-            option, equals, value = word[2:].partition("=")
-            if not known.get(option, 0) and known.get(option, 0) is not None:
-                raise UnknownName(
-                    "option", word, [f"--{name}" for name, count in known.items() if count != 0]
-                )
-            into = given.setdefault(option, [])
-            into += [value] if equals else []
-        else:
-            into.append(word)
-    expected = ["DIR", *(name.upper() for name, count in known.items() if count == 0)]
-    if len(plain) != len(expected):
-        raise ArgumentError(f"fedstill server {command}", " ".join(plain), " ".join(expected))
-    for option, values in given.items():
-        if not values or (known[option] is not None and len(values) != known[option]):
-            raise ArgumentError(
-                f"--{option}", " ".join(values), "one value" if known[option] else "one value or more"
-            )
-    given |= {name.lower(): [value] for name, value in zip(expected[1:], plain[1:], strict=True)}
-    return Path(plain[0]), given
-
-
-def _port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise ArgumentError("--port", text, "1 to 65535")
-    return int(text)
-
-
-COMMANDS: dict[str, Callable[[list[str]], Any]] = {
-    "init": _init,
-    "start": _start,
-    "status": _status,
-    "stop": _stop,
-    "add": _add,
-    "renew": _renew,
-    "revoke": _revoke,
-    "readmit": _readmit,
-}

@@ -215,7 +215,7 @@ def _methods(table: Mapping[str, Any]) -> dict[str, Table]:
     allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError("methods", names, allowed)
-    labels = [_label(name) for name in names]
+    labels = _labels(names)
     if len(set(labels)) < len(labels):
         raise ArgumentError("methods", names, allowed)
     given = _tables(table, "options", labels)
@@ -224,9 +224,18 @@ def _methods(table: Mapping[str, Any]) -> dict[str, Table]:
     }
 
 
-def _label(name: str) -> str:
-    """What a method is called in a comparison: by a file's name, or by a class's without its module."""
-    return Path(name).stem if name.endswith(".toml") else name.rpartition(":")[2]
+def _labels(names: Sequence[str]) -> list[str]:
+    """What methods are called in a comparison: by a file's name, or by a class's; with the module's before
+    it, where classes of several modules have one name.
+
+    >>> _labels(["fedavg", "mine/run.toml", "lab:Own", "a:Best", "b.c:Best"])
+    ['fedavg', 'run', 'Own', 'a.Best', 'b.c.Best']
+    """
+    short = [Path(name).stem if name.endswith(".toml") else name.rpartition(":")[2] for name in names]
+    return [
+        name.replace(":", ".") if short.count(label) > 1 and ":" in name else label
+        for name, label in zip(names, short, strict=True)
+    ]
 
 
 def _method(label: str, name: str, given: Table) -> Table:

@@ -36,6 +36,7 @@ class UnknownName(ArgumentError):
         value: what was given.
         known: what there is.
         see: said in place of all that there is, where that would be too long for one line.
+        meant: what was probably meant, where the name alone does not tell.
 
     >>> raise UnknownName("preset", "digit-fediod", ["demo", "digits-fediod"])
     Traceback (most recent call last):
@@ -47,11 +48,12 @@ class UnknownName(ArgumentError):
     fedstill.core.errors.UnknownName: unknown preset 'x': allowed are demo, digits-fediod
     """
 
-    def __init__(self, what: str, value: str, known: Iterable[str], see: str = "") -> None:
+    def __init__(self, what: str, value: str, known: Iterable[str], see: str = "", meant: str = "") -> None:
         choices = list(known)
         self.name, self.value, self.allowed = what, value, ", ".join(choices)
         close = nearest(value, choices)
-        hint = f"did you mean {close!r}?" if close else see or f"allowed are {self.allowed}"
+        meant = meant or (repr(close) if close else "")
+        hint = f"did you mean {meant}?" if meant else see or f"allowed are {self.allowed}"
         Exception.__init__(self, f"unknown {what} {value!r}: {hint}")
 
 

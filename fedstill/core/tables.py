@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -78,8 +79,7 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     fields = _fields(kind)
     for key, value in table.items():
         if key not in fields and _is_chosen(base) and _is_anothers(base, key):
-            one = f"{base.registry.what} {table.get(base.key) or base.registry.name_of(kind)!r}"
-            raise ArgumentError(prefix + key, value, f"none, as {one} has no such option")
+            raise _not_of(base, table.get(base.key) or base.registry.name_of(kind), prefix + key, value)
         if key not in fields:
             raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
     plain: Any = kind
@@ -245,6 +245,30 @@ def _is_table(kind: Any) -> bool:
 def _is_chosen(kind: Any) -> bool:
     """Whether it is the base of several configurations, of which a table chooses one by name."""
     return isinstance(kind, type) and issubclass(kind, Registered) and "registry" in vars(kind)
+
+
+def refuse_anothers(config: Any, name: str, value: Any) -> None:
+    """Refuses an option that something else has which could have been chosen, as :func:`read_table` does.
+
+    Args:
+        config: a configuration that has no such option.
+        name: its dotted name.
+        value: what was given.
+
+    Raises:
+        ArgumentError: naming what was chosen.
+    """
+    for choice, base in choices(config).items():
+        table = choice.rpartition(".")[0]
+        chosen = reduce(getattr, table.split("."), config)
+        key = name.removeprefix(f"{table}.").partition(".")[0]
+        if name.startswith(f"{table}.") and key not in _fields(type(chosen)) and _is_anothers(base, key):
+            raise _not_of(base, chosen.called, name, value)
+
+
+def _not_of(base: type[Registered], one: object, name: str, value: Any) -> ArgumentError:
+    """That what was chosen has no option that another one has."""
+    return ArgumentError(name, value, f"none, as {base.registry.what} {one!r} has no such option")
 
 
 def _is_anothers(base: type[Registered], key: str) -> bool:

@@ -113,7 +113,17 @@ class Question:
         return {name: from_text(t) if name in self.values else t for name, t in arrived.items()}
 
     def give(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """What the handler gave, as it leaves: JSON values as text; a list, one a node, of what is apart."""
+        """What the handler gave, as it leaves: JSON values as text; a list, one a node, of what is apart.
+
+        Raises:
+            ArgumentError: something else than one tensor, of what is not declared to be apart: its shape
+                could tell what no mechanism has counted on.
+        """
+        for name, given in answer.items():
+            if name not in self.apart and not isinstance(given, torch.Tensor):
+                found = f"a {type(given).__name__}"
+                allowed = "a tensor (G, ...); a list, one a node, where ragged or values name it"
+                raise ArgumentError(f"{name} of question {self.name}", found, allowed)
         return {
             name: [as_text(value) for value in given] if name in self.values else given
             for name, given in answer.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.tasks import TASKS
@@ -19,20 +20,20 @@ def tasks_by_method() -> dict[str, dict[str, str | None]]:
 
 
 def print_tasks(console: Console) -> None:
-    """A table of methods and tasks, and below it the reasons."""
-    found = tasks_by_method()
-    table = Table(title="tasks", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for head in TASKS.working():
-        table.add_column(head, justify="center", overflow="fold")
+    """The tasks that each method runs, a line a method, and below it the reasons."""
+    found, every = tasks_by_method(), list(TASKS.working())
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_row(Text("tasks", style="bold"), ", ".join(every))
     reasons: dict[str, list[str]] = {}
     for name, tasks in found.items():
-        table.add_row(f"  {name}", *("-" if reason else "yes" for reason in tasks.values()))
-        for reason in filter(None, tasks.values()):
-            reasons.setdefault(reason, [])
-            if name not in reasons[reason]:
-                reasons[reason].append(name)
+        refused = [task for task, reason in tasks.items() if reason]
+        some = ", ".join(task for task in every if task not in refused)
+        most = f"all but {', '.join(refused)}" if refused else "all"
+        table.add_row(name, most if len(refused) < len(every) / 2 else some)
+        for reason in dict.fromkeys(filter(None, tasks.values())):
+            reasons.setdefault(reason, []).append(name)
     console.print(table)
-    for reason, names in reasons.items():
-        console.print(f"  {', '.join(names)}: {reason}", style="dim")
     console.print()
+    for reason, names in reasons.items():
+        console.print(f"{', '.join(names)}: {reason}", style="dim")

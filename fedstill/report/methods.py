@@ -16,6 +16,17 @@ from fedstill.report.table import CENTRAL, NEEDS
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS
 
+# What a comparison does not tell for each method, since all methods of one share its task and its nodes.
+MORE_NEEDS: Mapping[str, str] = {
+    "trainable": "node models that can be trained",
+    "joins_public": "public data in the nodes' training",
+    "images": "images as inputs",
+    "one_label": "one label for each input",
+    "maps": "label maps",
+    "no_maps": "inputs not made from label maps",
+    "vectors": "one output vector for each input",
+}
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -39,7 +50,7 @@ def terms(name: str) -> Terms:
     >>> terms("fedavg").leaves
     'data sizes, parameters'
     >>> [need for need, needed in terms("fedavg").needs.items() if needed]
-    ['same architecture']
+    ['same architecture', 'node models that can be trained']
     """
     method = METHODS[name]()
     own = method.needs()
@@ -56,7 +67,7 @@ def terms(name: str) -> Terms:
         paper=method.paper,
         judged=CENTRAL[method.central][0],
         leaves=", ".join(what_leaves(run)) or "nothing",
-        needs={words: needs[key] for key, words in NEEDS.items()},
+        needs={words: needs[key] for key, words in {**NEEDS, **MORE_NEEDS}.items()},
         questions=", ".join(f"{question}{times[question]}" for question in asked) or "none",
     )
 

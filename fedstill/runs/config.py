@@ -29,7 +29,7 @@ from fedstill.data.vision import Digits
 from fedstill.federation import EngineConfig, LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.method import Method, method_name
+from fedstill.protocol.method import METHODS, Method, method_name
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
 from fedstill.tasks import TASKS, TaskConfig
@@ -228,6 +228,9 @@ def load(target: str) -> RunConfig:
     Raises:
         FedstillError: there is no such preset or file, or it does not describe a run.
     """
+    known = target.endswith(".toml") or any(f"-{name}".endswith(f"-{target}") for name in presets.names())
+    if target in METHODS and not known:  # else presets with it are suggested
+        raise UnknownName("preset", target, presets.names(), meant=f"`demo --method.name {target}`")
     return from_dict(presets.read(target, RunConfig))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -20,9 +21,10 @@ from fedstill import __version__, report
 from fedstill.cli import main as cli
 from fedstill.compare.plan import Comparison
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
-from fedstill.protocol.method import METHODS
+from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
+from fedstill.tasks import TASKS
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -126,6 +128,14 @@ def test_list_fits_one_screen(command: Main) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("need", [part.name for part in dataclasses.fields(Needs)])
+def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.MonkeyPatch, need: str) -> None:
+    monkeypatch.setattr(METHODS["standalone"], "needs", lambda method: Needs())
+    assert "nothing special" in command("list", "standalone")[1]
+    monkeypatch.setattr(METHODS["standalone"], "needs", lambda method: Needs(**{need: True}))
+    assert "nothing special" not in command("list", "standalone")[1]
+
+
 def test_list_has_more_of_each(command: Main) -> None:
     told = command("list", "lg-fedavg")[1]
     assert "data sizes, head parameters" in told
@@ -133,9 +143,21 @@ def test_list_has_more_of_each(command: Main) -> None:
     assert "tell_size, begin, train x20" in " ".join(told.split())
     listed = command("list", "presets")[1].splitlines()
     assert [line.split()[0] for line in listed] == presets.names()
-    assert "fedmd-cg" in command("list", "tasks")[1]
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")
     assert one_line(command("list", "fedavg", "fedkd"))
+
+
+def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
+    command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = command("list", "tasks")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert {*TASKS, *METHODS} <= set(re.findall(r"[a-z-]+", out))
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line}
+    assert lines["fedavg"] == "all"
+    assert lines["fedmd-cg"] == "classification, text"
+    assert lines["fl-mrcm"] == "all but text"
 
 
 # --- from words to a configuration ------------------------------------------------------------------
@@ -193,16 +215,19 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     [
         ("fly", "unknown command 'fly': allowed are run, compare, list, show, report"),
         ("runs demo", "unknown command 'runs': did you mean 'run'?"),
-        ("run", "fedstill run is '': allowed is a preset or a .toml file, then its options"),
-        ("run --seed 3", "fedstill run is '--seed': allowed is a preset"),
+        ("run", "fedstill run is '': allowed is PRESET|FILE.toml"),
+        ("run --seed 3", "fedstill run is '': allowed is PRESET|FILE.toml"),
         ("list all", "unknown method 'all': allowed are standalone"),
-        ("report", "fedstill report is '': allowed is the folder of one run or comparison"),
-        ("report a b", "fedstill report is 'a b': allowed is the folder of one run"),
+        ("report", "fedstill report is '': allowed is DIR"),
+        ("report a b", "fedstill report is 'a b': allowed is DIR"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
         ("show folder.toml", "cannot read 'folder.toml': Is a directory"),
         ("run mine", "unknown preset 'mine'"),
-        ("run mine.toml other.toml", "option is 'other.toml': allowed is --NAME VALUE"),
+        ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),
+        ("run digits", "unknown preset 'digits': did you mean one of "),
+        ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
+        ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
         ("run mine.toml --split 3", "unknown option '--split': did you mean "),
@@ -214,6 +239,16 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
         ("run mine.toml --split.how fair", "unknown split 'fair': allowed are iid, dirichlet"),
+        (
+            "run mine.toml --split.alpha 0.5 --split.how iid",
+            "split.alpha is '0.5': allowed is none, as split 'iid' has no such option",
+        ),
+        (
+            "run mine.toml --nodes.privacy.pate.noise 3",
+            "nodes.privacy.pate.noise is '3': allowed is none, as",
+        ),
+        ("run mine.toml --split.alpha.x 3", "unknown option '--split.alpha.x': did you mean '--split.alpha'"),
+        ("compare fedavg --split.how iid --split.alpha 1", "split.alpha is '1': allowed is none, as split"),
         ("run mine.toml --evaluation.centralised so", "evaluation.centralised is 'so': allowed is true or"),
         ("run mine.toml --nodes.local.epochs -1", "nodes.local.epochs is -1.0: allowed is "),
         ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
@@ -224,12 +259,17 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         ("run mine.toml --method.name fediot", "unknown method 'fediot': did you mean 'fediod'?"),
         ("run mine.toml --name a/b", "name is 'a/b': allowed is letters"),
-        ("run mine.toml --out", "--out is '': allowed is a value after it"),
-        ("run mine.toml --out --seed 3", "--out is '--seed': allowed is a value after it"),
-        ("run mine.toml --resume there", "--resume is 'there': allowed is a run's folder alone"),
-        ("run --resume there --out here", "--resume is 'there': allowed is a run's folder alone"),
-        ("compare", "fedstill compare is '': allowed is methods, presets or .toml files"),
-        ("compare --seeds 3", "fedstill compare is '': allowed is methods, presets or .toml files"),
+        (
+            "run mine.toml --resume there",
+            "fedstill run is 'mine.toml': allowed is --resume DIR [--startup-kit",
+        ),
+        (
+            "run --resume there --out here",
+            "unknown option '--out': fedstill run --resume DIR [--startup-kit DIR]",
+        ),
+        ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
+        ("compare", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
+        ("compare --seeds 3", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds none", "--seeds is 'none': allowed is how many: 1 or more"),
@@ -242,7 +282,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --base digit", "unknown preset 'digit'"),
         ("compare fedavg plan.toml", "fedstill compare is 'fedavg plan.toml': allowed is one comparison's"),
         ("compare plan.toml --base demo", "fedstill compare is 'plan.toml': allowed is one comparison's"),
-        ("compare --resume there fedavg", "--resume is 'there': allowed is a comparison's folder alone"),
+        ("compare --resume there fedavg", "fedstill compare is 'fedavg': allowed is --resume DIR [--quiet]"),
         ("compare --resume there", "there holds no comparison to go on with: there is no compare.toml in it"),
     ],
 )
@@ -394,7 +434,7 @@ class Comparisons:
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     comparisons = Comparisons()
     monkeypatch.setattr("fedstill.compare.running.compare", comparisons)
-    monkeypatch.setattr("fedstill.cli.main._show_comparison", lambda folder: print(f"table of {folder}"))
+    monkeypatch.setattr("fedstill.cli.compare._show_comparison", lambda folder: print(f"table of {folder}"))
     return comparisons
 
 

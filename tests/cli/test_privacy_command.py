@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedstill.attacks.audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
 from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
@@ -99,7 +98,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_runs_ledger_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
     path = write(tmp_path, CASES[case])
-    run, places = _simulated(str(path))
+    run, places = _simulated("tiny", load_toml(path))
     plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
 
     experiment, _ = prepare(load_toml(path))
@@ -126,7 +125,7 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     )
     extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
     path.write_text(extra + text)
-    run, places = _simulated(str(path))
+    run, places = _simulated("tiny", load_toml(path))
     plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
 
     experiment, _ = prepare(load_toml(path))
@@ -145,7 +144,7 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_lines_of_a_plan_are_the_whole_of_it(tmp_path: Path, case: str) -> None:
-    run, places = _simulated(str(write(tmp_path, CASES[case])))
+    run, places = _simulated("tiny", load_toml(write(tmp_path, CASES[case])))
     plan = _solve(run, places[0], _Wish(None, None, None))
     together: Price = Price()
     for line in plan.cost.lines:
@@ -160,7 +159,7 @@ def test_a_real_nodes_ledger_holds_the_events_of_its_plan(tmp_path: Path) -> Non
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
-    run, (place,) = _at_node(clinic.folder, str(write(tmp_path, f"[method]\n{method}")))
+    run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
     plan = _solve(run, place, _Wish(None, None, None))
     clinic.ready()
     assert isinstance(
@@ -179,7 +178,7 @@ def test_a_real_nodes_ledger_holds_the_events_of_its_plan(tmp_path: Path) -> Non
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
     path = write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd"))
-    run, places = _simulated(str(path))
+    run, places = _simulated("tiny", load_toml(path))
     plan = _solve(run, places[0], _Wish(None, None, None))
     assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (Price(), (), 0.0)
     experiment, _ = prepare(load_toml(path))
@@ -250,7 +249,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
 def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
         config = from_dict(toml.parse(TINY + "".join(sections)))
-        run, places = _simulated(str(write(tmp_path, *sections)))
+        run, places = _simulated("tiny", load_toml(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> Price | None:
             mechanism = privacy_plan._mechanism(run, places[0], config.nodes.privacy, method, local)
@@ -374,6 +373,17 @@ def test_a_run_as_long_as_least_steps_can_be_planned(
     assert int(steps) > 30
 
 
+@pytest.mark.parametrize("node", [False, True])
+def test_options_of_the_run_are_those_of_the_plan(
+    tmp_path: Path, clinic: Path, capsys: pytest.CaptureFixture[str], node: bool
+) -> None:
+    path = write(tmp_path, FEDAVG, privacy("dp-sgd"))
+    names = [str(clinic), str(path)] if node else [str(path)]
+    told = said(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
+    assert re.search(r"train .* 7 ", told)
+    assert "is at most 2.5" in told
+
+
 def test_a_length_that_nothing_changes_is_told_with_what_was_tried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -405,17 +415,19 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["plan"], "NODE RUN, or RUN alone"),
+        (["plan"], "allowed is [NODE] RUN [--epsilon E]"),
         (["plan", "nosuch"], "unknown preset"),
         (["plan", "digits-fediod", "--sigma", "3"], "unknown option '--sigma'"),
         (["plan", "digits-fediod", "--epsilon", "much"], "--epsilon is 'much': allowed is a number"),
         (["plan", "digits-fediod", "--epsilon", "0"], "epsilon is 0.0"),
+        (["plan", "digits-fediod", "--epsilo", "3"], "did you mean '--epsilon'?"),
+        (["plan", "digits-fediod", "--method.rounds", "3"], "method 'fediod' has no such option"),
         (["plan", "digits-fediod", "--steps", "0"], "--steps is 0"),
         (["plan", "digits-fediod", "--steps", "1.5"], "a whole number"),
         (["plan", "digits-fedkd-private", "--noise", "critics=3"], "did you mean 'critic'"),
         (["plan", "digits-fediod", "--noise", "3"], "nothing of this run takes noise"),
         (["plan", "digits-fediod", "--noise", "critic=3"], "none, as mechanism 'none' draws no noise"),
-        (["price"], "an event"),
+        (["price"], "allowed is EVENT [TIMES]"),
         (["price", "gaussian(0)"], "above 0"),
         (["price", "gaussian(1)", "0"], "1 or more"),
         (["price", "gaussian(1)", "--delta", "2"], "delta"),
@@ -464,19 +476,11 @@ def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> 
     assert several == "laplace(2.0) x 1\nlaplace(4.0) x 3\nepsilon 1.25 (PLD), 1.25 (RDP) at delta 0\n"
 
 
-def test_an_audit_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    audited: list[list[str]] = []
-    audit = SimpleNamespace(audit=audited.append)
-    monkeypatch.setitem(sys.modules, "fedstill.cli.privacy_audit", audit)
-    with pytest.raises(SystemExit):
-        main(["privacy", "audit", "--mechanism", "pate", "--help"])
-    assert audited == [["--mechanism", "pate", "--help"]]
-
-
 def test_help_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--help"], ["plan", "--help"]):
+    for words in ([], ["--help"], ["plan", "--help"], ["audit", "--mechanism", "pate", "--help"]):
         told = said(capsys, *words)
-        assert "fedstill privacy plan NODE RUN" in told
+        assert "fedstill privacy plan [NODE] RUN" in told
+        assert all(mechanism in told for mechanism in AUDITS)
         assert max(map(len, told.splitlines())) <= 110
 
 

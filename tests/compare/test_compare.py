@@ -106,6 +106,28 @@ def test_a_file_with_everything(tmp_path: Path) -> None:
     assert other.evaluation.every != 1
 
 
+def test_classes_of_one_name_from_two_modules_are_two_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("lab_a", "lab_b"):
+        (tmp_path / f"{module}.py").write_text(
+            "from dataclasses import dataclass\n"
+            "from fedstill.methods.standalone import Standalone\n"
+            "@dataclass(frozen=True, kw_only=True)\nclass Own(Standalone):\n    pass\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    plan = compare.plan(["lab_a:Own", "fedavg", "lab_b:Own"])
+    assert [place.folder for place in plan.places()] == ["lab_a.Own-seed0", "fedavg-seed0", "lab_b.Own-seed0"]
+    assert [plan.config(place).method.called for place in plan.places()] == [
+        "lab_a:Own",
+        "fedavg",
+        "lab_b:Own",
+    ]
+    assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    with pytest.raises(ArgumentError, match="each once"):
+        compare.plan(["lab_a:Own", "lab_a:Own"])
+
+
 def test_the_complete_file_reads_back_to_the_same_comparison(tmp_path: Path) -> None:
     for plan in (
         compare.read(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),

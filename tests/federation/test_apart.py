@@ -87,6 +87,19 @@ def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> No
     assert sizes[0]["tests: words"]["up"] == sum(len(as_text(each)) for each in told)
 
 
+@pytest.mark.parametrize("declared", ["some", "words"])
+def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) -> None:
+    run = prepare(config())[0]
+    tell = run.side.questions["tell"]
+    part = {"some": "ragged", "words": "values"}[declared]
+    kept = tuple(name for name in getattr(tell, part) if name != declared)
+    side = replace(run.side, questions={"tell": replace(tell, **{part: kept})})
+    handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
+    with pytest.raises(ArgumentError, match=f"^{declared} of question tell is 'a list': allowed is a tensor"):
+        handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
+    assert run.ledger.summary()["questions"] == 0
+
+
 def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
     def bent(serve: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
         def reply(message: bytes) -> bytes:

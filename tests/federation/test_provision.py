@@ -259,7 +259,11 @@ def test_a_folder_in_use_is_refused(kits: Path) -> None:
         (["init"], ArgumentError, "allowed is DIR"),
         (["init", "DIR", "--nodes", "a"], ArgumentError, "--host is ''"),
         (["init", "DIR", "--host", "x"], ArgumentError, "--nodes is ''"),
-        (["init", "DIR", "--host", "x", "y", "--nodes", "a"], ArgumentError, "--host is 'x y'"),
+        (
+            ["init", "DIR", "--host", "x", "y", "--nodes", "a"],
+            ArgumentError,
+            "nothing y': allowed is DIR --host",
+        ),
         (["init", "DIR", "--host", "x", "--nodes", "a", "--port", "no"], ArgumentError, "--port is 'no'"),
         (["init", "DIR", "--host", "x", "--nods", "a"], UnknownName, "did you mean '--nodes'"),
         (["start", "DIR"], DeployError, "holds no federation"),

@@ -17,6 +17,7 @@ from fedstill.core.toml import Table
 __all__ = ["Table", "describe", "names", "parse", "path", "read", "read_file"]
 
 FOLDER = Path(__file__).parent
+FEW = 9  # presets that are suggested at most
 
 
 def names() -> list[str]:
@@ -31,7 +32,10 @@ def path(name: str) -> Path:
         UnknownName: there is no such preset.
     """
     if name not in names():
-        raise UnknownName("preset", name, names())
+        alike = [preset for preset in names() if preset.startswith(f"{name}-") or preset.endswith(f"-{name}")]
+        few = len(alike) <= FEW
+        meant = ", ".join(map(repr, alike)) if few else f"one of {len(alike)} in `fedstill list presets`"
+        raise UnknownName("preset", name, names(), meant=meant)
     return FOLDER / f"{name}.toml"
 
 

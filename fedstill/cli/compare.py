@@ -1,0 +1,86 @@
+"""``fedstill compare``: several methods side by side, on equal terms."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.run import changed, out_folder, resumable
+from fedstill.cli.usage import Given, number
+from fedstill.core.errors import ArgumentError, UnknownName
+
+if TYPE_CHECKING:
+    from fedstill.compare.plan import Comparison
+    from fedstill.runs.config import RunConfig
+
+
+def compare(given: Given) -> None:
+    """Run a comparison, or go on with one."""
+    folder = given.path("--resume")
+    comparison = _planned(given) if folder is None else None
+
+    from fedstill.compare import running
+    from fedstill.report import write_report
+
+    how: dict[str, Any] = {"report": write_report, "quiet": "--quiet" in given, "bars": given.bars}
+    if comparison is None:
+        with resumable(folder, "compare"):
+            running.resume(folder, **how)
+    else:
+        folder = out_folder(given, f"runs/{comparison.name}", "comparison")
+        with resumable(folder, "compare"):
+            running.compare(comparison, folder, command=given.command, **how)
+    _show_comparison(folder)
+
+
+def _planned(given: Given) -> Comparison:
+    """The comparison that the words describe."""
+    names, base, data = given.places, given.get("--base"), given.get("--data")
+    seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
+    words = [*given.rest, *([] if data is None else ["--data.name", data])]
+
+    from fedstill.compare import plan
+
+    leakage = "--leakage" in given
+    changes = _changes(words, plan.base_run(names, base), given)
+    if not any(plan.is_plan(name) for name in names):
+        return plan.plan(names, base=base, seeds=seeds or 1, changes=changes, leakage=leakage)
+    if len(names) > 1 or base is not None:
+        raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
+    return plan.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+
+
+def _changes(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
+    """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
+    from fedstill.cli.options import choose, group
+    from fedstill.compare.plan import shared_options
+    from fedstill.core.tables import refuse_anothers
+    from fedstill.runs.config import to_dict
+
+    given = group(words)
+    chosen = choose(base, given)[0]
+    known = shared_options(chosen)
+    for option in given:
+        if option.name not in known:
+            if not option.name.startswith("method."):
+                refuse_anothers(chosen, option.name, " ".join(option.values))
+            names = [*own.known, *(f"--{name}" for name in known)]
+            see = "the options of one method belong to a preset or to a comparison's file"
+            if option.name.startswith(("inversion.", "membership.", "copying.")):
+                see = "the options of attacks belong to the table [leakage] of a comparison's file"
+            raise UnknownName("option", option.option, names, see=see)
+    run = to_dict(changed(base, words, "fedstill run PRESET"))
+    return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
+
+
+def _show_comparison(folder: Path) -> None:
+    from rich.console import Console
+
+    from fedstill.compare import plan as compare
+    from fedstill.report.compare import print_comparison, summarise, write_comparison
+
+    comparison = compare.read_folder(folder)
+    page = write_comparison(folder, comparison)
+    print_comparison(summarise(folder, comparison), Console())
+    print(f"Report: {page}")

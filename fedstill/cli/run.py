@@ -1,0 +1,127 @@
+"""``fedstill run``, ``show`` and ``report``: one run, its settings, and what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.usage import Given, leave
+
+if TYPE_CHECKING:
+    from fedstill.runs.config import RunConfig
+
+# Options of `run` that people type often, and what they stand for.
+SHORT = {
+    "--engine": "--engine.name",
+    "--startup-kit": "--engine.startup_kit",
+    "--nodes": "--split.nodes",
+    "--data": "--data.name",
+}
+
+OUR_OPTIONS = """\
+Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
+progress bars.
+"""
+
+
+def run(given: Given) -> None:
+    """One run, from data to report; or go on with one."""
+    folder = given.path("--resume")
+    if folder is not None:
+        from fedstill.runs.run import resume
+
+        with resumable(folder):
+            result = resume(folder, progress=given.bars, startup_kit=given.path("--startup-kit"))
+    else:
+        config = configured(given.places[0], given, "run")
+        folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
+
+        from fedstill.runs.run import run
+
+        with resumable(folder):
+            result = run(config, folder, command=given.command, progress=given.bars)
+    finish(folder, result)
+
+
+def show(given: Given) -> None:
+    """All settings of a run, as TOML."""
+    from fedstill.runs.config import to_toml
+
+    print(to_toml(configured(given.places[0], given, "show")), end="")
+
+
+def report(given: Given) -> None:
+    """The report of a run or a comparison, written again."""
+    folder = Path(given.places[0])
+    if (folder / "compare.toml").exists():
+        from fedstill.compare.plan import read_folder
+        from fedstill.report.compare import write_comparison
+
+        print(f"Report: {write_comparison(folder, read_folder(folder))}")
+        return
+    from fedstill.report import write_report
+
+    print(f"Report: {write_report(folder)}")
+
+
+def out_folder(given: Given, default: str, what: str = "run") -> Path:
+    """Where results go; that it is the default is said."""
+    folder: Path = given.path("--out", default)
+    if "--out" not in given:
+        print(f"The {what}'s folder is {folder}; --out DIR chooses another.", file=sys.stderr)
+    return folder
+
+
+@contextlib.contextmanager
+def resumable(folder: Path, what: str = "run") -> Iterator[None]:
+    """Says how to go on, where what is done within is stopped."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = shlex.join(["fedstill", what, "--resume", str(folder)])
+        leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
+
+
+def finish(folder: Path, result: dict[str, Any]) -> None:
+    """Write a run's report, and print its table."""
+    from rich.console import Console
+
+    from fedstill.report import print_table, write_report
+
+    report = write_report(folder)
+    print_table(result, Console())
+    for note in result.get("notes", ()):
+        print(f"Note: {note}")
+    print(f"Report: {report}")
+
+
+def configured(target: str, given: Given, command: str) -> RunConfig:
+    """The run that a preset or file and the options behind it describe."""
+    from fedstill.runs.config import load
+
+    words = [_in_full(word) for word in given.rest]
+    return changed(load(target), words, f"fedstill {command} {target}", given.known)
+
+
+def _in_full(word: str) -> str:
+    """An option that has a short name, by its whole one."""
+    name, equals, value = word.partition("=")
+    return f"{SHORT.get(name, name)}{equals}{value}"
+
+
+def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
+    """The same run with options from the command line.
+
+    Raises:
+        FedstillError: an option that does not exist, or a value that it cannot have.
+    """
+    from fedstill.cli.options import override
+
+    plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
+    made = override(plain, words, prog, f"{type(config).__doc__}\n\n{OUR_OPTIONS}", also)
+    return dataclasses.replace(made, paper=config.paper)
