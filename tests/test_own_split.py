@@ -79,7 +79,7 @@ def test_only_its_own_options_are_shown_and_taken(lab: Lab) -> None:
     assert "power = 2.0" in printed
     assert "alpha = 0.5" not in printed
     assert "--split.power" in lab("run", "small.toml", "--help")
-    assert "unknown option '--split.alpha'" in lab.refused("--split.alpha", "1")
+    assert "split.alpha is '1': allowed is none" in lab.refused("--split.alpha", "1")
     line = lab.refused("--split.power", "-1")
     assert line == "fedstill: split.power is -1.0: allowed is a number from 0 to 10\n"
 

@@ -33,7 +33,7 @@ def main(words: list[str]) -> None:
 def _init(given: Given) -> None:
     folder, name = given.places[0], given.get("--name")
 
-    from fedstill.node import owner
+    from fedstill.node import kit, owner
 
     if not owner.init(Path(folder), name):
         path = Path(folder) / owner.SECRET
@@ -47,14 +47,14 @@ def _init(given: Given) -> None:
     )
     print("Next:")
     print("  1. say in node.toml where your data are, which model you have and what may leave")
-    print(f"  2. copy the startup kit that you were given to {Path(folder) / owner.KIT}")
+    print(f"  2. copy the startup kit that you were given to {Path(folder) / kit.KIT}")
     print(f"  3. fedstill node check {folder}")
 
 
 def _start(given: Given) -> None:
     from fedstill.cli.node_check import leave_faulty
     from fedstill.federation import site
-    from fedstill.node import owner
+    from fedstill.node import kit, owner
 
     folder = Path(given.places[0])
     found = owner.examine(folder, quick=True)
@@ -65,6 +65,6 @@ def _start(given: Given) -> None:
         raise ArgumentError("online", False, allowed)
     here = site.node(folder)
     if site.running(here) is None:
-        name, address = owner.read_kit(folder)
+        name, address = kit.read(folder)
         print(f"node {name} joins {address}; Ctrl+C ends it. Its log: {here.log}", flush=True)
     sys.exit(site.run(here))

@@ -115,7 +115,7 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     from fedstill.cli.node_privacy import privacy_facts
     from fedstill.core.words import times
     from fedstill.data.private_config import SOURCES
-    from fedstill.node import owner
+    from fedstill.node import kit
 
     file = found.file
     facts: dict[str, list[str]] = {}
@@ -146,10 +146,10 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     facts["privacy"] = privacy_facts(folder, found)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
-    elif not owner.kit_faults(folder, None):
-        until = owner.valid_until(folder)
+    elif not kit.faults(folder, None):
+        until = kit.valid_until(folder)
         facts["link"] = [
-            f"dials out to {owner.read_kit(folder)[1]}; its certificate is valid until {until:%Y-%m-%d}"
+            f"dials out to {kit.read(folder)[1]}; its certificate is valid until {until:%Y-%m-%d}"
         ]
     return facts
 

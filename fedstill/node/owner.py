@@ -5,19 +5,16 @@ No server can set anything that is read here.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
-from fedstill.core import certificates, owner_only, toml
+from fedstill.core import owner_only, toml
 from fedstill.core.commented import commented
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
@@ -26,6 +23,7 @@ from fedstill.core.registry import looking_in
 from fedstill.core.tables import read_table
 from fedstill.data import private
 from fedstill.data.spec import InputSpec
+from fedstill.node import kit
 from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
 from fedstill.node.gate import Gate
@@ -39,7 +37,7 @@ from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
 
-FILE, SECRET, KIT = "node.toml", "secret", "kit"
+FILE, SECRET = "node.toml", "secret"
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -300,7 +298,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             settle = f"nothing leaves until `fedstill ledger settle {folder}`"
             found.append(f"privacy.ledger {file.privacy.ledger!r}: {told.trouble}; {settle}")
     if file.online:
-        found += kit_faults(folder, None if "name" in spoilt else file.name)
+        found += kit.faults(folder, None if "name" in spoilt else file.name)
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))
 
 
@@ -331,66 +329,6 @@ def _forget(table: dict[str, Any], path: list[str]) -> bool:
             return False
         table = inner
     return table.pop(path[-1], None) is not None
-
-
-def kit_faults(folder: Path, name: str | None) -> list[str]:
-    """What is wrong with the startup kit, by which a node joins a live federation.
-
-    Args:
-        folder: the owner's.
-        name: of the node, which the kit must have too; None if it is not known.
-    """
-    if importlib.util.find_spec("nvflare") is None:
-        return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
-    try:
-        named, _ = read_kit(folder)
-    except FedstillError as error:
-        return [str(error)]
-    startup = folder / KIT / "startup"
-    found = [
-        f"{startup / file} is missing: copy the startup kit there again"
-        for file in ("client.crt", "client.key", "rootCA.pem")
-        if not (startup / file).is_file()
-    ]
-    try:
-        if not found and valid_until(folder) < datetime.now(timezone.utc):
-            found.append(f"{startup / 'client.crt'} has run out: ask those who run the server for a new kit")
-    except FedstillError as error:
-        found.append(str(error))
-    if name not in (None, named):
-        found.append(str(ArgumentError("name", name, f"{named!r}, as the startup kit has it")))
-    return found
-
-
-def valid_until(folder: Path) -> datetime:
-    """When the certificate in the startup kit runs out.
-
-    Raises:
-        FedstillError: it is no certificate.
-    """
-    try:
-        return certificates.valid_until(folder / KIT)
-    except ValueError as error:
-        raise FedstillError(f"{folder / KIT / 'startup' / 'client.crt'} is no certificate") from error
-
-
-def read_kit(folder: Path) -> tuple[str, str]:
-    """The node's name and the server's address in the startup kit.
-
-    Raises:
-        FedstillError: there is no kit in ``kit/``, or it is none of a node.
-    """
-    path = folder / KIT / "startup" / "fed_client.json"
-    if not path.is_file():
-        raise FedstillError(
-            f"{folder / KIT} holds no startup kit: copy the one that you were given to there, or set "
-            "online = false"
-        )
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        return str(table["client"]["fqsn"]), str(table["servers"][0]["service"]["target"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise FedstillError(f"{path} is no startup kit of a node") from error
 
 
 def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Question]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.tables import as_table, read_table
 from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
-from fedstill.node import own_model, owner
+from fedstill.node import kit, own_model, owner
 from fedstill.node.account import Account
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
@@ -86,7 +86,7 @@ def node(folder: Path, text: str = "") -> Path:
     return folder
 
 
-def kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
+def make_kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
     """What a startup kit of FLARE has in it, as far as it is read here."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -424,20 +424,20 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
-    kit(folder)
+    make_kit(folder)
     assert owner.faults(folder) == []
-    kit(folder, days=-1)
+    make_kit(folder, days=-1)
     (fault,) = owner.faults(folder)
     assert "client.crt has run out: ask those who run the server for a new kit" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
     (fault,) = owner.faults(folder)
     assert fault.endswith("client.crt is no certificate")
-    kit(folder, "other")
+    make_kit(folder, "other")
     (folder / "kit" / "startup" / "client.key").unlink()
     missing, name = owner.faults(folder)
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "name is 'clinic': allowed is 'other', as the startup kit has it"
-    assert owner.read_kit(folder) == ("other", "uni.example:8002")
+    assert kit.read(folder) == ("other", "uni.example:8002")
     (folder / "kit" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")
     (fault,) = owner.faults(folder)
     assert fault.endswith("fed_client.json is no startup kit of a node")
