@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.words import number, pick
+from fedstill.report.bars import bar
 from fedstill.report.metrics import bare, figures_of, head, told
 from fedstill.report.names import written
 from fedstill.report.table import CENTRAL, central_of
@@ -90,25 +91,10 @@ def _at(values: object, place: int) -> float | None:
 
 
 def _bar(central: float | None, centralised: float | None, own: list[float], mean: float | None) -> Markup:
-    """0 to 100%: a bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark."""
-
-    def x(value: float) -> str:
-        return f"{min(max(value, 0.0), 100.0):.2f}%"
-
-    def line(value: float, style: str) -> Markup:
-        return Markup('<line class="{}" x1="{x}" x2="{x}" y1="2" y2="22"/>').format(style, x=x(value))
-
-    parts = [Markup('<rect class="track" width="100%" y="5" height="14" rx="3"/>')]
-    if central is not None:
-        parts.append(
-            Markup('<rect class="bar student" width="{}" y="5" height="14" rx="3"/>').format(x(central))
-        )
-    parts.append(line(CHANCE, "chance"))
-    parts += [Markup('<circle class="node" cx="{}" cy="12" r="3"/>').format(x(value)) for value in own]
-    if mean is not None:
-        parts.append(line(mean, "mean"))
-    if centralised is not None:
-        parts.append(line(centralised, "mark"))
-    return Markup('<svg class="bars" width="100%" height="24" aria-hidden="true">{}</svg>').format(
-        Markup("").join(parts)
+    """A bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark to reach."""
+    levels = (("chance", CHANCE), ("mean", mean), ("mark", centralised))
+    return bar(
+        None if central is None else ("bar student", central),
+        rings=own,
+        levels=[(style, value) for style, value in levels if value is not None],
     )

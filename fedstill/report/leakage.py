@@ -20,6 +20,7 @@ from markupsafe import Markup
 from fedstill.core.errors import RunFolderError
 from fedstill.core.words import listed, number, pick, words
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
+from fedstill.report.bars import bar
 from fedstill.report.files import read_leakage, read_stacks
 from fedstill.report.names import labels
 from fedstill.report.png import picture
@@ -190,15 +191,7 @@ def _bar(row: object, guess: float) -> Markup:
         return Markup("")
     ends = [number({"end": end}, "end") for end in _list(row, "interval")]
     low, high = (value if end is None else end for end in (*ends, None, None)[:2])
-    places = (f"{min(max(share, 0.0), 100.0):.2f}%" for share in (value, low, high, guess))
-    x, first, last, middle = places
-    return Markup(
-        '<svg class="bars" width="100%" height="24" aria-hidden="true">'
-        '<rect class="track" width="100%" y="5" height="14" rx="3"/>'
-        '<line class="chance" x1="{guess}" x2="{guess}" y1="2" y2="22"/>'
-        '<line class="whisker" x1="{low}" x2="{high}" y1="12" y2="12"/>'
-        '<circle class="node" cx="{x}" cy="12" r="3"/></svg>'
-    ).format(x=x, low=first, high=last, guess=middle)
+    return bar(whisker=(low, high), rings=[value], levels=[("chance", guess)])
 
 
 # --- pictures ---

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.records import read_result
+from markupsafe import Markup
+
 from fedstill.core.words import (
     came_down,
     human_bytes,
@@ -25,22 +27,17 @@ from fedstill.core.words import (
     whole,
     words,
 )
-from fedstill.report import findings, leakage, link, pictures, plots, privacy
+from fedstill.report import drawing, findings, leakage, link, pictures, privacy, run_figures
+from fedstill.report.bars import bar
 from fedstill.report.facts import facts
-from fedstill.report.files import Ledger, Traffic, read_ledger, read_metrics, read_samples
+from fedstill.report.files import Ledger, Traffic, read_ledger, read_samples
 from fedstill.report.metrics import bare, figures_of, head, in_a_sentence, told
 from fedstill.report.names import labels, node_name, node_records, written
+from fedstill.report.run import Run
 from fedstill.report.sentence import kinds_of, plain_sentence
-from fedstill.report.table import CENTRAL, central_of, comparison, method_title, texts, value_of
+from fedstill.report.table import CENTRAL, Row, central_of, comparison, method_title, texts, value_of
 from fedstill.report.templates import environment, size
 from fedstill.tasks.task import Figure
-
-REFERENCE_STYLES = {
-    "standalone mean": "dotted",
-    "nodes' own models": "dotted",
-    "teachers' ensemble": "dashed",
-    "centralised": "solid",
-}
 
 MOST_PANELS = 24  # small plots of local training
 
@@ -68,37 +65,26 @@ def write_report(folder: Path) -> Path:
     where they are missing. The same files give the same bytes. Raises RunFolderError where a file
     cannot be read as what it should be.
     """
-    result = read_result(folder / "result.json")
-    page = environment().get_template("page.html.j2").render(_view(folder, result))
+    page = environment().get_template("page.html.j2").render(_view(Run.read(folder)))
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", newline="\n")
     return target
 
 
-def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+def _view(run: Run) -> dict[str, Any]:
     """Everything the template names, computed: the template decides only how it looks."""
+    folder, result, metrics = run.folder, run.result, run.metrics
     figures = figures_of(result)
     metric = figures[0]
-    metrics = read_metrics(folder / "metrics.jsonl", metric.key)
     ledger = read_ledger(folder / "ledger.jsonl")
     samples = read_samples(folder / "samples.safetensors")
     config = folder / "config.toml"
     rows = comparison(result)
-    references = [
-        (row.name, REFERENCE_STYLES[row.name], row.value)
-        for row in rows
-        if row.value is not None and not row.is_student
-    ]
-    line = sorted(metrics.central.items())
     turn = words(result, "turn") or "step"
-    # Where the nodes' models are trained before the first turn, theirs would be a flat line.
-    own = sorted(metrics.own.items()) if turn == "round" and central_of(result) != "nodes" else []
-    if own:
-        references = [reference for reference in references if reference[0] != "nodes' own models"]
+    course = run_figures.course_of(run)
     central = CENTRAL[central_of(result)][0]
-    local = list(zip(written(result, list(metrics.local)), metrics.local.values(), strict=True))[:MOST_PANELS]
-    if metrics.centralised:
-        local.append(("centralised", metrics.centralised))
+    local = run_figures.local_of(run)
+    left_out = list(local)[MOST_PANELS : len(metrics.local)]
     return {
         "title": method_title(result),
         "name": words(result, "name"),
@@ -109,12 +95,10 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "key_figures": _key_figures(result),
         "metric": {"title": metric.title, "name": in_a_sentence(metric.title)},
         "others": [head(figure) for figure in figures[1:]],
-        "rows": [(row, texts(row, figures), plots.value_bar(row)) for row in rows],
-        "references": references,
+        "rows": [(row, texts(row, figures), _bar(row)) for row in rows],
         "unmeasured": [row.name for row in rows if row.value is None and not row.is_student],
-        "metric_plot": plots.metric_plot(line, references, central, own, turn, metric.title)
-        if line
-        else None,
+        "course": course,
+        "course_drawn": None if course is None else _course(course),
         "central": central_of(result),
         # Neither a simulation nor a rehearsal, which read nodes' figures past their gates.
         "apart": "files" in result
@@ -123,9 +107,7 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "central_name": central,
         "turn": turn,
         "turns": whole(result, "turns"),
-        "own": own[-1][1] if own else None,
         "own_title": f"{metric.title} {'alone' if _own_values(result, metric)[0] else 'of its own'}",
-        "last_value": line[-1][1] if line else None,
         "holdings": _holdings(result),
         "held": HELD.get(words(result, "kind") or "", HELD[""]),
         "findings": findings.section(result),
@@ -134,9 +116,9 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "noisy_counts": privacy.counts_are_noisy(result),
         "samples": samples,
         "losses": _panels(list(metrics.losses.items())),
-        "local": _panels(local, share_axis=True),
+        "local": _panels([each for each in local.items() if each[0] not in left_out], share_axis=True),
         "centralised_drawn": bool(metrics.centralised),
-        "local_left_out": max(0, len(metrics.local) - MOST_PANELS),
+        "local_left_out": len(left_out),
         "traffic": _traffic(result, ledger),
         "link": link.parts(result),
         "link_bar": link.time_bar(link.parts(result)),
@@ -149,6 +131,20 @@ def _view(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "facts": facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
     }
+
+
+def _course(course: run_figures.Course) -> Markup:
+    """What models reach on the way, drawn."""
+    return drawing.responsive(partial(run_figures.course, course), course.told(), "course")
+
+
+def _bar(row: Row) -> Markup:
+    """What a model reaches: with the spread and one ring a node where the row has them."""
+    if row.value is None:
+        return Markup("")
+    low_high = None if row.spread is None else (row.value - row.spread, row.value + row.spread)
+    fill = "bar student" if row.is_student else "bar"
+    return bar((fill, row.value), whisker=low_high, rings=row.each)
 
 
 def _events(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -299,20 +295,25 @@ def _panels(
     series: Sequence[tuple[str, Mapping[float, float | None]]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
     """Small plots, one a series; with a shared axis, heights can be compared across them."""
-    lines = [
-        [(step, value) for step, value in sorted(values.items()) if value is not None] for _, values in series
-    ]
+    lines = [run_figures.finite(values) for _, values in series]
     everything = [value for line in lines for _, value in line]
     span = (min(everything), max(everything)) if share_axis and everything else None
     return [
         {
             "name": name,
             "last": _last(values),
-            "plot": plots.small_plot(name, line, span) if line else None,
+            "plot": _panel(name, line, span) if line else None,
             "lost": len(values) - len(line),
         }
         for (name, values), line in zip(series, lines, strict=True)
     ]
+
+
+def _panel(name: str, line: drawing.Points, span: tuple[float, float] | None) -> Markup:
+    first, last = (drawing.step_text(line[place][0]) for place in (0, -1))
+    label = f"{name}, from step {first} to {last}: {line[0][1]:.4g} to {line[-1][1]:.4g}."
+    with drawing.style():
+        return drawing.svg(run_figures.panel(line, span), label, f"panel {name} {span}")
 
 
 def _last(values: Mapping[float, float | None]) -> str | None:

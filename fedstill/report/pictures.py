@@ -30,9 +30,6 @@ MOST_SIDE = 256  # pixels of a drawn picture
 LARGE = 100  # pixels: a picture with a longer side is drawn larger, as its outlines would run together
 SATURATED = 0.995  # quantile of the models' errors that the brightest colour stands for
 
-# From black over red and yellow to white, brighter all the way: errors can be told apart without hues.
-HOT = np.array([(0, 0, 0), (70, 10, 90), (190, 40, 60), (245, 130, 20), (250, 215, 70), (255, 255, 255)])
-
 Array = npt.NDArray[Any]
 
 
@@ -251,7 +248,7 @@ def _images(parts: _Parts, most: float) -> dict[str, Any]:
     ]
     scaled = [_bytes(error / (most or 1.0)) for error in _errors(parts)]
     errors = [
-        _shown(indexed(error, hot()), f"error of {name}")
+        _shown(indexed(error, _hot()), f"error of {name}")
         for name, error in zip(names[1:], scaled, strict=True)
     ]
     return {"panels": panels, "first": 2, "errors": errors}
@@ -265,18 +262,15 @@ def _shown(address: str, label: str) -> Markup:
     return Markup('<img src="{}" alt="{}">').format(address, label)
 
 
-def hot() -> npt.NDArray[np.uint8]:
-    """256 colours from no error to the largest, ``(256, 3)``."""
-    at = np.linspace(0, len(HOT) - 1, 256)
-    return (
-        np.stack([np.interp(at, range(len(HOT)), HOT[:, c]) for c in range(3)], axis=1)
-        .round()
-        .astype(np.uint8)
-    )
+def _hot() -> npt.NDArray[np.uint8]:
+    """256 colours from no error to the largest, ``(256, 3)``, brighter all the way: hues are not needed."""
+    from matplotlib import colormaps
+
+    return _bytes(colormaps["inferno"](np.arange(256))[:, :3])
 
 
 def _scale() -> Markup:
     """The colours from the smallest error to the largest."""
     return _shown(
-        indexed(np.arange(256, dtype=np.uint8)[None], hot()), "colours from no error to the largest"
+        indexed(np.arange(256, dtype=np.uint8)[None], _hot()), "colours from no error to the largest"
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.leakage import MOST, section
 from tests.report.test_report_page import Page, a_folder, a_result
+from tests.report.test_report_png import decoded
 
 HOSTILE = '"><script>alert(1)</script>'
 Stacks = dict[str, npt.NDArray[Any]]
@@ -234,16 +232,6 @@ def drawn(page: Page, *alts: str) -> list[str]:
     return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
 
 
-def grey(address: str) -> npt.NDArray[np.uint8]:
-    """A grey PNG's pixels (H, W)."""
-    png = base64.b64decode(address.removeprefix("data:image/png;base64,"))
-    width, height = struct.unpack(">II", png[16:24])
-    start = png.index(b"IDAT") + 4
-    size = struct.unpack(">I", png[start - 8 : start - 4])[0]
-    rows = np.frombuffer(zlib.decompress(png[start : start + size]), np.uint8).reshape(height, width + 1)
-    return rows[:, 1:]
-
-
 # --- figures ---
 
 
@@ -296,7 +284,7 @@ def test_original_and_recovered_images_are_side_by_side(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(inversion=an_inversion()), stacks)
     alts = ("original", "DLG", "Inverting gradients")
     for alt, name in zip(alts, ("original", "dlg", "inverting"), strict=True):
-        shown = [grey(address) for address in drawn(page, alt)]
+        shown = [decoded(address) for address in drawn(page, alt)]
         np.testing.assert_array_equal(np.stack(shown), stacks[f"inversion.{name}"][:, 0])
     order = [attrs["alt"] for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
     assert order == [alt for alt in alts for _ in range(4)]

@@ -236,7 +236,7 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
         "Accuracy against the AUC of the strongest membership attack. "
         "FedAvg: 84.0%, membership AUC 64.0%, 2.5 kB; FedIOD: 91.0%, membership AUC 55.0%, 40.0 kB."
     )
-    assert page.attributes("aria-label").count(label) == 2  # one for screens, one for phones
+    assert page.attributes("aria-label").count(label) == 3  # one a width
     assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
     assert write_comparison(folder, a_plan()).read_text(encoding="utf-8") == source
 
@@ -268,9 +268,10 @@ def test_nothing_attacked_yet_can_be_shown(folder: Path) -> None:
 
 
 def drawn(folder: Path, plan: Comparison) -> str:
-    """The wide picture."""
+    """The drawing for one width."""
     source = write_comparison(folder, plan).read_text(encoding="utf-8")
-    return source[source.index('on-wide"') : source.index('on-phone"')]
+    leakage = source[source.index("against leakage</h2>") :]
+    return leakage[leakage.index('class="w1000"') : leakage.index("</svg></div></div>")]
 
 
 def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list[float | None]) -> Comparison:
@@ -290,9 +291,8 @@ def test_budgets_of_one_method_are_joined_and_have_their_epsilon(tmp_path: Path)
     budgets = [("none", float("inf")), ("eight", 8.0), ("three", 3.0)]
     settings = [{"name": name, "nodes": {"privacy": {"epsilon": value}}} for name, value in budgets]
     picture = drawn(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
-    assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["\u03b5 2.9", "\u03b5 7.9"]
-    assert picture.count('class="way"') == 2
-    assert picture.count('class="disc"') == 1  # one number, at the end of the line: without a budget
+    assert re.findall(r"<text[^>]*>([^<%]*\u03b5[^<]*)<", picture) == ["\u03b5 2.9", "\u03b5 7.9"]
+    assert re.findall(r"<text[^>]*>(\d+)<", picture) == ["1"]  # at the end of the line: without a budget
     assert (
         "FedAvg, three, epsilon 2.9: 82.0%, membership AUC 65.0%, 1.5 kB; FedAvg, eight, epsilon 7.9"
         in picture
@@ -303,9 +303,8 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
     settings = [{"name": "<few>", "split": {"alpha": 0.1}}, {"name": "many", "split": {"alpha": 9.0}}]
     plan = with_settings(tmp_path, settings, [None, 2.9])
     picture = drawn(tmp_path, plan)
-    assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["a", "b, \u03b5 2.9"]
-    assert 'class="way"' not in picture
-    assert picture.count('class="disc"') == 2
+    assert re.findall(r"<text[^>]*>([ab][^<]*)<", picture) == ["a", "b, \u03b5 2.9"]
+    assert re.findall(r"<text[^>]*>(\d+)<", picture) == ["1", "1"]
     assert "<few>" not in picture
     assert "a <few> b many" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text
 
