@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from fedstill.attacks.found import skipped
 from fedstill.core.words import human_bytes, human_seconds
 from fedstill.report import budgets, compare_figures, drawing
-from fedstill.report.compare_leakage import notes, sentence, skipped, strength
+from fedstill.report.compare_leakage import notes, strength
 from fedstill.report.compare_points import (
     against_epsilon_told,
     against_leakage_told,
@@ -177,22 +178,18 @@ def _setting_view(summary: Summary, setting: Setting) -> dict[str, Any]:
         else None,
         "title": title,
         "drawn": [row for row in rows if row["judged_value"] is not None],
-        "got": [_got(row) for row in setting.rows if any(run.leakage for run in row.runs)],
+        "got": [got for row in setting.rows if (got := _got(row))],
         "leaders": sorted({CENTRAL[row.central][0] for row in setting.rows if row.label in highest}),
     }
 
 
-def _got(row: Row) -> dict[str, Any]:
-    """What attacks got from a row's runs, in words: of its first seed."""
-    run = next(run for run in row.runs if run.leakage)
-    found = run.leakage or {}
-    return {
-        "name": row.name,
-        "seed": run.seed,
-        "sentence": sentence(found),
-        "strength": strength(found),
-        "skipped": skipped(found),
-    }
+def _got(row: Row) -> dict[str, Any] | None:
+    """What attacks got from a row's runs, in words: of its first seed that was attacked."""
+    for run in row.runs:
+        if run.leakage:
+            told = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
+            return {"name": row.name, "seed": run.seed, "skipped": skipped(run.leakage), **told}
+    return None
 
 
 def _leaks_view(summary: Summary, row: Row) -> list[tuple[str, str | None, str]]:

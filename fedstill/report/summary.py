@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedstill.attacks.found import Leakage
 from fedstill.attacks.rows import Column
 from fedstill.core.words import number
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
@@ -74,7 +75,7 @@ class Run:
     folder: str
     result: Mapping[str, Any]
     metrics: Metrics
-    leakage: Mapping[str, Any] | None = None  # what attacks with the comparison's options got
+    leakage: Leakage | None = None  # what attacks with the comparison's options got
 
     def figure(self, name: str) -> float | None:
         """One of the figures that means are taken of.

@@ -14,14 +14,16 @@ from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.data_copying import DataCopying
+from fedstill.attacks.found import Leakage, skipped
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.leakage import described
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
+from fedstill.core.loading import load
 from fedstill.core.records import write_text
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.compare_leakage import skipped, strength
+from fedstill.report.compare_leakage import strength
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, records
 from tests.report.test_report_page import Page
 
@@ -51,7 +53,13 @@ def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
         if parts.get(name):
             found[name] = described(attack, parts[name])
     rest = {key: part for key, part in parts.items() if key not in ("inversion", "copying")}
-    return {"config": CONFIG, "attacks": list(found.values()), "sentence": "<one> left.", **rest}
+    return {
+        "config": CONFIG,
+        "attacks": list(found.values()),
+        "sentence": "<one> left.",
+        "ledger": None,
+        **rest,
+    }
 
 
 # LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
@@ -147,11 +155,12 @@ def test_an_attack_that_was_not_tried_on_all_runs_is_none_of_them(folder: Path) 
     assert fedavg.leaked(AUC) == "62.0 \u00b1 2.0"
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), "much"])
+@pytest.mark.parametrize("value", [None, float("nan")])
 def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
-    rows = [{"column": leak.name, "attack": "Loss", "value": value} for leak in LEAKS]
+    rows = [{"column": leak.name, "who": "it", "figure": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
-        leak(folder, f"fedavg-seed{seed}", {"config": CONFIG, "attacks": [{"name": "x", "rows": rows}, None]})
+        found = {"ledger": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
+        leak(folder, f"fedavg-seed{seed}", found)
     _, fedavg, _ = summarise(folder, a_plan()).rows
     assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
@@ -310,10 +319,14 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
 
 
 def test_the_strength_names_what_was_tried() -> None:
-    assert strength({"attacks": None}) == "Nothing was tried."
+    def read(found: dict[str, Any]) -> Leakage:
+        return load(Leakage, found, Path("leakage.json"))
+
+    assert strength(read({"ledger": None})) == "Nothing was tried."
     assert strength(
-        a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5))
+        read(a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5)))
     ) == (
         "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); copying in pixels."
     )
-    assert skipped({}) == []
+    reasons = [{"attack": name, "reason": "no images"} for name in ("copying", "scores")]
+    assert skipped(read({"ledger": None, "skipped": reasons})) == ["copying, scores: no images"]
