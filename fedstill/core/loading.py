@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedstill.core.errors import RunFolderError
 
@@ -49,6 +49,8 @@ def _value(kind: Any, value: Any, path: Path, at: str) -> Any:
         return None if unknown else _value(kind, value, path, at)
     if kind is Any:
         return value
+    if origin is Literal and value in inner:
+        return value
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return _record(kind, value, path, at)
     if origin is tuple and isinstance(value, list | tuple) and (inner[-1] is ... or len(inner) == len(value)):
@@ -57,7 +59,7 @@ def _value(kind: Any, value: Any, path: Path, at: str) -> Any:
             _value(each, part, path, f"{at}[{place}]")
             for place, (each, part) in enumerate(zip(kinds, value, strict=True))
         )
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
+    if origin is Mapping and isinstance(value, Mapping):
         return {key: _value(inner[1], part, path, _join(at, key)) for key, part in value.items()}
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
@@ -99,4 +101,6 @@ def _short(value: Any) -> str:
 def _called(kind: Any) -> str:
     names = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
     origin = get_origin(kind)
+    if origin is Literal:
+        return f"one of {', '.join(get_args(kind))}"
     return names.get(kind) or ("a list" if origin is tuple else "an object")

@@ -32,8 +32,8 @@ from fedstill.report.compare_tables import (
     shown,
 )
 from fedstill.report.metrics import in_a_sentence, told
+from fedstill.report.result import CENTRAL
 from fedstill.report.summary import LOCAL, Row, Setting, Spread, Summary
-from fedstill.report.table import CENTRAL
 from fedstill.report.templates import environment
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstill.attacks.rows import Column
-from fedstill.core.words import human_bytes, pick, words
+from fedstill.core.words import human_bytes
 from fedstill.report import budgets
 from fedstill.report.compare_leakage import best
 from fedstill.report.metrics import gap_text, head, in_a_sentence
 from fedstill.report.privacy import guaranteed
+from fedstill.report.result import Result
 from fedstill.report.summary import ALL_TESTS, LOCAL, Row, Run, Setting, Spread, Summary
 
 NONE = "-"
@@ -93,7 +94,7 @@ def _run_records(summary: Summary) -> list[dict[str, Any]]:
                         **{_column(name): _whole(run.figure(name)) for name in counts},
                         "seed": run.seed,
                         "status": "finished",
-                        "turn": words(run.result, "turn"),
+                        "turn": run.result.turn,
                         **dict(zip(("epsilon", "delta"), guaranteed(run.result) or (), strict=False)),
                         **{leak.name: _of_run(leak, run) for leak in summary.leaks},
                         "leaves": _joined(run.result, row),
@@ -141,9 +142,8 @@ def _head(setting: Setting, row: Row) -> dict[str, Any]:
     return {**names, "judged_by": row.central, "leaves": "; ".join(row.leaves), "needs": "; ".join(row.needs)}
 
 
-def _joined(result: Mapping[str, Any], row: Row) -> str:
-    stored = pick(result, "leaves")
-    return "; ".join(map(str, stored)) if isinstance(stored, list) else "; ".join(row.leaves)
+def _joined(result: Result, row: Row) -> str:
+    return "; ".join(result.leaves or row.leaves)
 
 
 def _of_run(leak: Column, run: Run) -> float | None:

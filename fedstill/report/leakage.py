@@ -25,6 +25,7 @@ from fedstill.report.bars import bar
 from fedstill.report.files import read_stacks
 from fedstill.report.names import labels
 from fedstill.report.png import picture
+from fedstill.report.result import Result
 
 PICTURES = "leakage.safetensors"
 MOST = 10  # pictures of a strip that are drawn
@@ -34,7 +35,7 @@ Stack = npt.NDArray[np.uint8]
 Named = Callable[[str], str]
 
 
-def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
+def section(folder: Path, result: Result) -> dict[str, Any] | None:
     """The section's content; None for a run that nobody attacked.
 
     Raises:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fedstill.core.records import read_result
 from fedstill.report.files import Metrics, read_metrics
-from fedstill.report.metrics import figures_of
+from fedstill.report.result import Result
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Run:
     """
 
     folder: Path
-    result: Mapping[str, Any]
+    result: Result
     metrics: Metrics
 
     @classmethod
@@ -33,5 +30,5 @@ class Run:
         Raises:
             RunFolderError: a file is missing or spoilt.
         """
-        result = read_result(folder / "result.json")
-        return cls(folder, result, read_metrics(folder / "metrics.jsonl", figures_of(result)[0].key))
+        result = Result.read(folder)
+        return cls(folder, result, read_metrics(folder / "metrics.jsonl", result.metric.key))

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.words import percent, words
+from fedstill.core.words import percent
 from fedstill.report import drawing
 from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
-from fedstill.report.metrics import figures_of
 from fedstill.report.names import written
+from fedstill.report.result import CENTRAL
 from fedstill.report.run import Run
-from fedstill.report.table import CENTRAL, central_of, comparison
+from fedstill.report.table import comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,10 +60,10 @@ class Course:
 
 def course_of(run: Run) -> Course | None:
     """What models of a run reach on its way; None where nothing was measured on it."""
-    line, figures = sorted(run.metrics.central.items()), figures_of(run.result)
+    line, figures = sorted(run.metrics.central.items()), run.result.figures
     if not line:
         return None
-    turn, central = words(run.result, "turn") or "step", central_of(run.result)
+    turn, central = run.result.turn, run.result.central
     # Where the nodes' models are trained before the first turn, theirs would be a flat line.
     own = sorted(run.metrics.own.items()) if turn == "round" and central != "nodes" else []
     levels = [

@@ -21,6 +21,7 @@ from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.leakage import MOST, section
+from fedstill.report.result import Result
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_png import decoded
 
@@ -394,7 +395,7 @@ def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
 
 def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    assert section(folder, a_result()) is None
+    assert section(folder, Result.of(a_result())) is None
     assert "Leakage" not in Page(write_report(folder).read_text(encoding="utf-8")).text
 
 
@@ -479,7 +480,7 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path, j
     for changed in broken:
         (tmp_path / "leakage.json").write_text(json.dumps(changed))
         try:
-            assert section(tmp_path, a_result()) is not None
+            assert section(tmp_path, Result.of(a_result())) is not None
         except RunFolderError as error:
             refused.append(str(error))
     assert len(refused) > 50

@@ -18,6 +18,7 @@ from fedstill.report import write_report
 from fedstill.report.outlines import compare, outline
 from fedstill.report.pictures import section
 from fedstill.report.png import indexed
+from fedstill.report.result import Result
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_png import decoded
 
@@ -130,7 +131,7 @@ def test_the_three_lines_have_colours_that_everybody_tells_apart(tmp_path: Path)
 
 def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
-    found = section(tmp_path, result)
+    found = section(tmp_path, Result.of(result))
     assert found is not None
     told = [case["judged"] for case in found["cases"]]
     assert told == ["patient\u2019s Dice", "Dice", "whole picture\u2019s Dice"]
@@ -148,20 +149,20 @@ def test_a_broken_file_and_a_missing_part_are_named(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
     save_file({"0/truth": TRUTH}, tmp_path / "pictures.safetensors")
     with pytest.raises(RunFolderError, match=r"pictures\.safetensors: 0/output/0 is missing: allowed is"):
-        section(tmp_path, result)
+        section(tmp_path, Result.of(result))
     save_file(
         {"0/truth": TRUTH[None], "0/output/0": FOUND, "0/output/1": FOUND}, tmp_path / "pictures.safetensors"
     )
     with pytest.raises(RunFolderError, match=r"0/truth is of shape \(1, 6, 8\): allowed is \(H, W\)"):
-        section(tmp_path, result)
+        section(tmp_path, Result.of(result))
     (tmp_path / "pictures.safetensors").write_bytes(b"no file of tensors")
     with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
-        section(tmp_path, result)
+        section(tmp_path, Result.of(result))
 
 
 def test_a_run_without_pictures_has_no_section(tmp_path: Path) -> None:
-    for pictures in (None, [], "nonsense"):
-        assert section(tmp_path, {"pictures": pictures}) is None
+    for pictures in (None, []):
+        assert section(tmp_path, Result.of({"pictures": pictures})) is None
     page = Page(write_report(a_folder(tmp_path, a_result())).read_text(encoding="utf-8"))
     assert "Predictions on test images" not in page.text
 
@@ -176,7 +177,7 @@ def test_names_are_only_text(tmp_path: Path) -> None:
 
 def test_what_stands_for_a_central_model_is_called_so(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
-    found = section(tmp_path, {**result, "central": "virtual"})
+    found = section(tmp_path, Result.of({**result, "central": "virtual"}))
     assert found is not None
     assert [panel["name"] for panel in found["cases"][0]["panels"]] == ["truth", "average", "north"]
 
@@ -187,7 +188,7 @@ def test_models_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
     tensors = {f"0/output/{k}": FOUND for k in range(9)}
     image = np.zeros((1, 6, 8), np.uint8)
     save_file({**tensors, "0/truth": TRUTH, "0/image": image}, tmp_path / "pictures.safetensors")
-    found = section(tmp_path, result)
+    found = section(tmp_path, Result.of(result))
     assert found is not None
     assert found["more"] == 3
     assert len(found["cases"][0]["panels"]) == 7  # the truth and six models
@@ -204,7 +205,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
     tensors |= {"0/output/0": truth + np.float16(0.1), "1/output/0": truth - np.float16(0.2)}
     result = segmented(tmp_path, *cases)
     save_file(tensors, tmp_path / "pictures.safetensors")
-    found = section(tmp_path, result)
+    found = section(tmp_path, Result.of(result))
     assert found is not None
     assert found["most"] == "20.0%"
     shades = []
