@@ -20,7 +20,7 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
 from fedstill.report.compare_points import curves_of, leaking_of, marks_of
 from fedstill.report.drawing import FORMATS
-from fedstill.report.run import Run
+from fedstill.report.run import RunFiles
 from fedstill.report.summary import Setting, Summary
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ class NothingToDraw(FedstillError):
     """A run or a comparison lacks what a figure shows."""
 
 
-def accuracy(run: str | Path | Run) -> Figure:
+def accuracy(run: str | Path | RunFiles) -> Figure:
     """What a run is judged by over its steps or rounds, in percent, with the levels beside it.
 
     Args:
-        run: its folder, or the run as :meth:`fedstill.report.run.Run.read` loads it.
+        run: its folder, or the run as :meth:`fedstill.report.run.RunFiles.read` loads it.
 
     Raises:
         NothingToDraw: nothing was measured on the way.
@@ -55,7 +55,7 @@ def accuracy(run: str | Path | Run) -> Figure:
     return figure
 
 
-def losses(run: str | Path | Run) -> Figure:
+def losses(run: str | Path | RunFiles) -> Figure:
     """The server's losses, a small plot each: every step pale, the running mean strong.
 
     Raises:
@@ -66,7 +66,7 @@ def losses(run: str | Path | Run) -> Figure:
     return _losses(kept, kept.metrics.losses, shared=False)
 
 
-def local_losses(run: str | Path | Run) -> Figure:
+def local_losses(run: str | Path | RunFiles) -> Figure:
     """The losses of local training, a small plot a node on one scale, and of the centralised model.
 
     Raises:
@@ -149,7 +149,7 @@ def against_leakage(comparison: str | Path | Summary) -> Figure:
         return compare_figures.legend(figure, [(spot.place, spot.name) for spot in found.spots])
 
 
-OF_A_RUN: Mapping[str, Callable[[Run], Figure]] = {
+OF_A_RUN: Mapping[str, Callable[[RunFiles], Figure]] = {
     "accuracy": accuracy,
     "losses": losses,
     "local_losses": local_losses,
@@ -179,7 +179,7 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
             jobs += [(f"{draw.__name__}{end}", partial(draw, summary, place)) for draw in (traffic, curves)]
         jobs += [(draw.__name__, partial(draw, summary)) for draw in (against_epsilon, against_leakage)]
     else:
-        run = Run.read(folder)
+        run = RunFiles.read(folder)
         jobs += [(name, partial(draw, run)) for name, draw in OF_A_RUN.items()]
     made = {}
     for name, draw in jobs:
@@ -194,11 +194,11 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
     return [drawing.save(figure, target / f"{name}.{kind}") for name, figure in made.items()]
 
 
-def _run(run: str | Path | Run) -> Run:
-    return run if isinstance(run, Run) else Run.read(Path(run))
+def _run(run: str | Path | RunFiles) -> RunFiles:
+    return run if isinstance(run, RunFiles) else RunFiles.read(Path(run))
 
 
-def _losses(run: Run, found: run_figures.Losses, *, shared: bool) -> Figure:
+def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure:
     if not any(run_figures.finite(values) for values in found.values()):
         raise NothingToDraw(f"{run.folder} holds no such losses")
     with drawing.style():

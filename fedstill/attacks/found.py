@@ -69,7 +69,7 @@ class Leakage:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """The figures that one attack got of one target, by their names."""
 
     attack: str
@@ -77,23 +77,23 @@ class Line:
     figures: Mapping[str, Row]
 
 
-def lines(rows: Iterable[Row]) -> list[Line]:
+def lines(rows: Iterable[Row]) -> list[TableLine]:
     """Rows of one attack on one target as a line each, in the order of their first ones."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         found.setdefault((row.attack, row.who), {})[row.figure] = row
-    return [Line(attack, who, figures) for (attack, who), figures in found.items()]
+    return [TableLine(attack, who, figures) for (attack, who), figures in found.items()]
 
 
-def tables(lines: Sequence[Line]) -> list[list[Line]]:
+def tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     """Lines as tables: those that follow each other and have a figure in common.
 
     >>> right, auc = (Row(who="student", figure=name) for name in ("right", "AUC"))
     >>> figures = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
-    >>> [len(table) for table in tables([Line("LiRA", "student", each) for each in figures])]
+    >>> [len(table) for table in tables([TableLine("LiRA", "student", each) for each in figures])]
     [3, 1]
     """
-    found: list[list[Line]] = []
+    found: list[list[TableLine]] = []
     for line in lines:
         if found and any(line.figures.keys() & before.figures.keys() for before in found[-1]):
             found[-1].append(line)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from fedstill.attacks.found import Attacked, Leakage, Line, lines, tables
+from fedstill.attacks.found import Attacked, Leakage, TableLine, lines, tables
 from fedstill.attacks.rows import Column, Pictures, Row
 from fedstill.core.errors import RunFolderError
 from fedstill.core.words import listed
@@ -82,7 +82,7 @@ def _attack(folder: Path, told: Attacked, stacks: Mapping[str, Stack], named: Na
     }
 
 
-def _table(table: Sequence[Line], columns: Mapping[str, Column], named: Named) -> dict[str, Any]:
+def _table(table: Sequence[TableLine], columns: Mapping[str, Column], named: Named) -> dict[str, Any]:
     """A table of the page."""
     heads = list(dict.fromkeys(figure for line in table for figure in line.figures))
     shared = {head: _shared([line.figures[head] for line in table if head in line.figures]) for head in heads}

@@ -9,7 +9,8 @@ from typing import Any
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.metrics import told
 from fedstill.report.names import labels
-from fedstill.report.result import OverNodes, Result
+from fedstill.report.result import Result
+from fedstill.report.result_parts import OverNodes
 
 
 def holdings(result: Result) -> dict[str, Any] | None:

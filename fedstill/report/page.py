@@ -23,8 +23,9 @@ from fedstill.report.files import read_ledger, read_samples
 from fedstill.report.metrics import bare, head, in_a_sentence, told
 from fedstill.report.names import labels
 from fedstill.report.node_tables import holdings, nodes, own_values, traffic
-from fedstill.report.result import CENTRAL, OverNodes, Result
-from fedstill.report.run import Run
+from fedstill.report.result import CENTRAL, Result
+from fedstill.report.result_parts import OverNodes
+from fedstill.report.run import RunFiles
 from fedstill.report.sentence import plain_sentence
 from fedstill.report.table import Row, comparison, method_title, texts
 from fedstill.report.templates import environment, size
@@ -55,13 +56,13 @@ def write_report(folder: Path) -> Path:
     where they are missing. The same files give the same bytes. Raises RunFolderError where a file
     cannot be read as what it should be.
     """
-    page = environment().get_template("page.html.j2").render(_view(Run.read(folder)))
+    page = environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
     target = folder / "report.html"
     target.write_text(page, encoding="utf-8", newline="\n")
     return target
 
 
-def _view(run: Run) -> dict[str, Any]:
+def _view(run: RunFiles) -> dict[str, Any]:
     """Everything the template names, computed: the template decides only how it looks."""
     folder, result, metrics = run.folder, run.result, run.metrics
     figures = result.figures

@@ -22,7 +22,8 @@ from fedstill.report.metrics import in_a_sentence, told
 from fedstill.report.names import labels
 from fedstill.report.outlines import compare, outline
 from fedstill.report.png import indexed, picture
-from fedstill.report.result import CENTRAL, Case, Result, Scored
+from fedstill.report.result import CENTRAL, Result
+from fedstill.report.result_parts import Case, Scored
 
 FILE = "pictures.safetensors"
 MOST_MODELS = 6  # drawn a case: the central model and the first nodes'

@@ -16,7 +16,8 @@ from fedstill.core.words import listed, percent
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.names import labels
-from fedstill.report.result import NodePrivacy, Result
+from fedstill.report.result import Result
+from fedstill.report.result_parts import NodePrivacy
 
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {

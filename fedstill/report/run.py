@@ -10,7 +10,7 @@ from fedstill.report.result import Result
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFiles:
     """A finished run.
 
     Args:
@@ -24,7 +24,7 @@ class Run:
     metrics: Metrics
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path) -> RunFiles:
         """The run in a folder, of which only ``result.json`` must exist.
 
         Raises:

@@ -11,7 +11,7 @@ from fedstill.report import drawing
 from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
 from fedstill.report.names import written
 from fedstill.report.result import CENTRAL
-from fedstill.report.run import Run
+from fedstill.report.run import RunFiles
 from fedstill.report.table import comparison
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Course:
         return f"{self.title} on the test data over {steps} {self.turn}s. At the end: {levels}."
 
 
-def course_of(run: Run) -> Course | None:
+def course_of(run: RunFiles) -> Course | None:
     """What models of a run reach on its way; None where nothing was measured on it."""
     line, figures = sorted(run.metrics.central.items()), run.result.figures
     if not line:
@@ -112,7 +112,7 @@ def course(course: Course, width: float = PAPER) -> Figure:
 Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is not finite
 
 
-def local_of(run: Run) -> Losses:
+def local_of(run: RunFiles) -> Losses:
     """Losses of local training by node, as reports write their names, and of the centralised model."""
     kept = run.metrics
     found = dict(zip(written(run.result, list(kept.local)), kept.local.values(), strict=True))

@@ -20,7 +20,8 @@ from fedstill.report import budgets
 from fedstill.report.compare_leakage import best
 from fedstill.report.files import Metrics
 from fedstill.report.privacy import guaranteed
-from fedstill.report.result import ACCURACY, OverNodes, Result
+from fedstill.report.result import ACCURACY, Result
+from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from rich.text import Text
 from fedstill.core.words import MISSING, human_bytes, human_seconds, number
 from fedstill.report.metrics import Measured, bare, head, in_a_sentence, spread_text
 from fedstill.report.names import labels
-from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.result import CENTRAL, Result
+from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Figure
 
 UNBROKEN = "\u00a0"  # a space at which no line ends
