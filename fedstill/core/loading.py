@@ -63,7 +63,7 @@ def _value(kind: Any, value: Any, path: Path, at: str) -> Any:
         return {key: _value(inner[1], part, path, _join(at, key)) for key, part in value.items()}
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if kind in (str, int, bool) and type(value) is kind:
+    if (kind in (int, bool) and type(value) is kind) or (kind is str and isinstance(value, str)):
         return value
     raise RunFolderError(f"{path}: {at or 'all of it'} is {_short(value)}: allowed is {_called(kind)}")
 

@@ -1,7 +1,7 @@
 """What ``result.json`` says of a run, checked once: whoever has it trusts it.
 
-Fields are named as in the file. None is what was not measured; what a run from Python or an attack's tests
-leave out has its default.
+Fields are named as in the file. None is what was not measured; what a run from Python does not tell has its
+default.
 """
 
 from __future__ import annotations

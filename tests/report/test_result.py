@@ -58,6 +58,13 @@ def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path, changes: dict[st
         Result.read(tmp_path)
 
 
+def test_a_text_of_a_kind_of_its_own_is_a_text() -> None:
+    class Version(str):
+        """As torch.__version__ is, in a result that was not read from a file."""
+
+    assert Result.of({"versions": {"torch": Version("2.9")}}).versions == {"torch": "2.9"}
+
+
 def test_what_a_run_does_not_have_is_told_from_what_was_not_measured() -> None:
     without = Result.of({**a_result(), "standalone": None})
     assert "standalone" in without.missing
