@@ -186,7 +186,7 @@ def percent_axis(axes: Axes, values: Sequence[float], axis: str = "y", least: fl
 
 def _ticks(axes: Axes) -> int:
     """How many ticks with their words fit below a drawing."""
-    return max(3, round(axes.get_window_extent().width / 110))
+    return max(5, round(axes.get_window_extent().width / 110))
 
 
 def plain_axis(axes: Axes, axis: str, most: int = 5) -> None:
