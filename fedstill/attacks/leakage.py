@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.found import FILE
 from fedstill.attacks.heard import hear, replay
 from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Release
@@ -28,7 +29,7 @@ from fedstill.core.version import __version__
 from fedstill.protocol.method import method_name
 from fedstill.runs.run import machine
 
-FILE, PICTURES = "leakage.json", "leakage.safetensors"
+PICTURES = "leakage.safetensors"
 
 
 def attack(

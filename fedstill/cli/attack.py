@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.found import Leakage
 
 ABOUT = """\
 Attack a finished run with what left its nodes.
@@ -43,12 +43,14 @@ def main(words: list[str]) -> None:
 
     from rich.console import Console
 
+    from fedstill.attacks.found import FILE, Leakage
     from fedstill.attacks.leakage import attack
+    from fedstill.core.loading import load
     from fedstill.report import write_report
 
     found = attack(folder, config, command=given.command, progress=given.bars)
     report = write_report(folder)
-    print_leakage(found, Console())
+    print_leakage(load(Leakage, found, folder / FILE), Console())
     print(f"Report: {report}")
 
 
@@ -114,18 +116,16 @@ def _option(word: str) -> str:
     return f"--{_field(ATTACKS.canonical(whose))}{dot}{option}{equals}{value}"
 
 
-def print_leakage(found: Mapping[str, Any], console: Console) -> None:
+def print_leakage(found: Leakage, console: Console) -> None:
     """Print what ``leakage.json`` holds: the sentence, a line an attack, and what was not tried."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    from fedstill.core.words import words
-    from fedstill.report.compare_leakage import skipped
+    from fedstill.attacks.found import skipped
 
-    told = words(found, "sentence")
-    if told is not None:
-        console.print(Text(told))
+    if found.sentence:
+        console.print(Text(found.sentence))
         console.print()
     rows = printed(found)
     if rows:
@@ -135,22 +135,21 @@ def print_leakage(found: Mapping[str, Any], console: Console) -> None:
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
-    if (wrong := words(found, "ledger")) is not None:
-        console.print(Text(f"The repetition is not the run of this folder: {wrong}"))
+    if found.ledger is not None:
+        console.print(Text(f"The repetition is not the run of this folder: {found.ledger}"))
     for reason in skipped(found):
         console.print(Text(f"Not tried: {reason}"))
 
 
-def printed(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """The lines of the table: each attack, of what, its figures, and what one has without attacking."""
-    from fedstill.core.words import words
-    from fedstill.report.leakage import lines, records
+    from fedstill.attacks.found import lines
 
     told = []
-    for attack in records(found, "attacks"):
-        for line in lines(row for row in records(attack, "rows") if not row.get("detail")):
-            name = ", ".join(part for part in (words(attack, "name"), line.attack) if part)
-            got = [f"{figure} {words(row, 'text') or '-'}" for figure, row in line.figures.items()]
-            without = [part for row in line.figures.values() if (part := words(row, "without"))]
+    for attack in found.attacks:
+        for line in lines(row for row in attack.rows if not row.detail):
+            name = ", ".join(part for part in (attack.name, line.attack) if part)
+            got = [f"{figure} {row.written}" for figure, row in line.figures.items()]
+            without = [row.without for row in line.figures.values() if row.without]
             told.append((name, line.who, ", ".join(got), ", ".join(without)))
     return told

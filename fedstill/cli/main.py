@@ -37,6 +37,7 @@ usage:
   fedstill list [METHOD|presets|tasks]      methods, tasks, data sets, models; more of one of them
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
+  fedstill figures DIR [--format pdf|svg|png] [--out DIR]   its figures as files, for a paper
   fedstill run PRESET --help                every option, with its meaning and default
   fedstill node init|check|start|answer DIR     a node of a real federation, for whoever owns its data
   fedstill server init|start|status|stop DIR    the server that they join
@@ -80,6 +81,7 @@ ROOMS = {  # commands that have commands, or a help of their own
     "ledger": "fedstill.cli.ledger:main",
     "privacy": "fedstill.cli.privacy:main",
     "attack": "fedstill.cli.attack:main",
+    "figures": "fedstill.cli.figures:main",
     "server": "fedstill.cli.server:main",
     "questions": "fedstill.cli.bundles:main",
     "distil": "fedstill.cli.bundles:distil",

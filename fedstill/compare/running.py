@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fedstill.attacks.found import Leakage
 from fedstill.compare.plan import FILE, Comparison, Place, read_folder, text_of
 from fedstill.core.errors import FedstillError, RunFolderError
-from fedstill.core.records import holding, read_result, write_text
+from fedstill.core.records import holding, write_text
 from fedstill.core.toml import Table
 from fedstill.core.words import human_seconds
 from fedstill.runs import run
@@ -29,7 +30,6 @@ from fedstill.runs.config import RunConfig, load_toml
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
 NOT_RUN = "not_run.json"
-LEAKAGE = "leakage.json"  # in a run's folder
 NOT_ATTACKED = "not_attacked.json"
 
 
@@ -128,16 +128,14 @@ def _reasons(file: Path) -> Mapping[str, str]:
     return reasons
 
 
-def attacked(folder: Path, leakage: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def attacked(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
     """What an attack with these options got from a run, or None where no such attack is in its folder.
 
     Raises:
         RunFolderError: what is in the folder is broken.
     """
-    if not (folder / LEAKAGE).exists():
-        return None
-    found = read_result(folder / LEAKAGE)
-    return found if found.get("config") == json.loads(json.dumps(leakage)) else None
+    found = Leakage.read(folder)
+    return found if found and found.config == json.loads(json.dumps(leakage)) else None
 
 
 def command_of(out: Path) -> str:

@@ -47,31 +47,10 @@ def whole(record: object, *keys: str) -> int | None:
     return None if value is None else round(value)
 
 
-def came_down(result: Mapping[str, Any]) -> int | None:
-    """Bytes that came to the nodes: with the questions all that they are about, where a file carried both.
-
-    >>> came_down({"bytes": {"down": 72}})
-    72
-    >>> came_down({"bytes": {"down": 72}, "files": {"questions": {"bytes": 514000}, "answers": [{}, {}]}})
-    1028000
-    """
-    answers, file = pick(result, "files", "answers"), whole(result, "files", "questions", "bytes")
-    if file is None or not isinstance(answers, list):
-        return whole(result, "bytes", "down")
-    return file * len(answers)
-
-
 def words(record: object, *keys: str) -> str | None:
     """The value at a path of keys as text, or None where it is missing or empty."""
     value = pick(record, *keys)
     return None if value in (None, "") else str(value)
-
-
-def run_notes(result: Mapping[str, Any]) -> list[str]:
-    """What the nodes' side of a method tells of a run, such as what was switched off, as sentences."""
-    notes = pick(result, "notes")
-    told = [str(note) for note in notes] if isinstance(notes, list) else []
-    return [note if note.endswith(".") else f"{note}." for note in told if note]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -7,17 +7,13 @@ highest mean over seeds (of a p-value: the lowest). Nothing here calls a method 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from fedstill.attacks.found import Leakage
 from fedstill.attacks.rows import Column
-from fedstill.core.words import number, pick, words
-from fedstill.report.leakage import records
-
-Found = Mapping[str, Any]  # what a leakage.json holds
 
 
-def best(column: Column, runs: Sequence[Found | None]) -> tuple[str, list[float]] | None:
+def best(column: Column, runs: Sequence[Leakage | None]) -> tuple[str, list[float]] | None:
     """The strongest attack of those tried on all runs, with its values; None where there is none."""
     tried = [{} if found is None else _values(column, found) for found in runs]
     shared = [name for name in tried[0] if all(name in each for each in tried)] if tried else []
@@ -29,21 +25,18 @@ def best(column: Column, runs: Sequence[Found | None]) -> tuple[str, list[float]
     return name, [each[name] for each in tried]
 
 
-def _values(column: Column, found: Found) -> dict[str, float]:
+def _values(column: Column, found: Leakage) -> dict[str, float]:
     """A column's figures in one run, by attack: of several targets the one of which it got most."""
     told: dict[str, list[float]] = {}
-    for attack in records(found, "attacks"):
-        for row in records(attack, "rows"):
-            value = number(row, "value")
-            if words(row, "column") == column.name and value is not None:
-                name = words(row, "attack") or words(attack, "name") or "attack"
-                told.setdefault(name, []).append(value)
+    for attack in found.attacks:
+        for row in attack.rows:
+            if row.column == column.name and row.value is not None:
+                told.setdefault(row.attack or attack.name, []).append(row.value)
     return {name: _strongest(column, values) for name, values in told.items()}
 
 
-def _strongest(column: Column, values: Any) -> float:
-    chosen: float = min(values) if column.lowest else max(values)
-    return chosen
+def _strongest(column: Column, values: Iterable[float]) -> float:
+    return min(values) if column.lowest else max(values)
 
 
 def notes(columns: Sequence[Column]) -> tuple[str, str]:
@@ -59,28 +52,7 @@ def notes(columns: Sequence[Column]) -> tuple[str, str]:
     )
 
 
-def sentence(found: Found) -> str:
-    """What attacks got, for people who answer for the data; empty where it is not told."""
-    return words(found, "sentence") or ""
-
-
-def strength(found: Found) -> str:
-    """The attacks that were tried, and how strong they were, in one line.
-
-    >>> strength({"attacks": [{"strength": "membership by LiRA (16 shadow models, trained alone)"}]})
-    'Tried: membership by LiRA (16 shadow models, trained alone).'
-    """
-    parts = [words(attack, "strength") or "" for attack in records(found, "attacks")]
+def strength(found: Leakage) -> str:
+    """The attacks that were tried, and how strong they were, in one line."""
+    parts = [attack.strength for attack in found.attacks]
     return f"Tried: {'; '.join(parts)}." if parts else "Nothing was tried."
-
-
-def skipped(found: Found) -> list[str]:
-    """What was not tried, and why; one text a reason.
-
-    >>> skipped({"skipped": [{"attack": name, "reason": "no images"} for name in ("copying", "scores")]})
-    ['copying, scores: no images']
-    """
-    reasons: dict[str, list[str]] = {}
-    for part in pick(found, "skipped") or ():
-        reasons.setdefault(words(part, "reason") or "", []).append(words(part, "attack") or "")
-    return [f"{', '.join(attacks)}: {reason}" for reason, attacks in reasons.items()]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from fedstill.attacks.rows import Column
+from markupsafe import Markup
+
+from fedstill.attacks.found import skipped
 from fedstill.core.words import human_bytes, human_seconds
-from fedstill.privacy.statement import epsilon_text
-from fedstill.report import budgets, leak_plot, marks
-from fedstill.report.compare_leakage import notes, sentence, skipped, strength
+from fedstill.report import budgets, compare_figures, drawing
+from fedstill.report.compare_leakage import notes, strength
+from fedstill.report.compare_points import (
+    against_epsilon_told,
+    against_leakage_told,
+    curves_of,
+    curves_told,
+    leaking_of,
+    marks_of,
+    traffic_told,
+)
 from fedstill.report.compare_tables import (
     best_of,
     called,
@@ -21,11 +32,9 @@ from fedstill.report.compare_tables import (
     shown,
 )
 from fedstill.report.metrics import in_a_sentence, told
+from fedstill.report.result import CENTRAL
 from fedstill.report.summary import LOCAL, Row, Setting, Spread, Summary
-from fedstill.report.table import CENTRAL
 from fedstill.report.templates import environment
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of settings, in a drawing
 
 
 def html(summary: Summary) -> str:
@@ -43,7 +52,7 @@ def html(summary: Summary) -> str:
             settings=[_setting_view(summary, setting) for setting in summary.settings],
             lines=lines,
             epsilons=[(epsilon, budgets.named(epsilon)) for epsilon in budgets.budgets(lines)],
-            against=budgets.plot(lines, summary.metric.title) if lines else None,
+            against=_against(lines, summary.metric.title) if lines else None,
             papers=[
                 (
                     paper,
@@ -59,9 +68,30 @@ def html(summary: Summary) -> str:
             leaking=_leaking(summary) if summary.leakage else None,
             columns=_columns(summary),
             single=len(summary.seeds) == 1,
-            chip=marks.chip,
+            chip=_chip,
         )
     )
+
+
+def _chip(place: int) -> Markup:
+    """A method's number in its colour, as the drawings show it."""
+    again = " again" if drawing.again(place) else ""
+    return Markup('<span class="chip c{}{}" aria-hidden="true">{}</span>').format(
+        (place - 1) % len(drawing.METHODS), again, place
+    )
+
+
+def _area(count: float, most: float) -> Markup:
+    """A mark of some bytes alone, for a legend."""
+    size = 2 * max(compare_figures.radius(count, most), compare_figures.DOT + 1)
+    return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
+        "" if count else " none", s=size
+    )
+
+
+def _against(lines: Sequence[budgets.Line], title: str) -> Markup:
+    draw = partial(compare_figures.against_epsilon, lines)
+    return drawing.responsive(draw, against_epsilon_told(lines, title), "epsilon")
 
 
 def _lede(summary: Summary) -> str:
@@ -76,66 +106,29 @@ def _lede(summary: Summary) -> str:
 
 
 def _leaking(summary: Summary) -> dict[str, Any]:
-    """What methods reach against what attacks got: one picture of all settings.
-
-    Settings that differ in the budget alone are joined by method; others have a letter.
-    """
-    by_budget = bool(summary.budgets())
-    column = next((leak for leak in summary.leaks if leak.axis), None)
-    letters = (
-        {} if by_budget or len(summary.settings) == 1 else dict(zip(LETTERS, summary.settings, strict=False))
-    )
-    named = {setting.name: letter for letter, setting in letters.items()}
-    spots: list[tuple[float, leak_plot.Spot]] = []  # with the budget
-    absent = []
-    for setting in summary.settings:
-        for place, row in enumerate(setting.rows, start=1):
-            spot = None if column is None else _spot(column, place, row, setting, named.get(setting.name, ""))
-            if spot is None:
-                absent.append(", ".join(part for part in (row.name, setting.name) if part))
-            else:
-                spots.append((row.budget if by_budget else 0.0, spot))
-    drawn: list[leak_plot.Spot] = []
-    for _, spot in sorted(spots, key=lambda item: (item[1].place, item[0])):
-        joined = by_budget and bool(drawn) and drawn[-1].place == spot.place
-        drawn.append(dataclasses.replace(spot, joined=joined))
-    most = max((spot.bytes for spot in drawn), default=0.0)
+    """What methods reach against what attacks got, in one drawing."""
+    found = leaking_of(summary)
+    spots, column = found.spots, found.column
+    most = max((spot.bytes for spot in spots), default=0.0)
     sizes = [round(share * most) for share in (1, 0.1, 0.01)] if most > 0 else []
-    sizes += [0] if any(spot.bytes <= 0 for spot in drawn) else []
-    title = summary.metric.title
+    sizes += [0] if any(spot.bytes <= 0 for spot in spots) else []
     return {
-        "wide": leak_plot.leak_plot(drawn, column, title) if drawn and column else None,
-        "narrow": leak_plot.leak_plot(drawn, column, title, leak_plot.NARROW) if drawn and column else None,
-        "names": {spot.place: spot.name for spot in drawn},
-        "sizes": [
-            (leak_plot.area(size, most), human_bytes(size) if size else "nothing sent") for size in sizes
-        ],
-        "letters": [(letter, setting.name) for letter, setting in letters.items()],
-        "joined": any(spot.joined for spot in drawn),
+        "drawing": None
+        if column is None or not spots
+        else drawing.responsive(
+            partial(compare_figures.against_leakage, spots, column),
+            against_leakage_told(spots, column, summary.metric.title),
+            "leakage",
+        ),
+        "names": {spot.place: spot.name for spot in spots},
+        "sizes": [(_area(size, most), human_bytes(size) if size else "nothing sent") for size in sizes],
+        "letters": found.letters,
+        "joined": any(spot.joined for spot in spots),
         "priced": summary.priced,
-        "absent": absent,
+        "absent": found.absent,
         "column": column,
         "notes": notes(summary.leaks),
     }
-
-
-def _spot(column: Column, place: int, row: Row, setting: Setting, letter: str) -> leak_plot.Spot | None:
-    """One row in that picture; None where a figure is missing."""
-    leak, reached, sent, kept = row.leak(column), row.spread(row.metric), row.traffic(), row.epsilon()
-    if leak is None or reached is None or sent is None:
-        return None
-    epsilon = "" if kept is None else epsilon_text(kept[0])
-    return leak_plot.Spot(
-        place,
-        row.name,
-        leak[1].mean,
-        reached.mean,
-        sent,
-        tag=", ".join(part for part in (letter, epsilon and f"\u03b5 {epsilon}") if part),
-        where=", ".join(part for part in (setting.name, epsilon and f"epsilon {epsilon}") if part),
-        leak_spread=leak[1].std,
-        spread=reached.std,
-    )
 
 
 def _columns(summary: Summary) -> list[dict[str, Any]]:
@@ -164,40 +157,39 @@ def _setting_view(summary: Summary, setting: Setting) -> dict[str, Any]:
     highest, title = setting.best(), setting.metric.title
     best = best_of(summary, setting)
     rows = [_row_view(summary, place, row, best) for place, row in enumerate(setting.rows, start=1)]
-    drawn = [
-        marks.Mark(place, row.name, row.traffic() or 0.0, reached.mean, reached.std)
-        for place, row in enumerate(setting.rows, start=1)
-        if (reached := row.spread(row.metric)) is not None and row.traffic() is not None
-    ]
-    curves = [
-        marks.Curve(place, row.name, curve)
-        for place, row in enumerate(setting.rows, start=1)
-        if (curve := row.curve())
-    ]
+    drawn, curves = marks_of(setting), curves_of(setting)
     return {
         "name": setting.name,
         "context": setting.context,
         "rows": rows,
-        "scatter": marks.scatter_plot(drawn, title) if drawn else None,
-        "curves": marks.curves_plot(curves, title) if curves else None,
+        "scatter": drawing.responsive(
+            partial(compare_figures.traffic, drawn),
+            traffic_told(drawn, title),
+            f"bytes {setting.name}",
+        )
+        if drawn
+        else None,
+        "curves": drawing.responsive(
+            partial(compare_figures.curves, curves),
+            curves_told(curves, title),
+            f"run {setting.name}",
+        )
+        if curves
+        else None,
         "title": title,
         "drawn": [row for row in rows if row["judged_value"] is not None],
-        "got": [_got(row) for row in setting.rows if any(run.leakage for run in row.runs)],
+        "got": [got for row in setting.rows if (got := _got(row))],
         "leaders": sorted({CENTRAL[row.central][0] for row in setting.rows if row.label in highest}),
     }
 
 
-def _got(row: Row) -> dict[str, Any]:
-    """What attacks got from a row's runs, in words: of its first seed."""
-    run = next(run for run in row.runs if run.leakage)
-    found = run.leakage or {}
-    return {
-        "name": row.name,
-        "seed": run.seed,
-        "sentence": sentence(found),
-        "strength": strength(found),
-        "skipped": skipped(found),
-    }
+def _got(row: Row) -> dict[str, Any] | None:
+    """What attacks got from a row's runs, in words: of its first seed that was attacked."""
+    for run in row.runs:
+        if run.leakage:
+            told = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
+            return {"name": row.name, "seed": run.seed, "skipped": skipped(run.leakage), **told}
+    return None
 
 
 def _leaks_view(summary: Summary, row: Row) -> list[tuple[str, str | None, str]]:

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstill.attacks.rows import Column
-from fedstill.core.words import human_bytes, pick, words
+from fedstill.core.words import human_bytes
 from fedstill.report import budgets
 from fedstill.report.compare_leakage import best
 from fedstill.report.metrics import gap_text, head, in_a_sentence
 from fedstill.report.privacy import guaranteed
+from fedstill.report.result import Result
 from fedstill.report.summary import ALL_TESTS, LOCAL, Row, Run, Setting, Spread, Summary
 
 NONE = "-"
@@ -93,7 +94,7 @@ def _run_records(summary: Summary) -> list[dict[str, Any]]:
                         **{_column(name): _whole(run.figure(name)) for name in counts},
                         "seed": run.seed,
                         "status": "finished",
-                        "turn": words(run.result, "turn"),
+                        "turn": run.result.turn,
                         **dict(zip(("epsilon", "delta"), guaranteed(run.result) or (), strict=False)),
                         **{leak.name: _of_run(leak, run) for leak in summary.leaks},
                         "leaves": _joined(run.result, row),
@@ -141,9 +142,8 @@ def _head(setting: Setting, row: Row) -> dict[str, Any]:
     return {**names, "judged_by": row.central, "leaves": "; ".join(row.leaves), "needs": "; ".join(row.needs)}
 
 
-def _joined(result: Mapping[str, Any], row: Row) -> str:
-    stored = pick(result, "leaves")
-    return "; ".join(map(str, stored)) if isinstance(stored, list) else "; ".join(row.leaves)
+def _joined(result: Result, row: Row) -> str:
+    return "; ".join(result.leaves or row.leaves)
 
 
 def _of_run(leak: Column, run: Run) -> float | None:
@@ -166,12 +166,12 @@ def _whole(value: float | None) -> int | None:
 def latex(summary: Summary) -> str:
     """The table for a paper; it needs the package booktabs."""
     names, compared = shown(summary), summary.compared()
-    heads = ["Method", *(_tex(head_of(summary, name)) for name in names)]
-    heads += ["Bytes up", "Bytes down", "Questions", "Seconds"]
-    heads += ["Epsilon"] if summary.priced else []
-    heads += [_tex(f"{leak.head[0].upper()}{leak.head[1:]}") for leak in summary.leaks]
-    for name in compared:
-        heads += [f"{word}{_tex(of_what(summary, name))}" for word in ("Paper", "Gap")]
+    heads = [
+        "Method",
+        *(_tex(f"{head[:1].upper()}{head[1:]}") for head in heads_of(summary, names, compared)),
+    ]
+    heads[len(names) + 2] = "Bytes down"
+    gaps = range(len(heads) - 1, len(heads) - 1 - 2 * len(compared), -2)
     lines = [
         "% Needs \\usepackage{booktabs}.",
         *(f"% {_comment(note)}" for note in summary.notes),
@@ -193,33 +193,22 @@ def latex(summary: Summary) -> str:
                 reason = f"\\multicolumn{{{len(heads) - 1}}}{{l}}{{{_tex(row.reason())}}}"
                 lines.append(f"{_tex(row.name)} & {reason} \\\\")
                 continue
-            reached = [(name, _tex_cell(row.shown(name, summary.figure(name).digits))) for name in names]
-            cells = [
-                _tex(row.name),
-                *(f"\\textbf{{{cell}}}" if row.label in best[name] else cell for name, cell in reached),
-                *(_tex(_bytes(row.spread(name))) for name in ("bytes up", "bytes down")),
-                _tex(count(row.spread("questions"))),
-                _tex(_seconds(row)),
-                *([_tex(row.price())] if summary.priced else []),
-                *(_tex_cell(row.leaked(leak)) for leak in summary.leaks),
-            ]
-            for name in compared:
-                gap = row.gap(name)
-                told = "--" if gap is None else f"${gap_text(summary.figure(name), gap)}$"
-                cells += [_tex_cell(paper_text(summary, row, name)), told]
-            lines.append(f"{' & '.join(cells)} \\\\")
+            cells = [row.name, *cells_of(summary, row, names, compared)]
+            if summary.priced:
+                cells[len(names) + 5] = row.price()
+            told = ["--" if cell == NONE else _tex(cell) for cell in cells]
+            for place, name in enumerate(names, start=1):
+                told[place] = f"\\textbf{{{told[place]}}}" if row.label in best[name] else told[place]
+            for place in gaps:
+                told[place] = told[place] if told[place] == "--" else f"${cells[place]}$"
+            lines.append(f"{' & '.join(told)} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
 def markdown(summary: Summary) -> str:
     """A table for each setting, for a page of documentation; before them accuracy against epsilon."""
     names = shown(summary)
-    heads = ["method", "judged by", *(in_a_sentence(head_of(summary, name)) for name in names)]
-    heads += ["bytes up", "down", "questions", "seconds"]
-    heads += ["epsilon"] if summary.priced else []
-    heads += [leak.head for leak in summary.leaks]
-    for name in summary.compared():
-        heads += [f"{word}{of_what(summary, name)}" for word in ("paper", "gap")]
+    heads = ["method", "judged by", *heads_of(summary, names, summary.compared())]
     priced = summary.budgets()
     lines = [*budgets.table(priced), ""] if priced else []
     for setting in summary.settings:
@@ -256,10 +245,6 @@ def _tex(text: str) -> str:
 
 def _comment(text: str) -> str:
     return " ".join(text.split())
-
-
-def _tex_cell(text: str | None) -> str:
-    return "--" if text is None else _tex(text)
 
 
 # --- words that all forms share -----------------------------------------------------------------------
@@ -318,6 +303,16 @@ def count(spread: Spread | None) -> str:
 def _seconds(row: Row) -> str:
     spread = row.spread("seconds")
     return NONE if spread is None else f"{spread.mean:,.1f}" if spread.mean < 100 else f"{spread.mean:,.0f}"
+
+
+def heads_of(
+    summary: Summary, names: Sequence[str], compared: Sequence[str], leaks: Sequence[Column] | None = None
+) -> list[str]:
+    """Over the cells that :func:`cells_of` gives."""
+    heads = [in_a_sentence(head_of(summary, name)) for name in names]
+    heads += ["bytes up", "down", "questions", "seconds", *(["epsilon"] if summary.priced else [])]
+    heads += [leak.head for leak in (summary.leaks if leaks is None else leaks)]
+    return heads + [f"{word}{of_what(summary, name)}" for name in compared for word in ("paper", "gap")]
 
 
 def cells_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich import box
@@ -18,7 +19,7 @@ from fedstill.report.compare_tables import (
     cells_of,
     gap_of,
     head_of,
-    of_what,
+    heads_of,
     paper_text,
     shown,
 )
@@ -44,13 +45,11 @@ def print_comparison(summary: Summary, console: Console) -> None:
         console.print(Text(setting.context, style="dim"))
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("method", no_wrap=wide)
-        heads = [in_a_sentence(head_of(summary, name)) for name in names]
+        heads = [
+            re.sub(r"^(paper|gap), (.*)$", r"\1 (\2)", head)
+            for head in heads_of(summary, names, compared, leaks)
+        ]
         heads[1] = "local"
-        heads += ["bytes up", "down", "questions", "seconds", *(["epsilon"] if summary.priced else [])]
-        heads += [leak.head for leak in leaks]
-        for name in compared:
-            about = of_what(summary, name).removeprefix(", ")
-            heads += [f"{word} ({about})" if about else word for word in ("paper", "gap")]
         for title in heads:
             table.add_column(title, justify="right", no_wrap=True)
         if wide:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.records import read_result
 from fedstill.core.words import number, pick, whole, words
 from fedstill.report.png import MOST_PIXELS, indexed, picture
 
@@ -68,11 +67,6 @@ class Ledger:
         for traffic in self.nodes.values():
             total.update(getattr(traffic, way))
         return total
-
-
-def read_leakage(path: Path) -> Mapping[str, Any] | None:
-    """What attacks got from a run; None where nobody attacked it."""
-    return read_result(path) if path.exists() else None
 
 
 def read_stacks(path: Path, most: int) -> dict[str, npt.NDArray[np.uint8]] | None:

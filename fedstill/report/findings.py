@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.core.words import number, pick
-from fedstill.report.metrics import bare, figures_of, head, told
+from fedstill.report.bars import bar
+from fedstill.report.metrics import bare, head, told
 from fedstill.report.names import written
-from fedstill.report.table import CENTRAL, central_of
+from fedstill.report.result import CENTRAL, Result
 from fedstill.tasks.task import Figure
 
 CHANCE = 50.0  # percent, the area under the curve of who guesses
 
 
-def sites(result: Mapping[str, Any]) -> dict[str, Any] | None:
+def sites(result: Result) -> dict[str, Any] | None:
     """One table a figure, one line a model, one column a site; None where the test part has no sites."""
-    stored = pick(result, "sites")
-    names = pick(stored, "names")
-    if not isinstance(names, list) or not names:
+    stored = result.sites
+    if stored is None or not stored.names:
         return None
-    models = [(CENTRAL[central_of(result)][0], pick(stored, "central"), True)]
-    models.append(("centralised", pick(stored, "centralised"), False))
-    nodes = pick(stored, "nodes")
-    by_node = nodes if isinstance(nodes, Mapping) else {}
-    own = zip(written(result, list(map(str, by_node))), by_node.values(), strict=True)
+    models = [(CENTRAL[result.central][0], stored.central, True), ("centralised", stored.centralised, False)]
+    own = zip(written(result, list(stored.nodes)), stored.nodes.values(), strict=True)
     models += [(name, by_site, False) for name, by_site in own]
-    present = [model for model in models if isinstance(model[1], Mapping)]
+    present = [(name, by_site, is_ours) for name, by_site, is_ours in models if by_site is not None]
     tables = [
         {
             "head": head(figure, units=True),
@@ -36,37 +31,36 @@ def sites(result: Mapping[str, Any]) -> dict[str, Any] | None:
                 {
                     "name": name,
                     "is_student": is_student,
-                    "cells": [_cell(figure, number(by_site, str(site), figure.key)) for site in names],
+                    "cells": [_cell(figure, by_site.get(site, {}).get(figure.key)) for site in stored.names],
                 }
                 for name, by_site, is_student in present
             ],
         }
-        for figure in figures_of(result)
+        for figure in result.figures
     ]
-    return {"names": [str(name) for name in names], "tables": tables}
+    return {"names": stored.names, "tables": tables}
 
 
 def _cell(figure: Figure, value: float | None) -> str | None:
     return None if value is None else bare(figure, value)
 
 
-def section(result: Mapping[str, Any]) -> dict[str, Any] | None:
+def section(result: Result) -> dict[str, Any] | None:
     """One line a finding: the central model, the centralised one, the nodes; None for other tasks."""
-    stored = pick(result, "labels")
-    names = pick(stored, "names")
-    if not isinstance(names, list) or not names:
+    stored = result.labels
+    if stored is None or not stored.names:
         return None
-    figure = figures_of(result)[0]
-    nodes = pick(stored, "nodes")
-    each = list(nodes.values()) if isinstance(nodes, Mapping) else []
-    lines = []
-    for place, name in enumerate(names):
-        central, centralised = (_at(pick(stored, key), place) for key in ("central", "centralised"))
-        own = [value for values in each if (value := _at(values, place)) is not None]
+    figure, lines = result.metric, []
+    for place, name in enumerate(stored.names):
+        central, centralised = (
+            None if values is None else values[place] for values in (stored.central, stored.centralised)
+        )
+        each = (values[place] for values in stored.nodes.values() if values is not None)
+        own = [value for value in each if value is not None]
         mean = sum(own) / len(own) if own else None
         lines.append(
             {
-                "name": str(name),
+                "name": name,
                 **{
                     key: None if value is None else told(figure, value)
                     for key, value in (("central", central), ("centralised", centralised), ("own", mean))
@@ -76,7 +70,7 @@ def section(result: Mapping[str, Any]) -> dict[str, Any] | None:
         )
     return {
         "title": figure.title,
-        "central": CENTRAL[central_of(result)][0],
+        "central": CENTRAL[result.central][0],
         "lines": lines,
         "has": {
             key: any(line[key] is not None for line in lines) for key in ("central", "centralised", "own")
@@ -84,31 +78,11 @@ def section(result: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _at(values: object, place: int) -> float | None:
-    """One of a list of values, None where it has none."""
-    return number({"it": values[place]}, "it") if isinstance(values, list) and place < len(values) else None
-
-
 def _bar(central: float | None, centralised: float | None, own: list[float], mean: float | None) -> Markup:
-    """0 to 100%: a bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark."""
-
-    def x(value: float) -> str:
-        return f"{min(max(value, 0.0), 100.0):.2f}%"
-
-    def line(value: float, style: str) -> Markup:
-        return Markup('<line class="{}" x1="{x}" x2="{x}" y1="2" y2="22"/>').format(style, x=x(value))
-
-    parts = [Markup('<rect class="track" width="100%" y="5" height="14" rx="3"/>')]
-    if central is not None:
-        parts.append(
-            Markup('<rect class="bar student" width="{}" y="5" height="14" rx="3"/>').format(x(central))
-        )
-    parts.append(line(CHANCE, "chance"))
-    parts += [Markup('<circle class="node" cx="{}" cy="12" r="3"/>').format(x(value)) for value in own]
-    if mean is not None:
-        parts.append(line(mean, "mean"))
-    if centralised is not None:
-        parts.append(line(centralised, "mark"))
-    return Markup('<svg class="bars" width="100%" height="24" aria-hidden="true">{}</svg>').format(
-        Markup("").join(parts)
+    """A bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark to reach."""
+    levels = (("chance", CHANCE), ("mean", mean), ("mark", centralised))
+    return bar(
+        None if central is None else ("bar student", central),
+        rings=own,
+        levels=[(style, value) for style, value in levels if value is not None],
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.core.words import human_bytes, human_seconds, number, percent, pick, whole, words
+from fedstill.core.words import human_bytes, human_seconds, percent
+from fedstill.report.result import Result
 
 # Parts of a run's time, in the order of the bar: key in the result, name, what it is.
 PARTS = (
@@ -33,10 +32,10 @@ class Part:
     share: float  # from 0 to 1
 
 
-def parts(result: Mapping[str, Any]) -> list[Part]:
+def parts(result: Result) -> list[Part]:
     """Where the time of a run went; empty for a run whose nodes were in its own process."""
-    told = {key: number(result, "link", key) for key, _, _ in PARTS}
-    known = {key: seconds for key, seconds in told.items() if seconds is not None}
+    told = result.link or {}
+    known = {key: seconds for key, _, _ in PARTS if (seconds := told.get(key)) is not None}
     total = sum(known.values())
     return [
         Part(key, name, meaning, known[key], known[key] / total)
@@ -45,40 +44,26 @@ def parts(result: Mapping[str, Any]) -> list[Part]:
     ]
 
 
-def message_cost(result: Mapping[str, Any]) -> str | None:
+def message_cost(result: Result) -> str | None:
     """What a message cost, in words; None for a run whose nodes were in its own process.
 
     >>> link = {"messages": 81, "seconds_each": 0.0383, "bytes_each": 60071.9, "share": 0.102}
-    >>> message_cost({"link": link})
+    >>> message_cost(Result.of({"link": link}))
     '81 rounds of messages, 38 ms and 60.1 kB each; the link took 10.2% of the run'
     """
-    count, seconds = whole(result, "link", "messages"), number(result, "link", "seconds_each")
-    size, share = number(result, "link", "bytes_each"), number(result, "link", "share")
+    told = result.link or {}
+    count, seconds, size, share = map(told.get, ("messages", "seconds_each", "bytes_each", "share"))
     if count is None or seconds is None or size is None or share is None:
         return None
     each = f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
-    cost = f"{count:,} rounds of messages, {each} and {human_bytes(round(size))} each"
+    cost = f"{count:,.0f} rounds of messages, {each} and {human_bytes(round(size))} each"
     return f"{cost}; the link took {percent(100 * share)} of the run"
 
 
-def time_split(result: Mapping[str, Any]) -> str | None:
+def time_split(result: Result) -> str | None:
     """Where the time went, in words; None for a run whose nodes were in its own process."""
     told = parts(result)
     return ", ".join(f"{part.name} {human_seconds(part.seconds)}" for part in told) if told else None
-
-
-def events(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Which nodes were left out, from which question, and why; and which came back."""
-    told = pick(result, "events")
-    return [
-        {
-            "node": words(event, "node"),
-            "number": whole(event, "number"),
-            "what": words(event, "event"),
-            "why": words(event, "reason"),
-        }
-        for event in (told if isinstance(told, list) else [])
-    ]
 
 
 def time_bar(told: list[Part]) -> Markup:

@@ -12,7 +12,8 @@ from rich.text import Text
 from fedstill.compare.plan import questions, what_leaves
 from fedstill.core.errors import FedstillError
 from fedstill.protocol.method import METHODS, refusal
-from fedstill.report.table import CENTRAL, NEEDS
+from fedstill.report.result import CENTRAL
+from fedstill.report.table import NEEDS
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS
 

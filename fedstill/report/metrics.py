@@ -1,50 +1,11 @@
-"""Which figures a run's task has, and how they are written: with unit and digits, and which way is better.
-
-A result names its figures itself, so a report needs no task. Results of before there were several tasks name
-none: theirs is accuracy.
-"""
+"""How figures are written: with unit and digits, and which way is better."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from fedstill.core.words import MISSING, number, pick, words
+from fedstill.core.words import MISSING
 from fedstill.tasks.task import Figure
-
-ACCURACY = Figure("accuracy", "Accuracy")
-MOST_DIGITS = 6  # after the point; a result that asks for more is no task's
-
-
-def figures_of(result: Mapping[str, Any]) -> tuple[Figure, ...]:
-    """The figures of a result, what models are judged by first.
-
-    >>> [figure.title for figure in figures_of({})]
-    ['Accuracy']
-    """
-    stored = pick(result, "figures")
-    found = {}
-    for told in stored if isinstance(stored, list) else ():
-        key = words(told, "key")
-        if key is None:
-            continue
-        digits = number(told, "digits")
-        found[key] = Figure(
-            key,
-            words(told, "title") or key,
-            words(told, "unit") or "",
-            1 if digits is None else min(max(int(digits), 0), MOST_DIGITS),
-            "lower" if words(told, "better") == "lower" else "higher",
-        )
-    first = words(result, "metric") or next(iter(found), ACCURACY.key)
-    judged = found.pop(first, ACCURACY if first == ACCURACY.key else Figure(first, first))
-    return (judged, *found.values())
-
-
-def metric_of(result: Mapping[str, Any]) -> Figure:
-    """What models are judged by: in percent, and higher is better."""
-    return figures_of(result)[0]
 
 
 @dataclass(frozen=True)
@@ -59,7 +20,7 @@ class Measured:
 def told(figure: Figure, value: float) -> str:
     """A value with its unit.
 
-    >>> told(ACCURACY, 93.37), told(Figure("hd95", "HD95", "px", 2, "lower"), 12.3456)
+    >>> told(Figure("accuracy", "Accuracy"), 93.37), told(Figure("hd95", "HD95", "px", 2, "lower"), 12.3456)
     ('93.4%', '12.35 px')
     """
     return bare(figure, value) + unit(figure)
@@ -78,7 +39,7 @@ def bare(figure: Figure, value: float) -> str:
 def spread_text(figure: Figure, measured: Measured) -> str:
     """A value with its unit and its spread, or "not measured".
 
-    >>> print(spread_text(ACCURACY, Measured(81.1, 4.24)))
+    >>> print(spread_text(Figure("accuracy", "Accuracy"), Measured(81.1, 4.24)))
     81.1% \u00b1 4.2
     """
     if measured.value is None:
@@ -91,7 +52,8 @@ def spread_text(figure: Figure, measured: Measured) -> str:
 def gap_text(figure: Figure, difference: float) -> str:
     """A difference of two values, with its sign, without a unit.
 
-    >>> gap_text(ACCURACY, 12.34), gap_text(ACCURACY, -2), gap_text(ACCURACY, -0.01)
+    >>> accuracy = Figure("accuracy", "Accuracy")
+    >>> gap_text(accuracy, 12.34), gap_text(accuracy, -2), gap_text(accuracy, -0.01)
     ('+12.3', '-2.0', '0.0')
     """
     rounded = round(difference, figure.digits)

@@ -8,6 +8,7 @@ on grey scans and on stained tissue, and by people who do not tell red from gree
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,48 +18,44 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.words import number, pick, whole, words
-from fedstill.report.metrics import figures_of, in_a_sentence, told
+from fedstill.report.metrics import in_a_sentence, told
 from fedstill.report.names import labels
 from fedstill.report.outlines import compare, outline
 from fedstill.report.png import indexed, picture
-from fedstill.report.table import CENTRAL, central_of
+from fedstill.report.result import CENTRAL, Result
+from fedstill.report.result_parts import Case, Scored
 
 FILE = "pictures.safetensors"
 MOST_MODELS = 6  # drawn a case: the central model and the first nodes'
 MOST_SIDE = 256  # pixels of a drawn picture
 LARGE = 100  # pixels: a picture with a longer side is drawn larger, as its outlines would run together
+RANKS = {"best": "Best case", "median": "Median case", "worst": "Worst case"}
 SATURATED = 0.995  # quantile of the models' errors that the brightest colour stands for
-
-# From black over red and yellow to white, brighter all the way: errors can be told apart without hues.
-HOT = np.array([(0, 0, 0), (70, 10, 90), (190, 40, 60), (245, 130, 20), (250, 215, 70), (255, 255, 255)])
 
 Array = npt.NDArray[Any]
 
 
-def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
+def section(folder: Path, result: Result) -> dict[str, Any] | None:
     """The section's content; None for a run without pictures.
 
     Raises:
         RunFolderError: the file of pictures is broken, or does not hold what the result tells of it.
     """
-    about = pick(result, "pictures")
-    cases = [case for case in about if isinstance(case, Mapping)] if isinstance(about, list) else []
-    if not cases:
+    if not result.pictures:
         return None
-    kind = words(cases[0], "kind")
+    kind = result.pictures[0].kind
     if not (folder / FILE).exists():
         return {"missing": FILE, "kind": kind, "cases": [], "more": 0}
-    figure = figures_of(result)[0]
+    figure = result.metric
     tensors = _read(folder / FILE)
-    central = CENTRAL[central_of(result)][0]
+    central = CENTRAL[result.central][0]
     names = labels(result)
-    cases = [_renamed(case, names, central) for case in cases]
+    cases = [_renamed(case, names, central) for case in result.pictures]
     parts = [_parts(folder / FILE, place, case, tensors) for place, case in enumerate(cases)]
     most = max(map(_largest, parts)) if kind == "image" else 0.0
     views = [
         {
-            "title": _title(words(case, "rank")),
+            "title": RANKS.get(case.rank, "The only case"),
             "about": _about(case),
             "judged": _judged(case, figure.title),
             "large": max(part.truth.shape[-2:]) > LARGE,
@@ -67,36 +64,31 @@ def section(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
         for place, (case, part) in enumerate(zip(cases, parts, strict=True))
     ]
     for view, case in zip(views, cases, strict=True):
-        models = _models(case)
-        for panel, model in zip(view["panels"][view["first"] :], models, strict=False):
-            score = number(model, "score")
-            panel["score"] = None if score is None else told(figure, score)
+        for panel, model in zip(view["panels"][view["first"] :], case.models, strict=False):
+            panel["score"] = None if model.score is None else told(figure, model.score)
     return {
         "missing": None,
         "kind": kind,
-        "judge": _judge(_models(cases[0]), central),
+        "judge": _judge(cases[0].models, central),
         "metric": in_a_sentence(figure.title),
         "cases": views,
-        "more": max(0, max(len(_models(case)) for case in cases) - MOST_MODELS),
+        "more": max(0, max(len(case.models) for case in cases) - MOST_MODELS),
         "coloured": any(part.kind == "map" and len(part.below) == 3 for part in parts),
         "scale": _scale() if kind == "image" else None,
         "most": f"{100 * most:.1f}%",
     }
 
 
-def _renamed(case: Mapping[str, Any], names: Mapping[str, str], central: str) -> dict[str, Any]:
+def _renamed(case: Case, names: Mapping[str, str], central: str) -> Case:
     """A case whose models are called what the page calls them: no average is a student."""
-    models = []
-    for place, model in enumerate(_models(case)):
-        name = words(model, "name") or "model"
-        shown = central if place == 0 and name == "student" else names.get(name, name)
-        models.append({**model, "name": shown})
-    return {**case, "models": models}
-
-
-def _models(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    models = pick(case, "models")
-    return [model for model in models if isinstance(model, Mapping)] if isinstance(models, list) else []
+    called = [
+        central if place == 0 and model.name == "student" else names.get(model.name, model.name)
+        for place, model in enumerate(case.models)
+    ]
+    models = zip(case.models, called, strict=True)
+    return dataclasses.replace(
+        case, models=tuple(Scored(name=name, score=each.score) for each, name in models)
+    )
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -119,7 +111,7 @@ class _Parts(NamedTuple):
     made: list[Array]
 
 
-def _parts(path: Path, place: int, case: Mapping[str, Any], tensors: Mapping[str, Array]) -> _Parts:
+def _parts(path: Path, place: int, case: Case, tensors: Mapping[str, Array]) -> _Parts:
     """One case's tensors."""
 
     def tensor(name: str, dimensions: int) -> Array:
@@ -130,8 +122,8 @@ def _parts(path: Path, place: int, case: Mapping[str, Any], tensors: Mapping[str
             raise RunFolderError(f"{path}: {place}/{name} is {form}: allowed is {axes}")
         return found
 
-    kind, axes = ("image", 3) if words(case, "kind") == "image" else ("map", 2)
-    names = [words(model, "name") or "model" for model in _models(case)][:MOST_MODELS]
+    kind, axes = ("image", 3) if case.kind == "image" else ("map", 2)
+    names = [model.name for model in case.models][:MOST_MODELS]
     made = [tensor(f"output/{m}", axes) for m in range(len(names))]
     return _Parts(kind, tensor("truth", axes), tensor("seen" if kind == "image" else "image", 3), names, made)
 
@@ -140,41 +132,32 @@ def _drawn(name: str, parts: _Parts, most: float) -> dict[str, Any]:
     return _images(parts, most) if parts.kind == "image" else _outlines(name, parts)
 
 
-def _title(rank: str | None) -> str:
-    return {"best": "Best case", "median": "Median case", "worst": "Worst case"}.get(
-        rank or "", "The only case"
-    )
-
-
-def _about(case: Mapping[str, Any]) -> str:
+def _about(case: Case) -> str:
     """Which case it is, from where, and which part of it is seen."""
-    parts = [words(case, "case"), words(case, "site")]
-    part, parts_in_all = whole(case, "part"), whole(case, "parts")
-    if part is not None and parts_in_all is not None:
-        parts.append(f"slice {part + 1} of {parts_in_all}")
-    if _is_cut(case):
-        sides_of = (pick(case, "window")[2:], pick(case, "size"))
-        shown, whole_size = (" \u00d7 ".join(str(side) for side in sides) for sides in sides_of)
-        parts.append(f"{shown} of its {whole_size} pixels")
+    parts = [case.case, case.site]
+    if case.part is not None and case.parts is not None:
+        parts.append(f"slice {case.part + 1} of {case.parts}")
+    if case.window is not None and case.size is not None and _is_cut(case):
+        shown, whole = (" \u00d7 ".join(map(str, sides)) for sides in (case.window[2:], case.size))
+        parts.append(f"{shown} of its {whole} pixels")
     return ", ".join(part for part in parts if part)
 
 
-def _judge(models: Sequence[Mapping[str, Any]], central: str) -> str:
+def _judge(models: Sequence[Scored], central: str) -> str:
     """The model that cases were ranked by, in a sentence."""
-    name = (words(models[0], "name") if models else None) or "model"
+    name = models[0].name if models else "model"
     return f"the {name}" if name == central else name
 
 
-def _judged(case: Mapping[str, Any], title: str) -> str:
+def _judged(case: Case, title: str) -> str:
     """What a score below a picture is, and of what, if only a part of the case is seen."""
-    if whole(case, "part") is not None:
+    if case.part is not None:
         return f"patient\u2019s {in_a_sentence(title)}"
     return f"whole picture\u2019s {in_a_sentence(title)}" if _is_cut(case) else title
 
 
-def _is_cut(case: Mapping[str, Any]) -> bool:
-    window, size = pick(case, "window"), pick(case, "size")
-    return isinstance(window, list) and isinstance(size, list) and window[2:] != size
+def _is_cut(case: Case) -> bool:
+    return case.window is not None and case.size is not None and case.window[2:] != case.size
 
 
 # --- maps ---
@@ -251,7 +234,7 @@ def _images(parts: _Parts, most: float) -> dict[str, Any]:
     ]
     scaled = [_bytes(error / (most or 1.0)) for error in _errors(parts)]
     errors = [
-        _shown(indexed(error, hot()), f"error of {name}")
+        _shown(indexed(error, _hot()), f"error of {name}")
         for name, error in zip(names[1:], scaled, strict=True)
     ]
     return {"panels": panels, "first": 2, "errors": errors}
@@ -265,18 +248,15 @@ def _shown(address: str, label: str) -> Markup:
     return Markup('<img src="{}" alt="{}">').format(address, label)
 
 
-def hot() -> npt.NDArray[np.uint8]:
-    """256 colours from no error to the largest, ``(256, 3)``."""
-    at = np.linspace(0, len(HOT) - 1, 256)
-    return (
-        np.stack([np.interp(at, range(len(HOT)), HOT[:, c]) for c in range(3)], axis=1)
-        .round()
-        .astype(np.uint8)
-    )
+def _hot() -> npt.NDArray[np.uint8]:
+    """256 colours from no error to the largest, ``(256, 3)``, brighter all the way: hues are not needed."""
+    from matplotlib import colormaps
+
+    return _bytes(colormaps["inferno"](np.arange(256))[:, :3])
 
 
 def _scale() -> Markup:
     """The colours from the smallest error to the largest."""
     return _shown(
-        indexed(np.arange(256, dtype=np.uint8)[None], hot()), "colours from no error to the largest"
+        indexed(np.arange(256, dtype=np.uint8)[None], _hot()), "colours from no error to the largest"
     )

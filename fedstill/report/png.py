@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
-import struct
-import zlib
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from fedstill.core.errors import DataError
 
@@ -23,15 +23,13 @@ def picture(image: npt.NDArray[np.uint8], most: int = MOST_PIXELS) -> str:
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
         raise DataError(f"image is {image.dtype} {image.shape}: allowed is uint8 (C, H, W) with C 1 or 3")
-    block = math.ceil(max(image.shape[1:]) / most)
+    pixels = np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+    made = Image.fromarray(pixels)
+    block = math.ceil(max(made.size) / most)
     # A side shorter than a block (a very long, thin picture) still keeps one row of pixels.
-    across, along = min(block, image.shape[2]), min(block, image.shape[1])
-    height, width = image.shape[1] // along, image.shape[2] // across
-    cut = image[:, : height * along, : width * across]
-    blocks = cut.reshape(len(image), height, along, width, across)
-    pixels = blocks.mean(axis=(2, 4)).round().astype(np.uint8).transpose(1, 2, 0)  # (H, W, C)
-
-    return _address(pixels, 0 if len(image) == 1 else 2)  # PNG's colour types: grey, or red green blue
+    across, along = min(block, made.width), min(block, made.height)
+    whole = (0, 0, made.width // across * across, made.height // along * along)
+    return _address(made.crop(whole).reduce((across, along)))
 
 
 def indexed(image: npt.NDArray[np.uint8], colours: npt.NDArray[np.uint8]) -> str:
@@ -44,23 +42,12 @@ def indexed(image: npt.NDArray[np.uint8], colours: npt.NDArray[np.uint8]) -> str
         raise DataError(f"image is {image.dtype} {image.shape}: allowed is uint8 (H, W)")
     if int(image.max()) >= len(colours):
         raise DataError(f"image has colour {int(image.max())}: allowed is from 0 to {len(colours) - 1}")
-    return _address(image[:, :, None], 3, colours.astype(np.uint8).tobytes())
+    made = Image.fromarray(image)
+    made.putpalette(colours.astype(np.uint8).tobytes())
+    return _address(made)
 
 
-def _address(pixels: npt.NDArray[np.uint8], kind: int, palette: bytes = b"") -> str:
-    """Pixels (H, W, C) as a PNG of a colour type."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        body = name + content
-        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
-    height, width = pixels.shape[:2]
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: this row uses no filter
-    png = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0))
-        + (chunk(b"PLTE", palette) if palette else b"")
-        + chunk(b"IDAT", zlib.compress(rows, 9))
-        + chunk(b"IEND", b"")
-    )
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+def _address(made: Image.Image) -> str:
+    out = io.BytesIO()
+    made.save(out, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")

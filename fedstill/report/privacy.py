@@ -1,5 +1,5 @@
 """What a run's privacy came to, node by node: what left, what it cost, how it was protected, and on what that
-rests. Older results, and runs without any mechanism, have one sentence.
+rests. Runs without any mechanism have one sentence.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.core.words import listed, number, percent, pick, whole, words
+from fedstill.core.words import listed, percent
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.files import Ledger, Traffic
 from fedstill.report.names import labels
+from fedstill.report.result import Result
+from fedstill.report.result_parts import NodePrivacy
 
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {
@@ -51,20 +53,19 @@ class Spent:
         return f"epsilon {epsilon_text(self.epsilon)} at delta {self.delta:g}"
 
 
-def spent(result: Mapping[str, Any]) -> list[Spent]:
-    """What each node's releases cost; empty for a result of before nodes could have a mechanism."""
+def spent(result: Result) -> list[Spent]:
+    """What each node's releases cost."""
     return [
-        Spent(
-            words(node, "name") or f"node {place + 1}",
-            words(node, "mechanism") or "none",
-            _epsilon(node),
-            number(node, "delta"),
-        )
-        for place, node in enumerate(_nodes(result))
+        Spent(node.name, node.mechanism, _epsilon(node) if node.guarantee else None, node.delta)
+        for node in _nodes(result)
     ]
 
 
-def guaranteed(result: Mapping[str, Any]) -> tuple[float, float] | None:
+def _epsilon(node: NodePrivacy) -> float:
+    return math.inf if node.epsilon is None else node.epsilon
+
+
+def guaranteed(result: Result) -> tuple[float, float] | None:
     """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
     told = spent(result)
     if not told or any(node.price == NO_GUARANTEE for node in told):
@@ -72,11 +73,11 @@ def guaranteed(result: Mapping[str, Any]) -> tuple[float, float] | None:
     return max(node.epsilon or 0.0 for node in told), max(node.delta or 0.0 for node in told)
 
 
-def in_words(result: Mapping[str, Any]) -> str | None:
+def in_words(result: Result) -> str | None:
     """A run's privacy in one line for the terminal; None where the result does not tell.
 
     >>> node = {"guarantee": True, "epsilon": 2.0001, "delta": 1e-05, "mechanism": "pate", "unit": "a record"}
-    >>> in_words({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}})
+    >>> in_words(Result.of({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}}))
     'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
     """
     told = spent(result)
@@ -85,9 +86,9 @@ def in_words(result: Mapping[str, Any]) -> str | None:
     alike: dict[tuple[float | None, str, str], list[Spent]] = {}
     for node, row in zip(told, _nodes(result), strict=True):
         if node.price != NO_GUARANTEE:
-            alike.setdefault((node.delta, node.mechanism, words(row, "unit") or ""), []).append(node)
+            alike.setdefault((node.delta, node.mechanism, row.unit), []).append(node)
     if not alike:
-        return words(result, "privacy", "text")
+        return result.privacy.text if result.privacy else None
     lines = []
     for (_, mechanism, unit), nodes in alike.items():
         worst = max(nodes, key=lambda node: node.epsilon or 0.0)
@@ -97,11 +98,9 @@ def in_words(result: Mapping[str, Any]) -> str | None:
     return "; ".join([*lines, *([f"{NO_GUARANTEE} at {listed(bare)}"] if bare else [])])
 
 
-def sentence(result: Mapping[str, Any]) -> str:
-    """What the head of a page says of it; empty where an older result says it in its own words."""
+def sentence(result: Result) -> str:
+    """What the head of a page says of it."""
     told = spent(result)
-    if not told and _older(result):
-        return ""
     bare = [node.name for node in told if node.price == NO_GUARANTEE]
     if told and not bare:
         return "What left each node has a formal guarantee of privacy: see below how strong it is."
@@ -110,13 +109,13 @@ def sentence(result: Mapping[str, Any]) -> str:
     return "There is no formal guarantee of privacy: see below what that means."
 
 
-def counts_are_noisy(result: Mapping[str, Any]) -> bool:
+def counts_are_noisy(result: Result) -> bool:
     """Whether every node put noise on how many examples it told to hold."""
     nodes = _nodes(result)
-    return bool(nodes) and all(any(map(_noisy, _lines(node, "rules"))) for node in nodes)
+    return bool(nodes) and all(any(map(_noisy, node.rules)) for node in nodes)
 
 
-def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
+def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
     """Everything that the page's part on privacy names.
 
     Args:
@@ -133,9 +132,8 @@ def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
         row["name"] = names.get(row["name"], row["name"])
     return {
         "sentence": sentence(result),
-        "known": isinstance(pick(result, "privacy"), Mapping),
-        "text": words(result, "privacy", "text"),
-        "facts": _older(result),
+        "known": result.privacy is not None,
+        "text": result.privacy.text if result.privacy else None,
         "pictures": of_pictures(result),
         "mechanisms": sorted(ledger.mechanisms) if ledger else [],
         # Without a mechanism at any node there is nothing to list.
@@ -147,17 +145,17 @@ def section(result: Mapping[str, Any], ledger: Ledger | None) -> dict[str, Any]:
     }
 
 
-def of_pictures(result: Mapping[str, Any]) -> list[str]:
+def of_pictures(result: Result) -> list[str]:
     """What label maps, and comparisons with real images, tell of nodes' images: a sentence each."""
 
     def crossed(kind: str, way: str) -> bool:
-        return bool(whole(result, "bytes", "by_kind", kind, way))
+        return bool(getattr((result.bytes.by_kind or {}).get(kind), way, 0))
 
     told = []
     if crossed("label maps", "up"):
         seen = ""
         if crossed("label maps", "down"):
-            own = "label maps" in (pick(result, "returned") or ())
+            own = "label maps" in result.returned
             seen = " Each went back to its own node only." if own else " They went on to all other nodes."
         told.append(f"Label maps are the outlines of what is in private images, one map an image.{seen}")
     if crossed("difference", "up"):
@@ -189,26 +187,15 @@ def odds(epsilon: float, delta: float) -> float:
 # --- one node -----------------------------------------------------------------------------------------
 
 
-def _nodes(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    nodes = pick(result, "privacy", "nodes")
-    return [node for node in nodes if isinstance(node, Mapping)] if isinstance(nodes, list) else []
+def _nodes(result: Result) -> tuple[NodePrivacy, ...]:
+    return result.privacy.nodes if result.privacy else ()
 
 
-def _epsilon(node: Mapping[str, Any]) -> float | None:
-    if pick(node, "guarantee") is not True:
-        return None
-    known = number(node, "epsilon")
-    return math.inf if known is None else known
-
-
-def _row(about: Spent, node: Mapping[str, Any], traffic: Traffic | None) -> dict[str, Any]:
+def _row(about: Spent, node: NodePrivacy, traffic: Traffic | None) -> dict[str, Any]:
     """A line of the table; the ledger tells what left, and whether the price is what was written there."""
-    left, budget = number(node, "left"), number(node, "budget")
-    paid = _events(node)
-    bare = whole(node, "releases_without_guarantee") or 0
-    agrees = None
-    if traffic is not None:
-        agrees = traffic.price == paid and traffic.bare == bare
+    left, budget, bare = node.left, node.budget, node.releases_without_guarantee
+    paid = Counter({event: times for event, times in node.events.items() if times})
+    agrees = None if traffic is None else traffic.price == paid and traffic.bare == bare
     return {
         "name": about.name,
         "kinds": None if traffic is None else [(kind, count) for kind, count in traffic.up.items() if count],
@@ -239,41 +226,34 @@ def _down(value: float) -> str:
     return f"{math.floor(1000 * value + 1e-9) / 1000:g}"
 
 
-def _events(node: Mapping[str, Any]) -> Counter[str]:
-    told = pick(node, "events")
-    names = told if isinstance(told, Mapping) else ()
-    return Counter({str(name): times for name in names if (times := whole(told, name))})
-
-
 # --- how they are protected ---------------------------------------------------------------------------
 
 
 def _protections(
-    told: Sequence[Spent], nodes: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+    told: Sequence[Spent], nodes: Sequence[NodePrivacy], names: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """What is said of nodes' protection, once for all of whom the same is said."""
     by_words: dict[str, dict[str, Any]] = {}
     for about, node in zip(told, nodes, strict=True):
         if about.mechanism == "none":
             continue
-        noise = pick(node, "noise")
-        levels = {PARTS.get(str(name), str(name)): number(noise, name) for name in noise or ()}
+        levels = [f"{PARTS.get(name, name)} {level:.4g}" for name, level in node.noise.items() if level]
         facts = [
-            ("Mechanism", ": ".join(filter(None, (about.mechanism, words(node, "says"))))),
-            ("Unit", words(node, "unit")),
-            ("Noise", _joined([f"{name} {level:.4g}" for name, level in levels.items() if level])),
-            ("Accountant", words(node, "accountant")),
-            ("Randomness", words(node, "randomness")),
+            ("Mechanism", ": ".join(filter(None, (about.mechanism, node.says)))),
+            ("Unit", node.unit),
+            ("Noise", ", ".join(levels)),
+            ("Accountant", node.accountant),
+            ("Randomness", node.randomness),
         ]
         shown = {
             "facts": [(name, value) for name, value in facts if value],
-            "rules": [_short(line) for line in _lines(node, "rules")],
-            "assumes": _lines(node, "assumes"),
+            "rules": [_short(line) for line in node.rules],
+            "assumes": node.assumes,
         }
         kept = by_words.setdefault(json.dumps(shown), {**shown, "names": [], "paid": []})
         name = names.get(about.name, about.name)
         kept["names"].append(name)
-        kept["paid"].append((name, _paid(_events(node))))
+        kept["paid"].append((name, _paid(Counter(node.events))))
     return list(by_words.values())
 
 
@@ -293,28 +273,5 @@ def _short(text: str) -> str:
     return re.sub(r"\d+\.\d{5,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
 
 
-def _lines(node: Mapping[str, Any], name: str) -> list[str]:
-    lines = pick(node, name)
-    return [str(line) for line in lines] if isinstance(lines, list) else []
-
-
 def _noisy(line: str) -> bool:
     return "Laplace noise" in line and "each count" in line
-
-
-def _joined(parts: Sequence[str]) -> str | None:
-    return ", ".join(parts) or None
-
-
-def _older(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a result says of a guarantee that has no nodes: everything, in its own words."""
-    told = pick(result, "privacy", "guarantee")
-    if _nodes(result) or told is None:
-        return []
-    if isinstance(told, Mapping):
-        return [(str(key).replace("_", " "), _plain(value)) for key, value in told.items()]
-    return [("guarantee", _plain(told))]
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

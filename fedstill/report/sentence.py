@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from fedstill.core.words import MISSING, listed, pick, whole
-from fedstill.protocol.kinds import KNOWN, Kind
+from fedstill.core.words import MISSING, listed
 from fedstill.report import privacy
 from fedstill.report.files import Ledger
-from fedstill.report.table import central_of
+from fedstill.report.result import Result
 
-SAID = ("says", "of", "of_maps", "package")  # of a kind, in a run's files
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
-def kinds_of(result: Mapping[str, Any]) -> Mapping[str, Kind]:
-    """What is known of each kind of tensor, as the run's files say it: by the method that released it."""
-    told = pick(result, "kinds")
-    found = {}
-    for name, about in told.items() if isinstance(told, Mapping) else ():
-        if isinstance(about, Mapping):
-            found[name] = Kind(name, **{key: about[key] for key in SAID if key in about})
-    return {**found, **KNOWN}
-
-
-def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made_up: bool = False) -> str:
+def plain_sentence(result: Result, ledger: Ledger | None = None, made_up: bool = False) -> str:
     """What happened, in words for people who do not know the method.
 
     It claims only what the bytes by kind bear out. ``made_up`` says that the server generated the
     inputs itself; ``ledger`` tells which questions were about inputs.
     """
-    nodes = pick(result, "nodes")
-    count = len(nodes) if isinstance(nodes, list) else whole(result, "split", "nodes")
+    count = result.split.nodes if result.nodes is None else len(result.nodes)
     if count is None:
         who = "Nodes, each with its own private data,"
     elif count == 1:
@@ -40,7 +24,7 @@ def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made
     else:
         who = f"{count_word(count).capitalize()} nodes, each with its own private data,"
 
-    central, asked = central_of(result), whole(result, "questions")
+    central, asked = result.central, result.questions
     if central == "nodes" and asked == 0:
         return f"{who} trained {'its model' if count == 1 else 'their models'} alone. {_what_left(result)}"
     if asked is None:
@@ -59,14 +43,14 @@ def plain_sentence(result: Mapping[str, Any], ledger: Ledger | None = None, made
     return f"{who} {what} {how}{end}. {_what_left(result)}"
 
 
-def _about_inputs(result: Mapping[str, Any], asked: int, ledger: Ledger | None, made_up: bool) -> str:
-    if not whole(result, "bytes", "by_kind", "inputs", "down"):
+def _about_inputs(result: Result, asked: int, ledger: Ledger | None, made_up: bool) -> str:
+    sent = (result.bytes.by_kind or {}).get("inputs")
+    if sent is None or not sent.down:
         return ""
     inputs = "inputs that the server made up" if made_up else "inputs that the server sent"
-    names = pick(result, "questions_by_name")
-    names = names if isinstance(names, Mapping) else {}
+    names = result.questions_by_name
     if ledger is not None:
-        about = sum(whole(names, name) or 0 for name in ledger.about_inputs)
+        about = sum(names.get(name, 0) for name in ledger.about_inputs)
     else:
         about = asked if len(names) == 1 else 0
     if about == asked:
@@ -76,12 +60,12 @@ def _about_inputs(result: Mapping[str, Any], asked: int, ledger: Ledger | None, 
     return f", some of them about {inputs}"
 
 
-def _what_left(result: Mapping[str, Any]) -> str:
-    by_kind = pick(result, "bytes", "by_kind")
-    if not isinstance(by_kind, Mapping):
+def _what_left(result: Result) -> str:
+    by_kind = result.bytes.by_kind
+    if by_kind is None:
         return f"What left the nodes was {MISSING}."
-    left = {kind for kind in by_kind if whole(by_kind, kind, "up") != 0}
-    kinds = kinds_of(result)
+    left = {kind for kind, sums in by_kind.items() if sums.up}
+    kinds = result.kind_of()
     # Kinds that carry neither a training example nor a model. Of any other kind, and of what a method that is
     # not ours says of its own, the page claims nothing.
     ours = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.records import read_result
-from fedstill.core.words import listed, run_notes, whole, words
+from fedstill.core.words import listed
 from fedstill.report.files import read_metrics
 from fedstill.report.metrics import in_a_sentence
+from fedstill.report.result import CENTRAL, Result
 from fedstill.report.summary import LOCAL, Row, Run, Setting, Summary
-from fedstill.report.table import CENTRAL, needs_words
+from fedstill.report.table import needs_words
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: M
         if place.folder in reasons:
             not_run[seed] = reasons[place.folder]
         elif (out / place.folder / "result.json").exists():
-            result = read_result(out / place.folder / "result.json")
+            result = Result.read(out / place.folder)
             metrics = read_metrics(out / place.folder / "metrics.jsonl", metric)
             leakage = comparison.leakage
             found = None if leakage is None else comparing.attacked(out / place.folder, leakage)
@@ -109,7 +109,7 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
     data, split, local = config.data, config.split, config.nodes.local
     batch = f"batch {local.batch}"
     # As many as a column has values: the runs know.
-    known = {whole(run.result, "split", "nodes"): None for row in rows for run in row.runs}
+    known = {run.result.split.nodes: None for row in rows for run in row.runs}
     count = split.nodes or next(filter(None, known), None)
     nodes = f"{count} nodes, " if count else ""
     parts = [
@@ -117,16 +117,16 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]
-    notes = {words(run.result, "data", "note"): None for row in rows for run in row.runs}
+    notes = {run.result.data.note: None for row in rows for run in row.runs}
     public = {_public(run.result): None for row in rows for run in row.runs}
     return "; ".join([*parts, *(note for note in (*notes, *public) if note)])
 
 
-def _public(result: Mapping[str, Any]) -> str | None:
-    name = words(result, "public", "name")
+def _public(result: Result) -> str | None:
+    name = result.public.name
     if name is None:
         return None
-    count, note = whole(result, "public", "examples"), words(result, "public", "note")
+    count, note = result.public.examples, result.public.note
     size = "" if count is None else f", {count:,} examples"
     return f"public data: {name}{size}" + ("" if note is None else f" ({note})")
 
@@ -181,7 +181,7 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
     said: dict[str, dict[str, None]] = {}
     for row in (row for setting in settings for row in setting.rows):
         for run in row.runs:
-            for note in run_notes(run.result):
+            for note in run.result.sentences:
                 said.setdefault(note, {})[row.name] = None
     notes += [f"{listed(list(names))}: {note}" for note, names in said.items()]
     for label, table in comparison.runs.items():
@@ -210,7 +210,8 @@ def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list
                     notes.append(f"{where}: not attacked: {reasons[run.folder]}.")
                 elif run.leakage is None:
                     waiting.append(where)
-                elif wrong := words(run.leakage, "ledger"):
+                elif run.leakage.ledger:
+                    wrong = run.leakage.ledger
                     notes.append(f"{where}: what was attacked is not the run of its folder: {wrong}.")
     if waiting:
         notes.append(f"Not attacked yet with the options of this comparison: {'; '.join(waiting)}.")

@@ -7,10 +7,11 @@ seeds; the standard deviation is the sample's (n - 1), and one seed alone has no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedstill.attacks.found import Leakage
 from fedstill.attacks.rows import Column
 from fedstill.core.words import number
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
@@ -18,9 +19,9 @@ from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.report import budgets
 from fedstill.report.compare_leakage import best
 from fedstill.report.files import Metrics
-from fedstill.report.metrics import ACCURACY, metric_of
 from fedstill.report.privacy import guaranteed
-from fedstill.report.table import value_of
+from fedstill.report.result import ACCURACY, Result
+from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ class Spread:
         return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" \u00b1 {self.std:.{digits}f}")
 
 
-TRAFFIC: Mapping[str, tuple[str, ...]] = {
-    "bytes up": ("bytes", "up"),
-    "bytes down": ("bytes", "down"),
-    "questions": ("questions",),
-    "turns": ("turns",),
-    "seconds": ("seconds", "total"),
+TRAFFIC: Mapping[str, Callable[[Result], float | None]] = {
+    "bytes up": lambda result: result.bytes.up,
+    "bytes down": lambda result: result.bytes.down,
+    "questions": lambda result: result.questions,
+    "turns": lambda result: result.turns,
+    "seconds": lambda result: result.seconds.total,
 }
 LOCAL, ALL_TESTS = "local ", ", all tests"  # around the key of a figure
 
@@ -72,9 +73,9 @@ class Run:
 
     seed: int
     folder: str
-    result: Mapping[str, Any]
+    result: Result
     metrics: Metrics
-    leakage: Mapping[str, Any] | None = None  # what attacks with the comparison's options got
+    leakage: Leakage | None = None  # what attacks with the comparison's options got
 
     def figure(self, name: str) -> float | None:
         """One of the figures that means are taken of.
@@ -85,18 +86,19 @@ class Run:
                 "local <key>, all tests", "standalone <key>", "ensemble <key>" or "centralised <key>".
         """
         if name in TRAFFIC:
-            return number(self.result, *TRAFFIC[name])
+            return TRAFFIC[name](self.result)
         whose, _, key = name.removesuffix(ALL_TESTS).rpartition(" ")
         if not whose:
-            return value_of(self.result, key)
-        if whose == "local":
-            on_shares = key == metric_of(self.result).key and not name.endswith(ALL_TESTS)
-            return number(self.result, "local", "share" if on_shares else key, "mean")
-        return number(self.result, whose, key, *(("mean",) if whose == "standalone" else ()))
+            return self.result.reached.get(key)
+        if whose in ("local", "standalone"):
+            on_shares = whose == "local" and key == self.result.metric.key and not name.endswith(ALL_TESTS)
+            figures = self.result.local if whose == "local" else self.result.standalone
+            return (figures or {}).get("share" if on_shares else key, OverNodes()).mean
+        return number(self.result.ensemble if whose == "ensemble" else self.result.centralised, key)
 
     def over_nodes(self, key: str) -> float | None:
         """How far a figure of the nodes' own models is spread over the nodes."""
-        return number(self.result, "local", key, "std")
+        return (self.result.local or {}).get(key, OverNodes()).std
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedstill.core.words import MISSING, came_down, human_bytes, human_seconds, number, pick, whole, words
-from fedstill.report.metrics import Measured, bare, figures_of, head, in_a_sentence, metric_of, spread_text
+from fedstill.core.words import MISSING, human_bytes, human_seconds, number
+from fedstill.report.metrics import Measured, bare, head, in_a_sentence, spread_text
 from fedstill.report.names import labels
+from fedstill.report.result import CENTRAL, Result
+from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Figure
 
 UNBROKEN = "\u00a0"  # a space at which no line ends
@@ -43,18 +45,10 @@ class Row:
         return (Measured(self.value, self.spread, self.each), *self.others)
 
 
-def method_title(result: Mapping[str, Any]) -> str:
+def method_title(result: Result) -> str:
     """The method as people write it ("FedIOD"), or its name in the code where no title is given."""
-    return words(result, "title") or words(result, "method") or "method " + MISSING
+    return result.title or result.method or "method " + MISSING
 
-
-# What a method is judged by: what to call it, and what it is.
-CENTRAL: Mapping[str, tuple[str, str]] = {
-    "student": ("student", "the central model that the server trained"),
-    "virtual": ("average", "the nodes' models averaged, weighed by their data: made only to be measured"),
-    "ensemble": ("ensemble", "all nodes' models answering together; there is no central model"),
-    "nodes": ("nodes' mean", "the mean over the nodes' own models; there is no central model"),
-}
 
 NEEDS: Mapping[str, str] = {
     "same_architecture": "same architecture",
@@ -75,53 +69,42 @@ def needs_words(needs: object) -> tuple[str, ...]:
     return tuple(word for key, word in NEEDS.items() if told.get(key) is True)
 
 
-def central_of(result: Mapping[str, Any]) -> str:
-    """What a run is judged by; a student, where its result is of before there was anything else."""
-    central = words(result, "central") or ""
-    return central if central in CENTRAL else "student"
-
-
-def value_of(result: Mapping[str, Any], key: str | None = None) -> float | None:
-    """One figure of what a run is judged by: by its key, or the one that models are judged by."""
-    key = metric_of(result).key if key is None else key
-    value = number(result, key)
-    return number(result, "student", key) if value is None else value
-
-
-def comparison(result: Mapping[str, Any]) -> list[Row]:
+def comparison(result: Result) -> list[Row]:
     """The lines that a run is judged by, in the order of the papers' tables.
 
     What a method does not have (a node's model trained alone, an ensemble) its result holds as null, and
     there is no line; what a result does not hold at all was not measured.
     """
-    figures = figures_of(result)
-    name, meaning = CENTRAL[central_of(result)]
-    ours = [Measured(value_of(result, figure.key)) for figure in figures]
+    figures = result.figures
+    name, meaning = CENTRAL[result.central]
+    ours = [Measured(result.reached[figure.key]) for figure in figures]
     ours_name = f"{name} ({method_title(result)})"
     names = labels(result)
-    has_own = pick(result, "local", figures[0].key) is not None
+    has_own = figures[0].key in (result.local or {})
     rows = []
-    if not _has_none(result, "standalone"):
+    if "standalone" not in result.missing:
         alone = "each node alone, on its own data"
-        rows.append(_over_nodes("standalone mean", alone, pick(result, "standalone"), figures, names))
-    if central_of(result) == "nodes":
-        mean = _over_nodes(ours_name, meaning, pick(result, "local"), figures, names)
+        rows.append(_over_nodes("standalone mean", alone, result.standalone, figures, names))
+    if result.central == "nodes":
+        mean = _over_nodes(ours_name, meaning, result.local, figures, names)
         ours = [
             dataclasses.replace(each, value=own.value) for each, own in zip(mean.measured, ours, strict=True)
         ]
         meaning, rows = mean.meaning, []  # the same models
-    elif _has_none(result, "standalone") and has_own:
+    elif "standalone" in result.missing and has_own:
         own_meaning = "each node's own model, at the end"
-        rows.append(_over_nodes("nodes' own models", own_meaning, pick(result, "local"), figures, names))
+        rows.append(_over_nodes("nodes' own models", own_meaning, result.local, figures, names))
     rows.append(_row(ours_name, meaning, ours, is_student=True))
-    if not _has_none(result, "ensemble") and central_of(result) != "ensemble":
-        together = _among("the nodes' models, answering together", pick(result, "ensemble"), names)
-        rows.append(_row("teachers' ensemble", together, _alone(pick(result, "ensemble"), figures)))
+    if "ensemble" not in result.missing and result.central != "ensemble":
+        together = _among(
+            "the nodes' models, answering together", (result.ensemble or {}).get("nodes"), names
+        )
+        rows.append(_row("teachers' ensemble", together, _alone(result.ensemble, figures)))
     rows.append(
         _row(
             "centralised",
             "one model, if all data lay in one place",
-            _alone(pick(result, "centralised"), figures),
+            _alone(result.centralised, figures),
         )
     )
     return rows
@@ -132,35 +115,32 @@ def _row(name: str, meaning: str, measured: Sequence[Measured], is_student: bool
     return Row(name, meaning, first.value, first.spread, first.each, is_student, tuple(others))
 
 
-def _alone(record: object, figures: Sequence[Figure]) -> list[Measured]:
+def _alone(record: Mapping[str, Any] | None, figures: Sequence[Figure]) -> list[Measured]:
     """Figures of one model."""
     return [Measured(number(record, figure.key)) for figure in figures]
 
 
 def _over_nodes(
-    name: str, meaning: str, record: object, figures: Sequence[Figure], names: Mapping[str, str]
+    name: str,
+    meaning: str,
+    record: Mapping[str, OverNodes] | None,
+    figures: Sequence[Figure],
+    names: Mapping[str, str],
 ) -> Row:
     """A line with one value a node."""
-    measured = []
-    for figure in figures:
-        told = pick(record, figure.key)
-        per_node = pick(told, "per_node")
-        each = [number({"node": value}, "node") for value in per_node] if isinstance(per_node, list) else []
-        known = tuple(value for value in each if value is not None)
-        measured.append(Measured(number(told, "mean"), number(told, "std"), known))
-    return _row(name, _among(meaning, pick(record, figures[0].key), names), measured)
+    found = [(record or {}).get(figure.key, OverNodes()) for figure in figures]
+    measured = [
+        Measured(told.mean, told.std, tuple(value for value in told.per_node if value is not None))
+        for told in found
+    ]
+    return _row(name, _among(meaning, found[0].nodes, names), measured)
 
 
-def _among(meaning: str, figures: object, names: Mapping[str, str]) -> str:
+def _among(meaning: str, nodes: Sequence[str] | None, names: Mapping[str, str]) -> str:
     """What a figure means; where it is not over all nodes, it names them."""
-    nodes = pick(figures, "nodes")
-    if not isinstance(nodes, list):
+    if nodes is None:
         return meaning
-    return f"{meaning} (only {', '.join(names.get(str(node), str(node)) for node in nodes)})"
-
-
-def _has_none(result: Mapping[str, Any], key: str) -> bool:
-    return key in result and result[key] is None
+    return f"{meaning} (only {', '.join(names.get(node, node) for node in nodes)})"
 
 
 def texts(row: Row, figures: Sequence[Figure]) -> list[str]:
@@ -177,15 +157,16 @@ def bare_texts(row: Row, figures: Sequence[Figure]) -> list[str]:
     return told
 
 
-def print_table(result: Mapping[str, Any], console: Console) -> None:
+def print_table(record: Mapping[str, Any], console: Console) -> None:
     """Print the table at the end of a run: the task's figures, then bytes and time.
 
-    ``result`` is the content of ``result.json``; what it lacks is printed as "not measured".
+    ``record`` is the content of ``result.json``; what it lacks is printed as "not measured".
     Names come from users: they are printed as they are, never read as markup.
     """
+    result = Result.of(record)
     # An explicit Text keeps rich from reading a name such as "[red]" as a colour.
-    title = Text(words(result, "name") or "run")
-    figures = figures_of(result)
+    title = Text(result.name or "run")
+    figures = result.figures
     several = len(figures) > 1  # then units stand above, to make room
     table = Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0 if several else 1)
@@ -201,8 +182,8 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
 
     from fedstill.report.privacy import in_words
 
-    up, down = whole(result, "bytes", "up"), came_down(result)
-    seconds = number(result, "seconds", "total")
+    up, down = result.bytes.up, result.came_down
+    seconds = result.seconds.total
     for label, value in (
         ("left the nodes", MISSING if up is None else human_bytes(up)),
         ("came to the nodes", MISSING if down is None else human_bytes(down)),
@@ -222,14 +203,14 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
         console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
 
 
-def _reached(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _reached(result: Result) -> list[tuple[str, str]]:
     """How the nodes were reached, for a run whose nodes were elsewhere."""
-    from fedstill.report.link import events, message_cost, time_split
+    from fedstill.report.link import message_cost, time_split
 
     split, cost = time_split(result), message_cost(result)
     lines = [] if split is None else [("of it", split)]
     lines += [] if cost is None else [("messages", cost)]
-    for event in events(result):
-        why = f": {event['why']}" if event["why"] else ""
-        lines.append((str(event["node"]), f"{event['what']} at question {event['number']}{why}"))
+    for event in result.events:
+        why = f": {event.reason}" if event.reason else ""
+        lines.append((event.node, f"{event.event} at question {event.number}{why}"))
     return lines

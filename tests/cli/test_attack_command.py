@@ -14,12 +14,14 @@ from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.data_copying import DataCopying
+from fedstill.attacks.found import Leakage
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.leakage import described
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.errors import FedstillError
+from fedstill.core.loading import load
 from fedstill.core.tables import changed
 
 Main = Callable[..., tuple[int, str, str]]
@@ -203,8 +205,12 @@ def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attac
 # --- what it prints -----------------------------------------------------------------------------------
 
 
+def read(found: dict[str, Any]) -> Leakage:
+    return load(Leakage, json.loads(json.dumps(found)), Path("leakage.json"))
+
+
 def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
-    assert printed(FOUND) == [
+    assert printed(read(FOUND)) == [
         ("inversion, DLG", "all parameters",
          "PSNR 31.2 \u00b1 4.0 dB, labels right 3 of 4", "9.8 dB, guessed"),
         ("membership, LiRA", "student",
@@ -220,7 +226,7 @@ def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
 
 def shown(found: dict[str, Any], width: int) -> str:
     out = StringIO()
-    print_leakage(found, Console(file=out, width=width, color_system=None))
+    print_leakage(read(found), Console(file=out, width=width, color_system=None))
     return out.getvalue()
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import itertools
 import json
-import struct
-import zlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,9 @@ from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.leakage import MOST, section
+from fedstill.report.result import Result
 from tests.report.test_report_page import Page, a_folder, a_result
+from tests.report.test_report_png import decoded
 
 HOSTILE = '"><script>alert(1)</script>'
 Stacks = dict[str, npt.NDArray[Any]]
@@ -234,16 +233,6 @@ def drawn(page: Page, *alts: str) -> list[str]:
     return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
 
 
-def grey(address: str) -> npt.NDArray[np.uint8]:
-    """A grey PNG's pixels (H, W)."""
-    png = base64.b64decode(address.removeprefix("data:image/png;base64,"))
-    width, height = struct.unpack(">II", png[16:24])
-    start = png.index(b"IDAT") + 4
-    size = struct.unpack(">I", png[start - 8 : start - 4])[0]
-    rows = np.frombuffer(zlib.decompress(png[start : start + size]), np.uint8).reshape(height, width + 1)
-    return rows[:, 1:]
-
-
 # --- figures ---
 
 
@@ -268,11 +257,6 @@ def test_what_was_heard_and_the_ledger_can_disagree(tmp_path: Path) -> None:
     assert f"The repetition is not the run of this folder: {why}." in text
     assert "The repetition is the run" not in text
     assert "Formal guarantee of privacy: epsilon 3 at most, at each node." in text  # rounded up
-    unknown = a_head()
-    del unknown["ledger"]
-    text = attacked(tmp_path, unknown).text
-    assert "Whether the repetition is the run: not measured ." in text
-    assert "The repetition is the run" not in text
 
 
 def test_inversion_stands_beside_a_guess(tmp_path: Path) -> None:
@@ -296,7 +280,7 @@ def test_original_and_recovered_images_are_side_by_side(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(inversion=an_inversion()), stacks)
     alts = ("original", "DLG", "Inverting gradients")
     for alt, name in zip(alts, ("original", "dlg", "inverting"), strict=True):
-        shown = [grey(address) for address in drawn(page, alt)]
+        shown = [decoded(address) for address in drawn(page, alt)]
         np.testing.assert_array_equal(np.stack(shown), stacks[f"inversion.{name}"][:, 0])
     order = [attrs["alt"] for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
     assert order == [alt for alt in alts for _ in range(4)]
@@ -411,19 +395,19 @@ def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
 
 def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    assert section(folder, a_result()) is None
+    assert section(folder, Result.of(a_result())) is None
     assert "Leakage" not in Page(write_report(folder).read_text(encoding="utf-8")).text
 
 
 def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
     skipped = [
         {"attack": "copying", "reason": "the server made no images."},
-        {"attack": "counts", "reason": None},
+        {"attack": "counts", "reason": "no <counts> left"},
     ]
     text = attacked(tmp_path, a_head(inversion=an_inversion(), skipped=skipped), of_inversion()).text
     part = text[text.index("Not tried") :]
     assert "copying : the server made no images." in part
-    assert "counts : not measured , and the file does not say why." in part
+    assert "counts : no <counts> left." in part
     assert "membership" not in part
     heads = ("Who was among the training records", "Whether generated images copy", "What label counts told")
     assert not any(head in text for head in heads)
@@ -485,21 +469,35 @@ def replaced(value: Any, junk: object) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
-def test_no_part_of_a_wrong_type_breaks_a_page(tmp_path: Path, junk: object) -> None:
+def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path, junk: object) -> None:
     parts = generated()
     parts["membership"] = parts["membership"][:1]
     parts["copying"]["spaces"] = [a_space("pixels", pairs=a_space("pixels")["pairs"][:1])]
-    told = a_head(inversion=an_inversion(), **parts)
-    (tmp_path / "leakage.json").write_text("{}")
-    assert section(tmp_path, a_result()) is not None
-    told = json.loads(json.dumps(told))
+    told = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
     broken = [changed for changed in replaced(told, junk) if isinstance(changed, dict)]
     assert len(broken) > 200
+    refused = []
     for changed in broken:
         (tmp_path / "leakage.json").write_text(json.dumps(changed))
-        assert section(tmp_path, a_result()) is not None
-    for changed in itertools.islice(broken, 0, None, 80):  # the template, too
-        attacked(tmp_path, changed)
+        try:
+            assert section(tmp_path, Result.of(a_result())) is not None
+        except RunFolderError as error:
+            refused.append(str(error))
+    assert len(refused) > 50
+    line = re.compile(r"\S+leakage\.json: [\w.\[\]]+ is (missing|.*: allowed is [a-z ]+)")
+    assert all(map(line.fullmatch, refused))
+
+
+def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path) -> None:
+    told = json.loads(json.dumps(a_head(inversion=an_inversion())))
+    told["attacks"][0]["rows"][1]["value"] = "much"
+    with pytest.raises(
+        RunFolderError, match=r"attacks\[0\]\.rows\[1\]\.value is 'much': allowed is a finite"
+    ):
+        attacked(tmp_path, told)
+    del told["ledger"]  # whether the repetition is the run: nothing is shown without it
+    with pytest.raises(RunFolderError, match=r"leakage\.json: ledger is missing"):
+        attacked(tmp_path, told)
 
 
 def test_texts_are_only_text(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import math
 import re
@@ -17,7 +16,6 @@ from rich.console import Console
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
 from fedstill.core.records import write_text
-from fedstill.report import marks as drawings
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page
@@ -328,60 +326,6 @@ def test_same_files_same_bytes(folder: Path) -> None:
     first = [(folder / name).read_bytes() for name in files]
     write_comparison(folder, compare.read_folder(folder))
     assert [(folder / name).read_bytes() for name in files] == first
-
-
-# --- drawings ---------------------------------------------------------------------------------------
-
-
-def test_scatter_places_bytes_on_a_logarithmic_axis_and_nothing_at_the_edge() -> None:
-    marks = [
-        drawings.Mark(1, "silent", 0, 20.0),
-        drawings.Mark(2, "low", 1e3, 20.0),
-        drawings.Mark(3, "middle", 1e5, 60.0, 10.0),
-        drawings.Mark(4, "high", 1e7, 100.0),
-    ]
-    drawing = drawings.scatter_plot(marks)
-    places = re.findall(r'<svg class="c\d" x="([0-9.]+)%" y="([0-9.]+)"', drawing)
-    x, y = [float(place) for place, _ in places], [float(place) for _, place in places]
-    assert x[0] < 100 * drawings.EDGE < x[1]
-    assert x[1] == 16.0  # 10^3 is where the axis begins,
-    assert x[3] == 96.0  # 10^7 where it ends,
-    assert x[2] == 56.0  # and 10^5 half way
-    assert y == [360.0, 360.0, 180.0, 0.0]
-    assert '<line class="whisker" x1="0" x2="0" y1="-45.0" y2="45.0"/>' in drawing  # 10 of 80 points, of 360
-    assert ">1 kB</text>" in drawing
-    assert ">10 MB</text>" in drawing
-    assert 'class="edge"' in drawing
-    assert 'class="edge"' not in drawings.scatter_plot(marks[1:])
-
-
-def test_scatter_of_what_sends_nothing_can_be_drawn() -> None:
-    drawing = drawings.scatter_plot([drawings.Mark(1, "a", 0, 50.0), drawings.Mark(2, "b", 0, 50.0)])
-    assert "nan" not in drawing
-    assert "kB" not in drawing
-    # The same dot twice: its two numbers stand apart.
-    chips = [float(y) for y in re.findall(r'class="disc" cx="24" cy="(-?[0-9.]+)"', drawing)]
-    assert abs(chips[0] - chips[1]) >= 20
-
-
-def test_curves_end_with_their_numbers_apart() -> None:
-    curves = [drawings.Curve(place, f"m{place}", [(0.5, 40.0), (1.0, 90.0)]) for place in range(1, 13)]
-    drawing = drawings.curves_plot(curves)
-    assert 'points="500.0,' in drawing
-    chips = sorted(float(y) for y in re.findall(r'class="disc" cx="24" cy="(-?[0-9.]+)"', drawing))
-    assert len(chips) == 12
-    assert min(b - a for a, b in itertools.pairwise(chips)) >= 20
-    assert '<g class="c0">' in drawing
-    assert '<g class="c0 again">' in drawing  # the ninth has the first one's colour, dashed
-
-
-def test_names_are_escaped_in_drawings() -> None:
-    for drawing in (
-        drawings.scatter_plot([drawings.Mark(1, "<script>", 10, 50.0)]),
-        drawings.curves_plot([drawings.Curve(1, "<script>", [(1.0, 50.0)])]),
-    ):
-        assert "<script>" not in drawing
-        assert "&lt;script&gt;" in drawing
 
 
 # --- privacy ---

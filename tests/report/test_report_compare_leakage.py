@@ -14,14 +14,16 @@ from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.data_copying import DataCopying
+from fedstill.attacks.found import Leakage, skipped
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.leakage import described
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
+from fedstill.core.loading import load
 from fedstill.core.records import write_text
 from fedstill.report.compare import Spread, latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.compare_leakage import skipped, strength
+from fedstill.report.compare_leakage import strength
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, records
 from tests.report.test_report_page import Page
 
@@ -51,7 +53,13 @@ def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
         if parts.get(name):
             found[name] = described(attack, parts[name])
     rest = {key: part for key, part in parts.items() if key not in ("inversion", "copying")}
-    return {"config": CONFIG, "attacks": list(found.values()), "sentence": "<one> left.", **rest}
+    return {
+        "config": CONFIG,
+        "attacks": list(found.values()),
+        "sentence": "<one> left.",
+        "ledger": None,
+        **rest,
+    }
 
 
 # LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
@@ -147,11 +155,12 @@ def test_an_attack_that_was_not_tried_on_all_runs_is_none_of_them(folder: Path) 
     assert fedavg.leaked(AUC) == "62.0 \u00b1 2.0"
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), "much"])
+@pytest.mark.parametrize("value", [None, float("nan")])
 def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
-    rows = [{"column": leak.name, "attack": "Loss", "value": value} for leak in LEAKS]
+    rows = [{"column": leak.name, "who": "it", "figure": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
-        leak(folder, f"fedavg-seed{seed}", {"config": CONFIG, "attacks": [{"name": "x", "rows": rows}, None]})
+        found = {"ledger": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
+        leak(folder, f"fedavg-seed{seed}", found)
     _, fedavg, _ = summarise(folder, a_plan()).rows
     assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
@@ -236,7 +245,7 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
         "Accuracy against the AUC of the strongest membership attack. "
         "FedAvg: 84.0%, membership AUC 64.0%, 2.5 kB; FedIOD: 91.0%, membership AUC 55.0%, 40.0 kB."
     )
-    assert page.attributes("aria-label").count(label) == 2  # one for screens, one for phones
+    assert page.attributes("aria-label").count(label) == 3  # one a width
     assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
     assert write_comparison(folder, a_plan()).read_text(encoding="utf-8") == source
 
@@ -268,9 +277,10 @@ def test_nothing_attacked_yet_can_be_shown(folder: Path) -> None:
 
 
 def drawn(folder: Path, plan: Comparison) -> str:
-    """The wide picture."""
+    """The drawing for one width."""
     source = write_comparison(folder, plan).read_text(encoding="utf-8")
-    return source[source.index('on-wide"') : source.index('on-phone"')]
+    leakage = source[source.index("against leakage</h2>") :]
+    return leakage[leakage.index('class="w1000"') : leakage.index("</svg></div></div>")]
 
 
 def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list[float | None]) -> Comparison:
@@ -290,9 +300,8 @@ def test_budgets_of_one_method_are_joined_and_have_their_epsilon(tmp_path: Path)
     budgets = [("none", float("inf")), ("eight", 8.0), ("three", 3.0)]
     settings = [{"name": name, "nodes": {"privacy": {"epsilon": value}}} for name, value in budgets]
     picture = drawn(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
-    assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["\u03b5 2.9", "\u03b5 7.9"]
-    assert picture.count('class="way"') == 2
-    assert picture.count('class="disc"') == 1  # one number, at the end of the line: without a budget
+    assert re.findall(r"<text[^>]*>([^<%]*\u03b5[^<]*)<", picture) == ["\u03b5 2.9", "\u03b5 7.9"]
+    assert re.findall(r"<text[^>]*>(\d+)<", picture) == ["1"]  # at the end of the line: without a budget
     assert (
         "FedAvg, three, epsilon 2.9: 82.0%, membership AUC 65.0%, 1.5 kB; FedAvg, eight, epsilon 7.9"
         in picture
@@ -303,18 +312,21 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
     settings = [{"name": "<few>", "split": {"alpha": 0.1}}, {"name": "many", "split": {"alpha": 9.0}}]
     plan = with_settings(tmp_path, settings, [None, 2.9])
     picture = drawn(tmp_path, plan)
-    assert re.findall(r'class="tag"[^>]*>([^<]*)<', picture) == ["a", "b, \u03b5 2.9"]
-    assert 'class="way"' not in picture
-    assert picture.count('class="disc"') == 2
+    assert re.findall(r"<text[^>]*>([ab][^<]*)<", picture) == ["a", "b, \u03b5 2.9"]
+    assert re.findall(r"<text[^>]*>(\d+)<", picture) == ["1", "1"]
     assert "<few>" not in picture
     assert "a <few> b many" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text
 
 
 def test_the_strength_names_what_was_tried() -> None:
-    assert strength({"attacks": None}) == "Nothing was tried."
+    def read(found: dict[str, Any]) -> Leakage:
+        return load(Leakage, found, Path("leakage.json"))
+
+    assert strength(read({"ledger": None})) == "Nothing was tried."
     assert strength(
-        a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5))
+        read(a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5)))
     ) == (
         "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); copying in pixels."
     )
-    assert skipped({}) == []
+    reasons = [{"attack": name, "reason": "no images"} for name in ("copying", "scores")]
+    assert skipped(read({"ledger": None, "skipped": reasons})) == ["copying, scores: no images"]

@@ -17,7 +17,8 @@ from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.records import write_text
 from fedstill.report import write_report
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.metrics import Measured, figures_of, gap_text, metric_of, spread_text
+from fedstill.report.metrics import Measured, gap_text, spread_text
+from fedstill.report.result import Result
 from fedstill.runs.config import PaperFigure, check_paper
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result
@@ -124,13 +125,10 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
 
 
 def test_a_result_without_figures_is_judged_by_accuracy() -> None:
-    assert metric_of({}).title == "Accuracy"
-    assert [figure.key for figure in figures_of({"metric": "hd95", "figures": FIGURES})] == [
-        "hd95", "dice", "sensitivity", "specificity",
-    ]  # fmt: skip
-    broken = figures_of({"metric": "x", "figures": [{"key": "x", "digits": 99}, 7, {"title": "none"}]})
-    assert [(figure.key, figure.digits) for figure in broken] == [("x", 6)]
-    hd95 = figures_of({"metric": "dice", "figures": FIGURES})[3]
+    assert Result().metric.title == "Accuracy"
+    figures = Result.of({"metric": "hd95", "figures": FIGURES}).figures
+    assert [figure.key for figure in figures] == ["hd95", "dice", "sensitivity", "specificity"]
+    hd95 = Result.of({"metric": "dice", "figures": FIGURES}).figures[3]
     assert spread_text(hd95, Measured(None)) == "not measured"
     assert spread_text(hd95, Measured(24.61, 3.62)) == "24.6 px ± 3.6"
     assert gap_text(hd95, -1.09) == "-1.1"

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from fedstill.report import write_report
 from fedstill.report.names import labels
+from fedstill.report.result import Result
 from fedstill.report.table import comparison
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
@@ -27,7 +28,7 @@ def of_sites() -> dict[str, Any]:
 
 
 def test_the_site_stands_beside_the_name_only_where_it_is_known() -> None:
-    assert labels(of_sites()) == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
+    assert labels(Result.of(of_sites())) == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
 
 
 def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
 def test_nodes_that_a_figure_is_over_are_written_so_too() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
-    assert comparison(result)[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
+    assert comparison(Result.of(result))[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
 
 
 def a_run(folder: Path, **split: Any) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from fedstill.core.errors import RunFolderError
 from fedstill.privacy.statement import epsilon_text
 from fedstill.report import write_report
 from fedstill.report.files import read_ledger
-from fedstill.report.privacy import guaranteed, in_words, odds, of_pictures, section, sentence
+from fedstill.report.privacy import guaranteed, in_words, odds, of_pictures, sentence
+from fedstill.report.result import Result
 from tests.report.test_report_page import Page, a_folder, a_ledger, a_result, only_result, page_of
 from tests.report.test_report_table import printed
 
@@ -90,9 +92,9 @@ def test_an_epsilon_is_rounded_up(value: float, text: str) -> None:
 
 def test_a_run_costs_what_its_dearest_node_pays() -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
-    assert guaranteed(result) == (5.0, 1e-5)
-    assert guaranteed(told(a_node("north", 3.0), bare("south"))) is None
-    assert guaranteed({"privacy": {"guarantee": None, "text": "no guarantee"}}) is None
+    assert guaranteed(Result.of(result)) == (5.0, 1e-5)
+    assert guaranteed(Result.of(told(a_node("north", 3.0), bare("south")))) is None
+    assert guaranteed(Result.of({"privacy": {"guarantee": None, "text": "no guarantee"}})) is None
 
 
 # --- the page ---
@@ -198,12 +200,14 @@ def test_words_of_nodes_are_only_text(tmp_path: Path) -> None:
     assert page.text.count(hostile) >= 9
 
 
-@pytest.mark.parametrize("odd", [None, 3, "x", [], {"a": 1}])
-def test_odd_values_are_no_guarantee(tmp_path: Path, odd: object) -> None:
-    node = {"name": odd, "guarantee": odd, "epsilon": odd, "delta": odd, "noise": odd, "rules": odd}
-    result = {**a_result(), "privacy": {"nodes": [node, odd]}}
-    assert guaranteed(result) is None
-    assert "There is no formal guarantee of privacy" in only_result(tmp_path, result).text
+@pytest.mark.parametrize("odd", [3, "x", [], {"a": 1}])
+def test_an_odd_value_is_one_line_and_no_guarantee(tmp_path: Path, odd: object) -> None:
+    for name in ("guarantee", "noise", "events"):
+        node = {**a_node("north", 3.0), name: odd}
+        if name != "guarantee" and isinstance(odd, dict):
+            continue
+        with pytest.raises(RunFolderError, match=rf"result\.json: privacy\.nodes\[0\]\.{name} is "):
+            only_result(tmp_path, told(node))
 
 
 def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
@@ -218,7 +222,7 @@ def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
 
 def test_an_infinite_price_is_said(tmp_path: Path) -> None:
     node = a_node("north", math.inf, budget=None, left=None)
-    assert guaranteed(told(node)) == (math.inf, 1e-5)
+    assert guaranteed(Result.of(told(node))) == (math.inf, 1e-5)
     assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, told(node)).text
 
 
@@ -245,26 +249,25 @@ def test_prices_are_read_from_the_ledger(tmp_path: Path) -> None:
 
 def test_the_terminal_says_what_it_cost() -> None:
     every = told(a_node("north", 3.0), a_node("south", 5.0))
-    assert in_words(every) == f"at most epsilon 5 at delta 1e-05 at each node (pate), for {UNIT}"
+    assert in_words(Result.of(every)) == f"at most epsilon 5 at delta 1e-05 at each node (pate), for {UNIT}"
     some = told(a_node("north", 3.0), bare("south"))
-    assert in_words(some) == f"epsilon 3 at delta 1e-05 at north (pate), for {UNIT}; no guarantee at south"
-    assert in_words(told(bare("north"))) == "as told"
+    assert (
+        in_words(Result.of(some))
+        == f"epsilon 3 at delta 1e-05 at north (pate), for {UNIT}; no guarantee at south"
+    )
+    assert in_words(Result.of(told(bare("north")))) == "as told"
     mixed = told(a_node("a", 3.0), a_node("b", 5.0, delta=0.01), a_node("c", 4.0))
     own = f"at most epsilon 4 at delta 1e-05 at a and c (pate), for {UNIT}"
-    assert in_words(mixed) == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
+    assert in_words(Result.of(mixed)) == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
     groups = told(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd"))
     said = "epsilon 2 at delta 1e-05 at b (dp-sgd), for a group"
-    assert in_words(groups) == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {said}"
-    assert in_words({}) is None
+    assert in_words(Result.of(groups)) == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {said}"
+    assert in_words(Result()) is None
     assert "at most epsilon 5 at delta 1e-05 at each node (pate)" in " ".join(printed(every).split())
 
 
 def test_the_head_of_a_page_is_true() -> None:
-    assert "for south" in sentence(told(a_node("north", 3.0), bare("south")))
-    assert sentence({**a_result(), "privacy": {"guarantee": {"epsilon": 3.2}}}) == ""
-    assert section({**a_result(), "privacy": {"guarantee": True, "text": "x"}}, None)["facts"] == [
-        ("guarantee", "true")
-    ]
+    assert "for south" in sentence(Result.of(told(a_node("north", 3.0), bare("south"))))
 
 
 # --- of images ---
@@ -287,11 +290,11 @@ def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) 
 
 
 def test_no_more_is_said_of_images_than_left() -> None:
-    assert of_pictures(_crossed("fediod", "logits", "gradients")) == []
-    (told_maps,) = of_pictures(_crossed("fediod", "label maps", down=0))
+    assert of_pictures(Result.of(_crossed("fediod", "logits", "gradients"))) == []
+    (told_maps,) = of_pictures(Result.of(_crossed("fediod", "label maps", down=0)))
     assert "other nodes" not in told_maps  # no question has maps with it
     returned = {"returned": ["label maps"]}
-    (told_maps,) = of_pictures({**_crossed("asyndgan", "label maps"), **returned})
+    (told_maps,) = of_pictures(Result.of({**_crossed("asyndgan", "label maps"), **returned}))
     assert told_maps.endswith("Each went back to its own node only.")
-    (compared,) = of_pictures(_crossed("fediod", "difference"))
+    (compared,) = of_pictures(Result.of(_crossed("fediod", "difference")))
     assert "gradients" not in compared.lower()

@@ -1,0 +1,221 @@
+"""Figures of finished runs and comparisons for papers, as matplotlib Figures.
+
+Each function takes a folder and returns a ``matplotlib.figure.Figure``, which belongs to the caller: change
+it, put it into a notebook, save it. They are the drawings of the reports, with names where a report has a
+table.
+
+>>> import fedstill.figures
+>>> sorted(fedstill.figures.OF_A_RUN)
+['accuracy', 'local_losses', 'losses']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.report import compare_figures, drawing, run_figures
+from fedstill.report.compare_points import curves_of, leaking_of, marks_of
+from fedstill.report.drawing import FORMATS
+from fedstill.report.run import RunFiles
+from fedstill.report.summary import Setting, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "accuracy", "against_epsilon", "against_leakage", "curves", "local_losses", "losses", "traffic", "write",
+]  # fmt: skip
+
+
+class NothingToDraw(FedstillError):
+    """A run or a comparison lacks what a figure shows."""
+
+
+def accuracy(run: str | Path | RunFiles) -> Figure:
+    """What a run is judged by over its steps or rounds, in percent, with the levels beside it.
+
+    Args:
+        run: its folder, or the run as :meth:`fedstill.report.run.RunFiles.read` loads it.
+
+    Raises:
+        NothingToDraw: nothing was measured on the way.
+        RunFolderError: the folder holds no finished run, or a file of it is spoilt.
+    """
+    kept = _run(run)
+    course = run_figures.course_of(kept)
+    if course is None:
+        raise NothingToDraw(f"{kept.folder} measured nothing on its way: there is no curve to draw")
+    with drawing.style():
+        figure = run_figures.course(course)
+        figure.axes[0].set_ylabel(f"{course.title} on the test data")
+    return figure
+
+
+def losses(run: str | Path | RunFiles) -> Figure:
+    """The server's losses, a small plot each: every step pale, the running mean strong.
+
+    Raises:
+        NothingToDraw: the run has no losses.
+        RunFolderError: as for :func:`accuracy`.
+    """
+    kept = _run(run)
+    return _losses(kept, kept.metrics.losses, shared=False)
+
+
+def local_losses(run: str | Path | RunFiles) -> Figure:
+    """The losses of local training, a small plot a node on one scale, and of the centralised model.
+
+    Raises:
+        NothingToDraw: the run has no losses.
+        RunFolderError: as for :func:`accuracy`.
+    """
+    kept = _run(run)
+    return _losses(kept, run_figures.local_of(kept), shared=True)
+
+
+def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
+    """What methods reach against the bytes that they send, on a logarithmic axis.
+
+    Args:
+        comparison: its folder, or its summary.
+        setting: which of its settings, from 0 up.
+
+    Raises:
+        NothingToDraw: no run has both figures.
+        RunFolderError: the folder holds no comparison, or a file of it is spoilt.
+    """
+    kept = _setting(comparison, setting)
+    marks = marks_of(kept)
+    if not marks:
+        raise NothingToDraw("no run of the comparison has both its figure and its bytes")
+    with drawing.style():
+        figure = compare_figures.traffic(marks)
+        figure.axes[0].set(xlabel="bytes up and down, all nodes, a whole run", ylabel=kept.metric.title)
+        return compare_figures.legend(figure, [(mark.place, mark.name) for mark in marks])
+
+
+def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
+    """What methods reach over the share of the run that is done, a line a method.
+
+    Raises:
+        NothingToDraw: no run measured it on its way.
+        RunFolderError: as for :func:`traffic`.
+    """
+    kept = _setting(comparison, setting)
+    lines = curves_of(kept)
+    if not lines:
+        raise NothingToDraw("no run of the comparison measured anything on its way")
+    with drawing.style():
+        figure = compare_figures.curves(lines)
+        figure.axes[0].set(xlabel="share of the run that is done", ylabel=kept.metric.title)
+        return compare_figures.legend(figure, [(line.place, line.name) for line in lines])
+
+
+def against_epsilon(comparison: str | Path | Summary) -> Figure:
+    """What methods reach under each budget of privacy; without one at the right edge.
+
+    Raises:
+        NothingToDraw: its settings do not differ in the budget.
+        RunFolderError: as for :func:`traffic`.
+    """
+    summary = _summary(comparison)
+    lines = summary.budgets()
+    if not lines:
+        raise NothingToDraw("the settings of the comparison do not differ in nodes.privacy.epsilon")
+    with drawing.style():
+        figure = compare_figures.against_epsilon(lines)
+        figure.axes[0].set(xlabel="epsilon", ylabel=summary.metric.title)
+        return compare_figures.legend(figure, [(line.place, line.name) for line in lines if line.points])
+
+
+def against_leakage(comparison: str | Path | Summary) -> Figure:
+    """What methods reach against what attacks got of them; areas are bytes.
+
+    Raises:
+        NothingToDraw: its runs were not attacked, or not with a figure that can be an axis.
+        RunFolderError: as for :func:`traffic`.
+    """
+    summary = _summary(comparison)
+    found = leaking_of(summary)
+    if found.column is None or not found.spots:
+        raise NothingToDraw("no run of the comparison has both its figure and one of attacks")
+    with drawing.style():
+        figure = compare_figures.against_leakage(found.spots, found.column)
+        figure.axes[0].set(xlabel=found.column.axis, ylabel=summary.metric.title)
+        return compare_figures.legend(figure, [(spot.place, spot.name) for spot in found.spots])
+
+
+OF_A_RUN: Mapping[str, Callable[[RunFiles], Figure]] = {
+    "accuracy": accuracy,
+    "losses": losses,
+    "local_losses": local_losses,
+}
+
+
+def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path]:
+    """Write all figures of a run or a comparison that have something to show; returns their paths.
+
+    Args:
+        folder: of the run or the comparison.
+        out: where they go; None is ``figures`` in that folder.
+        kind: pdf, svg or png.
+
+    Raises:
+        ArgumentError: another kind.
+        NothingToDraw: there is none.
+        RunFolderError: the folder holds neither, or a file in it is spoilt.
+    """
+    if kind not in FORMATS:
+        raise ArgumentError("format", kind, ", ".join(FORMATS))
+    jobs: list[tuple[str, Callable[[], Figure]]] = []
+    if (folder / "compare.toml").exists():
+        summary = _summary(folder)
+        for place in range(len(summary.settings)):
+            end = "" if len(summary.settings) == 1 else f"_{place + 1}"
+            jobs += [(f"{draw.__name__}{end}", partial(draw, summary, place)) for draw in (traffic, curves)]
+        jobs += [(draw.__name__, partial(draw, summary)) for draw in (against_epsilon, against_leakage)]
+    else:
+        run = RunFiles.read(folder)
+        jobs += [(name, partial(draw, run)) for name, draw in OF_A_RUN.items()]
+    made = {}
+    for name, draw in jobs:
+        try:
+            made[name] = draw()
+        except NothingToDraw:  # a run need not have all of them
+            continue
+    if not made:
+        raise NothingToDraw(f"{folder} holds nothing that a figure could show")
+    target = folder / "figures" if out is None else out
+    target.mkdir(parents=True, exist_ok=True)
+    return [drawing.save(figure, target / f"{name}.{kind}") for name, figure in made.items()]
+
+
+def _run(run: str | Path | RunFiles) -> RunFiles:
+    return run if isinstance(run, RunFiles) else RunFiles.read(Path(run))
+
+
+def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure:
+    if not any(run_figures.finite(values) for values in found.values()):
+        raise NothingToDraw(f"{run.folder} holds no such losses")
+    with drawing.style():
+        return run_figures.panels(found, shared=shared)
+
+
+def _summary(comparison: str | Path | Summary) -> Summary:
+    if isinstance(comparison, Summary):
+        return comparison
+    from fedstill.compare.plan import read_folder
+    from fedstill.report.summarise import summarise
+
+    return summarise(Path(comparison), read_folder(Path(comparison)))
+
+
+def _setting(comparison: str | Path | Summary, setting: int) -> Setting:
+    settings = _summary(comparison).settings
+    if not 0 <= setting < len(settings):
+        raise ArgumentError("setting", setting, f"from 0 to {len(settings) - 1}")
+    return settings[setting]

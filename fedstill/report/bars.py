@@ -1,0 +1,39 @@
+"""Bars from 0 to 100% for the cells of tables: they stretch to any width while their lines keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+Levels = Sequence[tuple[str, float]]  # style classes with values in percent
+
+
+def bar(
+    fill: tuple[str, float] | None = None,
+    *,
+    whisker: tuple[float, float] | None = None,
+    rings: Sequence[float] = (),
+    levels: Levels = (),
+) -> Markup:
+    """A track with what is drawn on it, in percent.
+
+    Args:
+        fill: a style class and how far it goes.
+        whisker: a line from one value to another.
+        rings: one a value.
+        levels: upright lines.
+    """
+    parts = ['<rect class="track" width="100%" y="5" height="14" rx="3"/>']
+    if fill:
+        parts.append(f'<rect class="{fill[0]}" width="{_x(fill[1])}" y="5" height="14" rx="3"/>')
+    parts += [f'<line class="{name}" x1="{_x(at)}" x2="{_x(at)}" y1="2" y2="22"/>' for name, at in levels]
+    parts += [f'<circle class="node" cx="{_x(value)}" cy="12" r="3"/>' for value in rings]
+    if whisker:
+        parts.append(f'<line class="whisker" x1="{_x(whisker[0])}" x2="{_x(whisker[1])}" y1="12" y2="12"/>')
+    inside = "".join(parts)
+    return Markup(f'<svg class="bars" width="100%" height="24" aria-hidden="true">{inside}</svg>')
+
+
+def _x(value: float) -> str:
+    return f"{min(max(value, 0.0), 100.0):.2f}%"

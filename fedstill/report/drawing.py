@@ -1,0 +1,331 @@
+"""How drawings look: one palette, type and grid for pages and papers; a page has them as inline SVG.
+
+Figures are matplotlib's, made without pyplot: nothing is shared between two of them, and none needs a screen.
+They are drawn in light colours. In a page each colour becomes the variable of the style sheet that has this
+value, so that one drawing serves both colour schemes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = Sequence[tuple[float, float]]
+
+INK, MUTED, FAINT, GRID, CARD, ACCENT = "#16191f", "#5b6472", "#8b93a1", "#e9ebef", "#ffffff", "#0a5fb4"
+METHODS = (ACCENT, "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#475569")
+VARIABLES = {
+    INK: "ink", MUTED: "muted", FAINT: "faint", GRID: "grid", CARD: "card", ACCENT: "accent",
+    **{colour: f"c{place}" for place, colour in enumerate(METHODS) if place},
+}  # fmt: skip
+WIDTHS = (330, 540, 1000)  # pixels that a page's drawing is laid out for; the style sheet picks one
+PAPER = 540  # the same of a figure for a paper
+MOST_POINTS = 600  # a line drawn over some 300 to 900 pixels shows no more than this
+FORMATS = ("pdf", "svg", "png")
+
+STYLE = {
+    "font.size": 12.0,
+    "text.color": MUTED,
+    "text.parse_math": False,  # names are shown as they are
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 12.0,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.spines.bottom": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.titlesize": 12.0,
+    "axes.titleweight": 600,
+    "axes.titlecolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 1.0,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "xtick.minor.size": 0.0,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.pad": 8.0,
+    "ytick.major.pad": 8.0,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 10.0,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+}
+
+
+@contextmanager
+def style(**more: Any) -> Iterator[None]:
+    """The look of all drawings, for what is drawn or saved inside."""
+    import matplotlib
+
+    with matplotlib.rc_context({**STYLE, **more}), warnings.catch_warnings():
+        # A name in a script that matplotlib's own font lacks is set by the reader's.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def sheet(
+    width: float, height: float, left: float = 46, right: float = 12, top: float = 14, bottom: float = 30
+) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; sizes and margins in pixels, which are points of a paper."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    figure.patch.set_visible(False)
+    box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    axes = figure.add_axes(box)
+    axes.patch.set_visible(False)
+    return figure, axes
+
+
+def grid(panels: int, columns: int = 3, panel: tuple[float, float] = (200, 130)) -> tuple[Figure, list[Axes]]:
+    """A figure of several small axes, for papers."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, panels)
+    rows = math.ceil(panels / columns)
+    figure = Figure(figsize=(panel[0] * columns / 72, panel[1] * rows / 72), dpi=72, layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(panels)]
+
+
+def svg(figure: Figure, label: str, name: str) -> Markup:
+    """A figure as inline SVG of a page.
+
+    Args:
+        figure: made with :func:`style`.
+        label: the drawing in words, for whoever does not see it.
+        name: of the drawing, different from all others of the page: its inner references follow from it.
+    """
+    out = io.StringIO()
+    nothing: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with style(**{"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", metadata=nothing)
+    drawn = out.getvalue()
+    drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
+    drawn = re.sub(
+        r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>",
+        "",
+        drawn,
+        flags=re.DOTALL,
+    )
+    drawn = re.sub(r'<g id="title: ([^"]*)">', r"<g><title>\1</title>", drawn)
+    drawn = re.sub(r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip-path="[^"]*"', "", drawn)
+    drawn = re.sub(r"font-family: [^;\"]*;? ?", "", drawn)  # a page has its own
+    drawn = re.sub(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*", _font, drawn)
+    drawn = re.sub(r"^((?:<path d=\")?[MLC]) (\S+) (\S+) $", _short, drawn, flags=re.MULTILINE)
+    for colour, variable in VARIABLES.items():
+        drawn = drawn.replace(colour, f"var(--{variable})")
+    drawn = re.sub(r"\n\s*", "\n", drawn)
+    width, height = (round(72 * float(side), 2) for side in figure.get_size_inches())
+    head = Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}">')
+    return head.format(label, width, height) + Markup(drawn.strip())
+
+
+def _font(found: re.Match[str]) -> str:
+    """The size and weight of some type, in the page's own face."""
+    weight = f";font-weight: {found[1]}" if found[1] else ""
+    return f"font-size: {found[2]}px{weight}"
+
+
+def _short(found: re.Match[str]) -> str:
+    """A point of a path, to a hundredth of a pixel."""
+    return f"{found[1]} {round(float(found[2]), 2):g} {round(float(found[3]), 2):g}"
+
+
+def responsive(draw: Callable[[float], Figure], label: str, name: str) -> Markup:
+    """A drawing laid out for several widths, of which the style sheet shows the one that fits."""
+    with style():
+        parts = [
+            Markup('<div class="w{}">{}</div>').format(width, svg(draw(width), label, f"{name} {width}"))
+            for width in WIDTHS
+        ]
+    return Markup('<div class="widths">{}</div>').format(Markup("").join(parts))
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure, as the end of its path's name says; the same figure gives the same bytes."""
+    dates: Mapping[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix, {})
+    with style(**{"svg.hashsalt": path.stem}):
+        figure.savefig(path, dpi=220, bbox_inches="tight", metadata=dates)
+    return path
+
+
+# --- axes -------------------------------------------------------------------------------------------------
+
+
+def percent_axis(axes: Axes, values: Sequence[float], axis: str = "y", least: float = 1.0) -> None:
+    """An axis in percent from a round value to a round value, ``least`` points high, none below 0."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    low = max(0.0, min(min(values), max(values) - least))
+    locator = MaxNLocator(5 if axis == "y" else _ticks(axes), steps=[1, 2, 5, 10])
+    ticks = locator.tick_values(low, max(max(values), low + least))
+    getattr(axes, f"set_{axis}lim")(max(0.0, ticks[0]), ticks[-1])
+    kept = getattr(axes, f"{axis}axis")
+    kept.set_major_locator(locator)
+    kept.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+
+
+def _ticks(axes: Axes) -> int:
+    """How many ticks with their words fit below a drawing."""
+    return max(5, round(axes.get_window_extent().width / 110))
+
+
+def plain_axis(axes: Axes, axis: str, most: int = 5) -> None:
+    """Round ticks in figures: 1,000 and not 1e3."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    kept = getattr(axes, f"{axis}axis")
+    kept.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    kept.set_major_formatter(FuncFormatter(lambda value, _: step_text(float(f"{value:.10g}"))))
+
+
+def step_text(step: float) -> str:
+    """A step in figures."""
+    return f"{step:,.10g}"  # plain :g would round a step above a million
+
+
+def tip(artist: Any, words: str) -> None:
+    """What a page says to whoever points at something drawn."""
+    artist.set_gid(f"title: {words}")
+
+
+def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """At most ``most`` points: each is the mean of as many neighbours as that takes.
+
+    >>> thin([(1, 10.0), (2, 20.0), (3, 30.0), (4, 50.0)], most=2)
+    [(1.5, 15.0), (3.5, 40.0)]
+    """
+    size = math.ceil(len(points) / most)
+    groups = [points[start : start + size] for start in range(0, len(points), max(size, 1))]
+    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
+
+
+def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
+    """The running mean over a centred window that is ``share`` of the line long.
+
+    >>> smooth([(0, 0.0), (1, 3.0), (2, 6.0)], share=0.5)
+    [(0, 1.5), (1, 3.0), (2, 4.5)]
+    """
+    half = round(len(points) * share / 2)
+    windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
+    return [(x, sum(y for _, y in near) / len(near)) for (x, _), near in zip(points, windows, strict=True)]
+
+
+# --- numbers and labels beside what they name -------------------------------------------------------------
+
+
+def colour(place: int) -> str:
+    """A method's colour, by its number from 1 up."""
+    return METHODS[(place - 1) % len(METHODS)]
+
+
+def again(place: int) -> bool:
+    """Whether another method before it has its colour: then it is drawn hollow, and its line dashed."""
+    return (place - 1) // len(METHODS) % 2 == 1
+
+
+def chip(axes: Axes, place: int, at: tuple[float, float], offset: tuple[float, float]) -> None:
+    """A method's number in its colour, in pixels from what it names, and joined to it."""
+    own, hollow = colour(place), again(place)
+    axes.annotate(
+        str(place), at, offset, textcoords="offset points", ha="center", va="center_baseline",
+        fontsize=10.5, fontweight=650, color=own if hollow else CARD, annotation_clip=False, zorder=5,
+        bbox={"boxstyle": "circle,pad=0.25", "fc": CARD if hollow else own, "ec": own, "lw": 1.5},
+        arrowprops={"arrowstyle": "-", "color": own, "lw": 1, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
+    )  # fmt: skip
+
+
+def pixels(axes: Axes, at: tuple[float, float]) -> tuple[float, float]:
+    """Where a point of the data is in the figure, once its axes have their limits."""
+    x, y = axes.transData.transform(at)
+    return float(x), float(y)
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move label positions apart to at least ``gap``, from ``low`` to ``high`` if they fit.
+
+    >>> spread([50, 52, 10], gap=16, low=0, high=60)
+    [44, 60, 10]
+    """
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = [max(place, low) for place in places]
+    for before, index in pairwise(order):
+        moved[index] = max(moved[index], moved[before] + gap)
+    limit = high
+    for index in reversed(order):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - gap
+    return moved
+
+
+def ends(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
+    """How far above each line's end its label stands, in pixels, for labels that keep apart."""
+    heights = [pixels(axes, (axes.get_xlim()[0], value))[1] for value in values]
+    box = axes.get_window_extent()
+    moved = spread(heights, gap, box.y0, box.y1)
+    return [round(place - height, 2) for place, height in zip(moved, heights, strict=True)]
+
+
+WAYS = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))
+FAR = (0, 10, 22, 36, 52, 70, 90)  # pixels from the nearest place that is tried to further ones
+
+Box = tuple[float, float, float, float]  # middle, half a width, half a height, in pixels
+
+
+Wanted = tuple[tuple[float, float], float, float, float]  # a point, pixels around it; half a label's sizes
+
+
+def free_places(axes: Axes, wanted: Sequence[Wanted], taken: Sequence[Box]) -> list[tuple[float, float]]:
+    """Where labels stand beside points, apart from each other and from all that is taken.
+
+    Args:
+        axes: whose limits are set.
+        wanted: one a label: its point, the pixels that the point's mark takes around it, and half of the
+            label's width and height in pixels.
+        taken: boxes in the figure's pixels.
+
+    Returns:
+        Offsets in pixels. What finds no free place gets the least crowded one.
+    """
+    frame, boxes, found = axes.get_window_extent(), list(taken), []
+    for at, off, half, tall in wanted:
+        x, y = pixels(axes, at)
+        tried = []
+        for far, (right, up) in product(FAR, WAYS):
+            reach = off + far
+            box = (x + right * (reach + half), y + up * (reach + tall), half, tall)
+            tried.append((_crowding(box, boxes, frame) + far, box))
+        best = min(tried, key=lambda each: each[0])[1]
+        boxes.append(best)
+        found.append((round(best[0] - x, 1), round(best[1] - y, 1)))
+    return found
+
+
+def _crowding(box: Box, taken: Sequence[Box], frame: Any) -> float:
+    """How much of a box others have, or lies outside: 0 is a free place."""
+    x, y, half, tall = box
+    over = (frame.x0 - x + half, x + half - frame.x1, frame.y0 - y + tall, y + tall - frame.y1)
+    shared = 100 * sum(max(0.0, side) for side in over)
+    for other_x, other_y, other_half, other_tall in taken:
+        across = half + other_half - abs(x - other_x)
+        shared += max(0.0, across) * max(0.0, tall + other_tall - abs(y - other_y))
+    return float(shared)

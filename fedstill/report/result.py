@@ -1,0 +1,172 @@
+"""What ``result.json`` says of a run, checked once: whoever has it trusts it.
+
+Fields are named as in the file. None is what was not measured; what a run from Python does not tell has its
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.errors import RunFolderError
+from fedstill.core.loading import load
+from fedstill.core.records import read_result
+from fedstill.core.words import number
+from fedstill.protocol.kinds import KNOWN, Kind
+from fedstill.report.result_parts import (
+    BytesRecord,
+    Case,
+    Data,
+    Engine,
+    EventRecord,
+    FilesRecord,
+    Findings,
+    NodeRecord,
+    OverNodes,
+    Privacy,
+    PublicData,
+    Said,
+    Seconds,
+    Sites,
+    SplitRecord,
+    StudentRecord,
+)
+from fedstill.tasks.task import Figure
+
+FILE = "result.json"
+ACCURACY = Figure("accuracy", "Accuracy")
+
+# What a method is judged by: what to call it, and what it is.
+CENTRAL: Mapping[str, tuple[str, str]] = {
+    "student": ("student", "the central model that the server trained"),
+    "virtual": ("average", "the nodes' models averaged, weighed by their data: made only to be measured"),
+    "ensemble": ("ensemble", "all nodes' models answering together; there is no central model"),
+    "nodes": ("nodes' mean", "the mean over the nodes' own models; there is no central model"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A run's result.
+
+    Args:
+        reached: what the run is judged by, by figure.
+        missing: names of what the run does not have at all, which its file holds as null.
+    """
+
+    fedstill: str | None = None
+    name: str | None = None
+    command: str | None = None
+    machine: str | None = None
+    date: str | None = None
+    versions: Mapping[str, str] | None = None
+    seed: int | None = None
+    method: str | None = None
+    title: str | None = None
+    kind: str = ""
+    central: str = "student"
+    turn: str = "step"
+    turns: int | None = None
+    questions: int | None = None
+    questions_by_name: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
+    kinds: Mapping[str, Said] = field(default_factory=dict)
+    data: Data = field(default_factory=Data)
+    split: SplitRecord = field(default_factory=SplitRecord)
+    public: PublicData = field(default_factory=PublicData)
+    bytes: BytesRecord = field(default_factory=BytesRecord)
+    nodes: tuple[NodeRecord, ...] | None = None
+    student: StudentRecord = field(default_factory=StudentRecord)
+    reached: Mapping[str, float | None] = field(default_factory=dict)
+    local: Mapping[str, OverNodes] | None = None
+    standalone: Mapping[str, OverNodes] | None = None
+    ensemble: Mapping[str, Any] | None = None
+    centralised: Mapping[str, Any] | None = None
+    sites: Sites | None = None
+    labels: Findings | None = None
+    pictures: tuple[Case, ...] = ()
+    seconds: Seconds = field(default_factory=Seconds)
+    peak_memory_mb: float | None = None
+    engine: Engine = field(default_factory=Engine)
+    privacy: Privacy | None = None
+    link: Mapping[str, float | None] | None = None
+    events: tuple[EventRecord, ...] = ()
+    files: FilesRecord | None = None
+    figures: tuple[Figure, ...] = (ACCURACY,)
+    missing: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, folder: Path) -> Result:
+        """Of the run in a folder.
+
+        Raises:
+            RunFolderError: there is no finished run in it, or its file is spoilt.
+        """
+        return cls.of(read_result(folder / FILE), folder / FILE)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], path: Path = Path(FILE)) -> Result:
+        """From what the file holds, or is to hold.
+
+        Raises:
+            RunFolderError: a part of it is not what it should be.
+
+        >>> Result.of({"accuracy": 90, "student": None}).reached
+        {'accuracy': 90.0}
+        """
+        told = {key: value for key, value in record.items() if value is not None}
+        made = load(cls, told, path)
+        if made.central not in CENTRAL:
+            raise RunFolderError(f"{path}: central is {made.central!r}: allowed is {', '.join(CENTRAL)}")
+        by_key = {figure.key: figure for figure in made.figures}
+        first = told.get("metric", next(iter(by_key)))
+        judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Figure(first, first))
+        figures = (judged, *by_key.values())
+        reached = {
+            figure.key: value if (value := number(told, figure.key)) is not None
+            else number(told, "student", figure.key)
+            for figure in figures
+        }  # fmt: skip
+        return replace(made, figures=figures, reached=reached, missing=frozenset(record) - frozenset(told))
+
+    @property
+    def metric(self) -> Figure:
+        """What models are judged by: in percent, and higher is better."""
+        return self.figures[0]
+
+    @property
+    def value(self) -> float | None:
+        """What the run is judged by reaches of it."""
+        return self.reached[self.metric.key]
+
+    @property
+    def came_down(self) -> int | None:
+        """Bytes that came to the nodes: all that questions are about too, where a file carried both.
+
+        >>> answer = {"node": "a", "bytes": 1, "signed_by": "k"}
+        >>> asked = {"bytes": 514000, "public_inputs": 1, "sha256": ""}
+        >>> Result.of({"files": {"questions": asked, "answers": [answer, answer]}}).came_down
+        1028000
+        """
+        if self.files is None:
+            return self.bytes.down
+        return self.files.questions.bytes * len(self.files.answers)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the nodes' side of a method tells of the run, such as what was switched off."""
+        return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
+
+    @property
+    def each(self) -> tuple[NodeRecord, ...]:
+        """The nodes; none where the file names none."""
+        return self.nodes or ()
+
+    def kind_of(self) -> Mapping[str, Kind]:
+        """What is known of each kind of release, as the method that released it told."""
+        return {**{name: Kind(name, **vars(said)) for name, said in self.kinds.items()}, **KNOWN}

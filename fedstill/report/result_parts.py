@@ -1,0 +1,209 @@
+"""The parts of ``result.json``, named as in the file; None is what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    name: str | None = None
+    note: str | None = None
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    train: int | None = None
+    test: int | None = None
+    test_cases: int | None = None  # what test examples are parts of, such as patients
+    case: str = "case"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRecord:
+    how: str | None = None
+    about: str | None = None
+    nodes: int | None = None
+    column: str | None = None
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicData:
+    name: str | None = None
+    examples: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Bytes that left nodes and came to them."""
+
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesRecord:
+    up: int | None = None
+    down: int | None = None
+    by_kind: Mapping[str, Sums] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    name: str
+    site: str | None = None
+    model: str | None = None
+    parameters: int | None = None
+    examples: int | None = None
+    label_counts: tuple[int | None, ...] | None = None
+    bytes: BytesRecord = field(default_factory=BytesRecord)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentRecord:
+    model: str | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverNodes:
+    """A figure of nodes' own models."""
+
+    mean: float | None = None
+    std: float | None = None
+    per_node: tuple[float | None, ...] = ()
+    nodes: tuple[str, ...] | None = None  # which ones, where it is not of all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    name: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    groups: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    stacked_over_one_by_one: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    total: float | None = None
+    local_training: float | None = None
+    centralised: float | None = None
+    distillation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePrivacy:
+    """What one node's releases cost, how they were protected, and on what that rests."""
+
+    name: str
+    mechanism: str = "none"
+    guarantee: bool = False
+    epsilon: float | None = None  # with a guarantee: beyond all bounds
+    delta: float | None = None
+    budget: float | None = None
+    left: float | None = None
+    releases_without_guarantee: int = 0
+    events: Mapping[str, int] = field(default_factory=dict)
+    says: str = ""
+    unit: str = ""
+    accountant: str = ""
+    randomness: str = ""
+    noise: Mapping[str, float | None] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    text: str | None = None
+    nodes: tuple[NodePrivacy, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventRecord:
+    """A node that was left out, or came back, at a question."""
+
+    node: str
+    number: int
+    event: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sites:
+    """Figures by site, by key; of nodes by their names."""
+
+    names: tuple[str, ...]
+    central: Mapping[str, Mapping[str, float | None]] | None = None
+    centralised: Mapping[str, Mapping[str, float | None]] | None = None
+    nodes: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What models are judged by, finding by finding."""
+
+    names: tuple[str, ...]
+    central: tuple[float | None, ...] | None = None
+    centralised: tuple[float | None, ...] | None = None
+    nodes: Mapping[str, tuple[float | None, ...] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    name: str
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A test case whose pictures are kept; ``window`` is the part of its ``size`` that they show."""
+
+    kind: str
+    case: str = ""
+    site: str = ""
+    rank: str = ""
+    models: tuple[Scored, ...] = ()
+    part: int | None = None
+    parts: int | None = None
+    window: tuple[int, ...] | None = None
+    size: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionsFile:
+    """The file of questions, where they were carried by hand."""
+
+    bytes: int = 0
+    public_inputs: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersFile:
+    """One node's file of answers."""
+
+    node: str
+    bytes: int
+    signed_by: str
+    key_known: bool = False
+    asker_known: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesRecord:
+    questions: QuestionsFile = field(default_factory=QuestionsFile)
+    answers: tuple[AnswersFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What is said of a kind of release, by the method that released it."""
+
+    says: str = ""
+    of: str = ""
+    of_maps: bool = False
+    package: str = ""

@@ -1,0 +1,167 @@
+"""A run's figures: what models reach over its steps or rounds, and losses, as pages and papers show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedstill.core.words import percent
+from fedstill.report import drawing
+from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
+from fedstill.report.names import written
+from fedstill.report.result import CENTRAL
+from fedstill.report.run import RunFiles
+from fedstill.report.table import comparison
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LABELLED = 500  # pixels from which on lines have their names at their ends
+DOTTED = 60  # a line of more points has no dots on it
+STROKES_OF = {
+    "standalone mean": "dotted",
+    "nodes' own models": "dotted",
+    "teachers' ensemble": "dashed",
+    "centralised": "solid",
+}
+STROKES: Mapping[str, Any] = {"dotted": (0, (0.7, 2.6)), "dashed": (0, (5, 3)), "solid": "solid"}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What models of a run reach on its way, in percent.
+
+    Args:
+        line: (step, value) of what the run is judged by, at least one.
+        name: of it: "student".
+        references: (name, stroke, value) of the levels beside it.
+        own: the nodes' own models' line, if wanted.
+        turn: what a step is called.
+        title: of the figure: "Accuracy".
+    """
+
+    line: Points
+    name: str
+    references: Sequence[tuple[str, str, float]] = ()
+    own: Points = ()
+    turn: str = "step"
+    title: str = "Accuracy"
+
+    def told(self) -> str:
+        """It in words."""
+        named = [(self.name, self.line[-1][1]), *((name, y) for name, _, y in self.references)]
+        named += [("nodes' own", self.own[-1][1])] if self.own else []
+        steps = drawing.step_text(max(x for x, _ in self.line))
+        levels = "; ".join(f"{name} {percent(y)}" for name, y in named)
+        return f"{self.title} on the test data over {steps} {self.turn}s. At the end: {levels}."
+
+
+def course_of(run: RunFiles) -> Course | None:
+    """What models of a run reach on its way; None where nothing was measured on it."""
+    line, figures = sorted(run.metrics.central.items()), run.result.figures
+    if not line:
+        return None
+    turn, central = run.result.turn, run.result.central
+    # Where the nodes' models are trained before the first turn, theirs would be a flat line.
+    own = sorted(run.metrics.own.items()) if turn == "round" and central != "nodes" else []
+    levels = [
+        (row.name, STROKES_OF[row.name], row.value)
+        for row in comparison(run.result)
+        if row.value is not None and not row.is_student and not (own and row.name == "nodes' own models")
+    ]
+    return Course(line, CENTRAL[central][0], levels, own, turn, figures[0].title)
+
+
+def course(course: Course, width: float = PAPER) -> Figure:
+    """What models reach over steps or rounds; levels are lines, named at their ends where there is room."""
+    labelled = width >= LABELLED
+    figure, axes = drawing.sheet(width, 364, right=178 if labelled else 14, bottom=48)
+    values = [y for _, y in (*course.line, *course.own)] + [y for *_, y in course.references]
+    drawing.percent_axis(axes, values)
+    drawing.plain_axis(axes, "x")
+    axes.set_xlim(0, max(1.0, *(x for x, _ in course.line)))
+    axes.set_xlabel(course.turn)
+    for name, stroke, y in course.references:
+        level = axes.axhline(
+            y, color=MUTED, lw=2 if stroke == "dotted" else 1.5, ls=STROKES[stroke], label=name
+        )
+        level.set_dash_capstyle("round")
+    if course.own:
+        axes.plot(*zip(*drawing.thin(course.own), strict=True), color=MUTED, lw=1.5, label="nodes' own")
+    shown = drawing.thin(course.line)
+    axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=2.25, label=course.name, clip_on=False, zorder=4)
+    for x, y in shown if len(shown) <= DOTTED else ():
+        (dot,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
+        drawing.tip(dot, f"{course.turn} {drawing.step_text(x)}: {percent(y)}")
+    if labelled:
+        named = [(course.name, ACCENT, shown[-1][1])] + [(name, MUTED, y) for name, _, y in course.references]
+        named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
+        for (name, ink, y), rise in zip(
+            named, drawing.ends(axes, [y for *_, y in named], gap=18), strict=True
+        ):
+            axes.annotate(
+                f"{name} {percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
+                textcoords="offset points", va="center", color=ink, annotation_clip=False,
+                fontweight=650 if ink == ACCENT else 400,
+            )  # fmt: skip
+    return figure
+
+
+Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is not finite
+
+
+def local_of(run: RunFiles) -> Losses:
+    """Losses of local training by node, as reports write their names, and of the centralised model."""
+    kept = run.metrics
+    found = dict(zip(written(run.result, list(kept.local)), kept.local.values(), strict=True))
+    return {**found, "centralised": kept.centralised} if kept.centralised else found
+
+
+def finite(values: Mapping[float, float | None]) -> list[tuple[float, float]]:
+    """The line of a loss: what is not finite is left out."""
+    return [(step, value) for step, value in sorted(values.items()) if value is not None]
+
+
+def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> None:
+    """One loss over steps: every step pale, the running mean strong; ``span``: an axis that several share."""
+    shown = drawing.thin(line, 300)
+    low, high = span or (min(y for _, y in shown), max(y for _, y in shown))
+    if 0 < low < 0.3 * high:  # close enough to zero that the axis had better start there
+        low = 0.0
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):  # one value alone gets room to both sides
+        room = max(0.5, abs(low) * 1e-3)
+        low, high = low - room, high + room
+    first, last = line[0][0], line[-1][0]
+    axes.set_ylim(low, high)
+    drawing.plain_axis(axes, "y", 4)
+    axes.set_xlim(*((first, last) if last > first else (first - 1, first + 1)))
+    ticks = [first, last] if last > first else [first]
+    axes.set_xticks(ticks, [drawing.step_text(step) for step in ticks])
+    if last > first:
+        start, end = axes.get_xticklabels()
+        start.set_horizontalalignment("left")
+        end.set_horizontalalignment("right")
+    if len(shown) == 1:
+        axes.plot(*shown[0], "o", ms=6, mfc=ACCENT, mec=CARD, mew=1.5)
+    axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=1, alpha=0.32)
+    axes.plot(*zip(*drawing.smooth(shown), strict=True), color=ACCENT, lw=2.25)
+
+
+def panel(line: Points, span: tuple[float, float] | None = None) -> Figure:
+    """One loss alone: a page's panel."""
+    figure, axes = drawing.sheet(300, 132, left=44, right=6, top=10, bottom=26)
+    loss(axes, line, span)
+    return figure
+
+
+def panels(losses: Losses, *, shared: bool = False) -> Figure:
+    """Several losses side by side, with their names."""
+    lines = {name: line for name, values in losses.items() if (line := finite(values))}
+    everything = [y for line in lines.values() for _, y in line]
+    figure, each = drawing.grid(len(lines))
+    for axes, (name, line) in zip(each, lines.items(), strict=True):
+        loss(axes, line, (min(everything), max(everything)) if shared else None)
+        axes.set_title(name, loc="left")
+    return figure

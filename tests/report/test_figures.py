@@ -1,0 +1,255 @@
+"""Figures: their lines hold the numbers of the run, and they look alike each time they are drawn."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedstill import figures
+from fedstill.attacks.rows import Column
+from fedstill.cli.main import main
+from fedstill.core.errors import FedstillError
+from fedstill.report import compare_figures, drawing, run_figures
+from fedstill.report.budgets import Line, Point
+from fedstill.report.compare_points import Curve, Mark, Spot
+from tests.report.test_report_compare import folder as _comparison
+from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds
+
+folder = _comparison  # three methods finished in the first setting, nothing in the second
+AUC = Column(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
+
+
+def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:
+    """What the figure's lines show, by label."""
+    axes = figure.axes[0]  # type: ignore[attr-defined]
+    return {line.get_label(): [tuple(map(float, at)) for at in line.get_xydata()] for line in axes.lines}
+
+
+# --- of a run ---------------------------------------------------------------------------------------------
+
+
+def test_accuracy_shows_the_runs_own_numbers(tmp_path: Path) -> None:
+    shown = lines_of(figures.accuracy(a_folder(tmp_path, a_result())))
+    assert shown["student"] == [(2.0, 50.0), (4.0, 93.37)]  # metrics.jsonl has these two
+    levels = {name: shown[name][0][1] for name in ("standalone mean", "teachers' ensemble", "centralised")}
+    assert levels == {"standalone mean": 81.1, "teachers' ensemble": 92.5, "centralised": 96.9}
+
+
+def test_accuracy_of_rounds_has_the_nodes_own_models(tmp_path: Path) -> None:
+    run = a_folder(tmp_path, a_result_in_rounds())
+    lines = [
+        {"phase": "distillation", "step": k, "losses": {}, "accuracy": 80.0 + k, "local_accuracy": 60.0 + k}
+        for k in (1, 2)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = figures.accuracy(str(run))
+    shown = lines_of(figure)
+    assert shown["average"] == [(1.0, 81.0), (2.0, 82.0)]
+    assert shown["nodes' own"] == [(1.0, 61.0), (2.0, 62.0)]
+    assert "nodes' own models" not in shown  # a line, not a level
+    assert figure.axes[0].get_xlabel() == "round"
+
+
+def test_losses_have_a_plot_each_with_every_step(tmp_path: Path) -> None:
+    run = a_folder(tmp_path, a_result())
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "distillation", "step": 5, "losses": {"gan": NaN, "student": 0.25}}\n')
+    axes = figures.losses(run).axes
+    shown = {each.get_title(loc="left"): each.lines[0].get_xydata().tolist() for each in axes}
+    assert shown["gan"] == [[k, 0.7] for k in (1, 2, 3, 4)]  # what is not finite is left out
+    assert shown["student"] == [*([k, 1.5 / k] for k in (1, 2, 3, 4)), [5, 0.25]]
+    local = figures.local_losses(run).axes
+    assert [axes.get_title(loc="left") for axes in local] == ["north", "south", "centralised"]
+    assert {axes.get_ylim() for axes in local} == {(0.0, 2.0)}  # one scale
+
+
+def test_a_run_that_measured_nothing_on_its_way_has_no_curve(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(a_result()))
+    for draw in (figures.accuracy, figures.losses, figures.local_losses):
+        with pytest.raises(figures.NothingToDraw):
+            draw(tmp_path)
+    with pytest.raises(figures.NothingToDraw, match="nothing that a figure could show"):
+        figures.write(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e20, -3.0, 5e-324])
+def test_flat_lines_and_single_points_can_be_drawn(value: float) -> None:
+    for line in ([(1.0, value)], [(1.0, value), (2.0, value)]):
+        low, high = run_figures.panel(line).axes[0].get_ylim()
+        assert low < value < high
+
+
+def test_axes_in_percent_are_a_point_high_and_never_negative() -> None:
+    for level, ends in ((98.4, (97.4, 98.4)), (0.2, (0.0, 1.0))):
+        figure = run_figures.course(run_figures.Course([(1, level), (2, level)], "student"))
+        low, high = figure.axes[0].get_ylim()
+        assert low <= ends[0]
+        assert high >= ends[1]
+        assert low >= 0
+
+
+def test_long_lines_are_thinned_and_keep_their_mean() -> None:
+    line = [(float(step), float(step % 7)) for step in range(6000)]
+    short = drawing.thin(line)
+    assert len(short) == drawing.MOST_POINTS
+    assert np.mean([y for _, y in short]) == pytest.approx(np.mean([y for _, y in line]))
+
+
+# --- of a comparison --------------------------------------------------------------------------------------
+
+
+def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
+    curves = lines_of(figures.curves(folder))
+    assert curves["FedAvg"] == [(0.5, 41.0), (1.0, 84.0)]  # 40, 41, 42 and 80, 84, 88
+    assert curves["FedIOD"] == [(0.25, 50.0), (1.0, 91.0)]
+    figure = figures.traffic(folder)
+    dots = {tuple(at) for line in figure.axes[0].lines for at in line.get_xydata().tolist()}
+    assert {(2500.0, 84.0), (40_000.0, 91.0), (0.0, 62.0)} <= dots
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["1 Standalone", "2 FedAvg", "3 FedIOD"]
+    with pytest.raises(figures.NothingToDraw):
+        figures.traffic(folder, 1)
+    with pytest.raises(FedstillError, match="from 0 to 1"):
+        figures.traffic(folder, 2)
+    for draw in (figures.against_epsilon, figures.against_leakage):
+        with pytest.raises(figures.NothingToDraw):
+            draw(folder)
+
+
+def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
+    points = [Point(math.inf, 90.0), Point(1.0, 70.0, 2.0), Point(8.0, 80.0)]
+    figure = compare_figures.against_epsilon([Line(1, "one", points), Line(2, "none", [])])
+    assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
+    *_, last = axes.get_xticks()
+    assert last > 8
+    assert [last, 90.0] in [line.get_xydata()[0].tolist() for line in axes.lines]
+    (whisker,) = axes.collections
+    assert whisker.get_segments()[0].tolist() == [[1.0, 68.0], [1.0, 72.0]]
+
+
+@pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
+def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> None:
+    axes = compare_figures.against_leakage([Spot(1, "a", leak, 50.0, 0)], AUC).axes[0]
+    low, high = axes.get_xlim()
+    assert low <= min(leak, 50.0)
+    assert high >= max(leak, 50.0)
+    assert high - low >= 10
+
+
+def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
+    spots = [Spot(1, "a", 50, 60, 1e6), Spot(2, "b", 60, 80, 0.25e6), Spot(1, "a", 70, 90, 0, joined=True)]
+    lines = compare_figures.against_leakage(spots, AUC).axes[0].lines
+    sizes = {tuple(line.get_xydata()[0]): 0.0 for line in lines if len(line.get_xydata()) == 1}
+    for line in lines:
+        at = tuple(line.get_xydata()[0])
+        sizes[at] = max(sizes.get(at, 0.0), line.get_markersize())
+    assert sizes[60, 80] == sizes[50, 60] / 2  # a quarter of the bytes: a quarter of the area
+    assert sizes[70, 90] < sizes[60, 80]
+    joined = [line.get_xydata().tolist() for line in lines if len(line.get_xydata()) == 2]
+    assert [[50, 60], [70, 90]] in joined
+    assert not [pair for pair in joined if [60, 80] in pair]
+
+
+def test_labels_at_the_same_level_do_not_cover_each_other() -> None:
+    places = sorted(drawing.spread([100.0, 100.0, 101.0, 318.0], gap=18, low=0, high=320))
+    assert all(after - before >= 18 for before, after in itertools.pairwise(places))
+    assert max(places) <= 320
+
+
+@pytest.mark.parametrize("width", drawing.WIDTHS)
+def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> None:
+    spots = [
+        Spot(place, f"m{place}", 52 + place * 0.8 + step, 80 + place % 3 + 2 * step, 10.0**place, f"e {step}")
+        for place in range(1, 7)
+        for step in (1, 5)
+    ]
+    axes = compare_figures.against_leakage(spots, AUC, width).axes[0]
+    boxes = []
+    for text in axes.texts:
+        if text.get_text() != "guessing":
+            x, y = drawing.pixels(axes, text.xy)
+            number = text.get_text().isdecimal()
+            half = (9.0, 9.0) if number else (3.0 * len(text.get_text()), 6.0)
+            boxes.append((x + text.xyann[0], y + text.xyann[1], *half))
+    assert len(boxes) == 2 * len(spots)
+    for (x, y, wide, high), (other_x, other_y, other_wide, other_high) in itertools.combinations(boxes, 2):
+        assert abs(x - other_x) >= wide + other_wide or abs(y - other_y) >= high + other_high
+
+
+# --- as files and in pages --------------------------------------------------------------------------------
+
+
+def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
+    hostile = '"><script>$x^2$</script> \u6771'
+    curves = [Curve(1, hostile, [(0.5, 10.0), (1.0, 20.0)])]
+
+    def drawn() -> str:
+        with drawing.style():
+            return drawing.svg(compare_figures.curves(curves), hostile, "a")
+
+    first = drawn()
+    assert first == drawn()
+    assert "<script>" not in first
+    assert first.count("&lt;script&gt;$x^2$") == 3  # the label, and the tip of each of two points
+    assert "font-family" not in first
+    assert "<style" not in first
+
+
+def test_colours_in_a_page_are_those_of_its_style_sheet() -> None:
+    marks = [Mark(place, f"m{place}", 10.0**place, 50.0 + place) for place in range(1, 10)]
+    with drawing.style():
+        told = drawing.svg(compare_figures.traffic(marks), "label", "a")
+    style = (Path(drawing.__file__).parent / "style.css.j2").read_text()
+    style += (Path(drawing.__file__).parent / "compare.html.j2").read_text()
+    for colour, variable in drawing.VARIABLES.items():
+        assert colour not in told
+        assert f"--{variable}: {colour};" in style
+
+
+@pytest.mark.parametrize("kind", drawing.FORMATS)
+def test_the_command_writes_what_there_is(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_folder(tmp_path / "run", a_result())
+    for out in ("once", "twice"):
+        with pytest.raises(SystemExit) as end:
+            main(["figures", str(run), "--format", kind, "--out", str(tmp_path / out)])
+        assert end.value.code == 0
+    names = [f"{name}.{kind}" for name in ("accuracy", "losses", "local_losses")]
+    assert capsys.readouterr().out.splitlines()[:3] == [str(tmp_path / "once" / name) for name in names]
+    for name in names:
+        written = (tmp_path / "once" / name).read_bytes()
+        assert written == (tmp_path / "twice" / name).read_bytes()
+        assert written[:5] == {"pdf": b"%PDF-", "svg": b"<?xml", "png": b"\x89PNG\r"}[kind]
+
+
+def test_a_comparison_has_files_by_setting(folder: Path) -> None:
+    made = figures.write(folder, kind="svg")
+    assert [path.name for path in made] == ["traffic_1.svg", "curves_1.svg"]
+    assert {path.parent for path in made} == {folder / "figures"}
+
+
+@pytest.mark.parametrize("words", [[], ["--format", "pdf"], ["nowhere"], [".", "--format", "gif"]])
+def test_bad_words_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["figures", *words])
+    assert end.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_nothing_of_pyplot_and_no_matplotlib_before_it_is_used(tmp_path: Path) -> None:
+    run = a_folder(tmp_path, a_result())
+    code = (
+        "import sys, fedstill.figures; assert 'matplotlib' not in sys.modules; "
+        f"fedstill.figures.accuracy({str(run)!r}); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,48 @@
+"""Pictures inside a page: every pixel of a small one, blocks of a large one."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from fedstill.core.errors import DataError
+from fedstill.report import png
+
+
+def decoded(address: str) -> npt.NDArray[np.uint8]:
+    """The pixels of a picture in a ``data:`` address."""
+    head = "data:image/png;base64,"
+    assert address.startswith(head)
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address[len(head) :], validate=True))))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_picture_keeps_every_pixel(channels: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (channels, 5, 8), dtype=np.uint8)
+    assert np.array_equal(decoded(png.picture(image)), image.transpose(1, 2, 0).squeeze())
+
+
+def test_large_picture_is_averaged_in_blocks() -> None:
+    image = np.zeros((1, 128, 128), np.uint8)
+    image[0, 0, 0] = 200  # one of the four pixels of the first block
+    small = decoded(png.picture(image))
+    assert small.shape == (64, 64)
+    assert small[0, 0] == 50
+    assert small.sum() == 50
+
+
+def test_long_thin_picture_keeps_a_row() -> None:
+    assert decoded(png.picture(np.full((1, 1, 640), 9, np.uint8))).shape == (1, 64)
+
+
+@pytest.mark.parametrize(
+    "image", [np.zeros((2, 4, 4), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((1, 4, 4), np.float32)]
+)
+def test_what_is_no_picture_is_refused(image: npt.NDArray[np.uint8]) -> None:
+    with pytest.raises(DataError, match="allowed is uint8"):
+        png.picture(image)

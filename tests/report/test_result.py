@@ -1,0 +1,75 @@
+"""What ``result.json`` says: checked once, and one line where it is spoilt."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.core.errors import RunFolderError
+from fedstill.report.result import Result
+from tests.report.test_report_page import a_result
+
+LINE = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]*: allowed is [a-z, ]+)")
+
+
+def spoilt(value: Any, junk: object) -> Iterator[Any]:
+    """The same value, each time with one of its parts turned to junk."""
+    parts: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts:
+        inner = spoilt(part, junk) if isinstance(part, dict | list) else ()
+        for other in (junk, *inner):
+            changed = value.copy()
+            changed[key] = other
+            yield changed
+
+
+@pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
+def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> None:
+    broken = [json.loads(json.dumps(each)) for each in spoilt(a_result(), junk)]
+    refused = []
+    for record in broken:
+        try:
+            Result.of(record)
+        except RunFolderError as error:
+            refused.append(str(error))
+    assert len(refused) >= 10
+    assert all(map(LINE.fullmatch, refused))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"bytes": {"up": "many"}}, "bytes.up is 'many': allowed is a whole number"),
+        ({"nodes": [{"model": "mlp"}]}, "nodes[0].name is missing"),
+        ({"nodes": "two"}, "nodes is 'two': allowed is a list"),
+        ({"central": "crown"}, "central is 'crown': allowed is student, virtual, ensemble, nodes"),
+        ({"figures": [{"key": "a", "title": "A", "better": "up"}]},
+         "figures[0].better is 'up': allowed is one of higher, lower"),
+    ],
+)  # fmt: skip
+def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({**a_result(), **changes}))
+    with pytest.raises(RunFolderError, match=f"^{re.escape(f'{tmp_path}/result.json: {line}')}$"):
+        Result.read(tmp_path)
+
+
+def test_a_text_of_a_kind_of_its_own_is_a_text() -> None:
+    class Version(str):
+        """As torch.__version__ is, in a result that was not read from a file."""
+
+    assert Result.of({"versions": {"torch": Version("2.9")}}).versions == {"torch": "2.9"}
+
+
+def test_what_a_run_does_not_have_is_told_from_what_was_not_measured() -> None:
+    without = Result.of({**a_result(), "standalone": None})
+    assert "standalone" in without.missing
+    assert "ensemble" not in without.missing
+    assert Result.of({}).missing == frozenset()
+    assert Result.of({"centralised": {"accuracy": None}, "more": {"later": 1}}).centralised == {
+        "accuracy": None
+    }
