@@ -155,10 +155,12 @@ def own(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Flatten(), nn.Linear(4 * shape[0], classes))
 
 
-def test_ones_own_network_is_told_how_many_tokens_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.MODELS._found, "mine.nets:own", own)
-    model = models.build("mine.nets:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
+def knows_none(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return own(shape, classes, 5)
+
+
+def test_ones_own_network_is_told_how_many_tokens_there_are() -> None:
+    model = models.build(f"{__name__}:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check(model, (LENGTH,), (CLASSES,), "model")
-    monkeypatch.setitem(models.MODELS._found, "mine.nets:own", lambda shape, classes: own(shape, classes, 5))
     with pytest.raises(ModelError, match="cannot be made"):
-        models.build("mine.nets:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
+        models.build(f"{__name__}:knows_none", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

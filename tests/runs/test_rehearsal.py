@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("nvflare")
 
 from fedstill.cli import main as cli
+from fedstill.cli.run import configured
+from fedstill.cli.usage import Given
 from fedstill.core import records
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.data.splits import Dirichlet
@@ -98,9 +100,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
 
 
 def begin(*words: str) -> None:
-    config = cli._configure(
-        ["digits-fedavg", "--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words], "run"
-    )
+    options = ["--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words]
+    config = configured("digits-fedavg", Given("fedstill run", (), rest=options), "run")
     run.run(config, Path("out"), command="fedstill run", progress=False)
 
 
