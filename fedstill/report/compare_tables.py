@@ -224,6 +224,8 @@ def markdown(summary: Summary) -> str:
             cells = [row.name, row.central or NONE, *told]
             lines.append(f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |")
         lines.append("")
+        left_out = [row for row in setting.rows if not row.runs and row.reason()]
+        lines += [f"{row.name}: {row.reason()}." for row in left_out] + [""] * bool(left_out)
     return "\n".join(lines)
 
 

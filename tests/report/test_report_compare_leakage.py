@@ -214,6 +214,7 @@ def test_the_terminal_has_them_beside_or_below(folder: Path, width: int) -> None
 def test_a_run_that_did_not_run_has_no_figures_in_any_form(folder: Path) -> None:
     write_text(folder / "not_run.json", json.dumps({f"fediod-seed{seed}": "no" for seed in range(3)}))
     summary = summarise(folder, a_plan())
+    assert "FedIOD: refused: no." in markdown(summary).splitlines()
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {head.count("|")}
     write_comparison(folder, a_plan())
