@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -217,7 +218,7 @@ class Registry(Mapping[str, T], Generic[T]):
         else:
             asked = self.base.lacks(found) if issubclass(self.base, Registered) else None
         if asked is not None:
-            raise ArgumentError(self.what, name, asked)
+            raise PluginError(self.what, name, asked)  # which may quote it
         thing: T = found
         return thing
 
@@ -259,7 +260,7 @@ class Registered:
             name: told
             for base in kind.__mro__[1:]
             if issubclass(base, Registered)
-            for name, told in vars(base).get("__annotations__", {}).items()
+            for name, told in get_annotations(base).items()
             if str(told).startswith("ClassVar")
         }
         missing = [f"{name}: {told}" for name, told in declared.items() if not hasattr(kind, name)]

@@ -88,6 +88,8 @@ def _picture_arrays(path: Path, arrays: Mapping[str, Column]) -> list[Picture]:
     for name in ("site", "split", "patient"):
         if name in arrays and arrays[name].shape != (count,):
             raise DataError(f"{path}: {name} is of shape {arrays[name].shape}: allowed is ({count},)")
+    if "split" in arrays and not np.isin(arrays["split"], (0, 1)).all():
+        raise DataError(f"{path}: split is not 0 (train) or 1 (test) for each of the {count} pictures")
     return [
         Picture(
             images[row],

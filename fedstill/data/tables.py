@@ -18,7 +18,7 @@ from fedstill.core.imports import first_line
 
 CASES = "cases.csv"
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
-_TRAIN, _TEST = ("train", "dev", "valid", "validation", "0"), ("test", "1")
+_TRAIN, _TEST, _DEV = ("train", "0"), ("test", "1"), ("dev", "valid", "validation")
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -83,8 +83,13 @@ def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
     return {name: [row[place] for _, row in below] for place, name in enumerate(header)}
 
 
-def told_part(table: dict[str, list[str]], path: Path) -> npt.NDArray[np.bool_] | None:
+def told_part(table: dict[str, list[str]], path: Path, dev: bool = False) -> npt.NDArray[np.bool_] | None:
     """Which rows are for testing, by a column "split", which is taken out; None where there is none.
+
+    Args:
+        table: by columns.
+        path: of its file, for errors.
+        dev: a source's own validation part is for training, too, as is usual with texts.
 
     Raises:
         DataError: a cell that says neither training nor testing.
@@ -92,9 +97,11 @@ def told_part(table: dict[str, list[str]], path: Path) -> npt.NDArray[np.bool_] 
     if "split" not in table:
         return None
     cells = [cell.lower() for cell in table.pop("split")]
-    wrong = next((cell for cell in cells if cell not in (*_TRAIN, *_TEST)), None)
+    train = (*_TRAIN, *_DEV) if dev else _TRAIN
+    wrong = next((cell for cell in cells if cell not in (*train, *_TEST)), None)
     if wrong is not None:
-        raise DataError(f"{path}: split has {wrong!r}: allowed are train (dev, validation) and test")
+        told = "train, dev and test" if dev else "train and test"
+        raise DataError(f"{path}: split has {wrong!r}: allowed are {told}")
     return np.array([cell in _TEST for cell in cells])
 
 

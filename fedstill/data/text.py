@@ -251,5 +251,5 @@ def read_table(path: Path) -> Labelled:
     labels, classes = by_name(cells)
     if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
         labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))
-    test = told_part(table, path)
+    test = told_part(table, path, dev=True)
     return Labelled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})

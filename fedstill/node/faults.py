@@ -31,7 +31,9 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
     named = [name for name in policy.questions if name != "*"]
     if not named:  # all questions of all methods are not quickly found
         return found
-    if any(METHODS[name].questions is not Method.questions for name in policy.methods):
+    if any(
+        name not in METHODS.own and METHODS[name].questions is not Method.questions for name in policy.methods
+    ):
         return found  # it may ask what nobody has declared
     known = known_questions(policy.methods)
     unknown = [name for name in named if name not in known]

@@ -131,14 +131,20 @@ def repeated(
         confidence: at which all that is said of the tests holds together.
 
     Raises:
-        ArgumentError: fewer than 6 scores of either.
+        ArgumentError: fewer than 6 scores of either, or a confidence outside (0, 1).
     """
+    _check(confidence)
     if min(len(without), len(with_)) < 6:
         raise ArgumentError("runs of an audit", min(len(without), len(with_)), "6 or more of either kind")
     thresholds = _thresholds(_first(without), _first(with_), delta)
     error = (1 - confidence) / (2 * len(thresholds))
     rest = without[len(_first(without)) :], with_[len(_first(with_)) :]
     return Evidence(tuple(_rates(*rest, threshold, error) for threshold in thresholds))
+
+
+def _check(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ArgumentError("confidence", confidence, "above 0 and below 1")
 
 
 def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,9 +186,13 @@ def one_run(m: int, guesses: int, correct: int, delta: float, confidence: float 
     Returns:
         0 or more.
 
+    Raises:
+        ArgumentError: a confidence outside (0, 1).
+
     >>> round(one_run(1000, 100, 100, 0.0), 2)  # log(q / (1 - q)) where q ** 100 is 0.05
     3.49
     """
+    _check(confidence)
     low, high = 0.0, 1.0
     if guesses == 0 or _chance(m, guesses, correct, 0.0, delta) > 1 - confidence:
         return 0.0

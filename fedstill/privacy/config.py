@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from inspect import get_annotations
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
 import torch
@@ -246,7 +247,7 @@ class PrivacyConfig(Registered):
         []
         """
         named = {each.name for each in fields(self) if is_dataclass(getattr(self, each.name))}
-        own = (name for kind in type(self).__mro__ for name in vars(kind).get("__annotations__", ()))
+        own = (name for kind in type(self).__mro__ for name in get_annotations(kind))
         return {name: getattr(self, name) for name in own if name in named}
 
     def with_noise(self: P, levels: Mapping[str, float]) -> P:

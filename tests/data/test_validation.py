@@ -56,6 +56,12 @@ def test_whole_patients_of_each_site_and_none_of_the_test_part(seed: int, share:
         assert sum(p % 3 == site for p in measured) == min(max(round(6 * share), 1), 5)
 
 
+def test_the_seed_draws_them() -> None:
+    first, again, other = (load(replace(FEW, seed=seed)).test.inputs for seed in (3, 3, 4))
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
 def test_a_site_with_one_training_patient_keeps_it() -> None:
     sites, test = np.array([0, 0, 1, 1, 1, 1]), np.array([True, False, True, False, False, False])
     train, measured, _ = parted(np.arange(6), sites, test, FEW)

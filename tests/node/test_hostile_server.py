@@ -155,11 +155,17 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
 ) -> None:
     """Its first line may quote anything, and a missing one's the folders that were looked into."""
     name = "broken_of_hostile:Method"
-    clinic = Clinic(tmp_path / "clinic", f"methods = ['{name}', 'missing_of_hostile:Method', 'gone']")
+    leaky = "leaky_of_hostile:THING"
+    clinic = Clinic(
+        tmp_path / "clinic", f"methods = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
+    )
+    code = "from functools import partial\nTHING = partial(print, 'admin:pa66')\n"
+    (clinic.folder / "leaky_of_hostile.py").write_text(code)
     code = "raise OSError('admin:pa55@host')\n"
     (clinic.folder / "broken_of_hostile.py").write_text(code)
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        for each, secret in ((name, "pa55"), ("missing_of_hostile:Method", str(clinic.folder))):
+        missing = ("missing_of_hostile:Method", str(clinic.folder))
+        for each, secret in ((name, "pa55"), (leaky, "pa66"), missing):
             told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": each}})
             assert told["kind"] == "OwnDataError"
             assert secret not in json.dumps(told)

@@ -187,3 +187,13 @@ def test_one_run_holds_for_randomised_response_in_nearly_all_repetitions_and_com
 def test_few_runs_show_nothing_and_are_refused() -> None:
     with pytest.raises(ArgumentError, match="runs of an audit is 5"):
         repeated(torch.zeros(5), torch.zeros(10), 1e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+    """A bound that holds with 95 for 0.95 would refute nothing."""
+    scores = torch.arange(10.0)
+    with pytest.raises(ArgumentError, match=r"^confidence is"):
+        repeated(scores, scores, 1e-5, confidence)
+    with pytest.raises(ArgumentError, match=r"^confidence is"):
+        one_run(10, 5, 5, 0.0, confidence)
