@@ -3,8 +3,8 @@
     python benchmarks/busy.py --preset digits-fedavg --beside 1
 
 Runs the preset alone and beside processes that only compute, once for each way of waiting, in turns.
-``PASSIVE`` is what the command ``fedstill`` chooses by itself; ``ACTIVE`` and ``default`` (what OpenMP does
-where nothing is said) are to compare with.
+``ours`` is what the command ``fedstill`` chooses by itself: to spin for a moment, then to sleep. ``PASSIVE``
+sleeps at once, ``ACTIVE`` spins, ``default`` is what OpenMP does where nothing is said.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from contextlib import ExitStack
 from statistics import median
 
 BUSY = "while True: pass"
-WAYS = ("PASSIVE", "ACTIVE", "default")
+WAYS = ("ours", "PASSIVE", "ACTIVE", "default")
 
 
 def seconds(preset: str, way: str, beside: int, options: list[str]) -> float:
     """How long a run takes beside so many busy processes."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
+    }
     start = [sys.executable, "-m", "fedstill"]
     if way == "default":  # torch is there before the command could say how to wait
         start = [sys.executable, "-c", "import torch; from fedstill.cli.main import main; main()"]
-    elif way != "PASSIVE":
+    elif way != "ours":
         environment["OMP_WAIT_POLICY"] = way
     with ExitStack() as undo:
         out = undo.enter_context(tempfile.TemporaryDirectory())

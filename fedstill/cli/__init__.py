@@ -6,6 +6,8 @@ May import everything. A newcomer adds a command here: a function of what was ``
 
 import os
 
-# Read once, as torch is imported. A thread that waits for others sleeps: by default it spins, and beside one
-# other busy process a run then takes twenty times as long (benchmarks/busy.py).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read once, as torch is imported. A thread that waits for others spins for some microseconds, then sleeps: by
+# default it spins on, and beside other work a run takes many times as long; one that sleeps at once makes a
+# run that has the machine to itself nearly twice as long (benchmarks/busy.py).
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")

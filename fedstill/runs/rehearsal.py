@@ -248,4 +248,10 @@ def _surroundings() -> dict[str, str]:
     """The environment of FLARE's processes: threads that wait leave the processor to other processes, and
     data are looked for where this process looks, whatever folder they work in."""
     data = os.pathsep.join(str(folder.resolve()) for folder in usual_folders())
-    return {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ, "FEDSTILL_DATA": data}
+    return {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        **os.environ,
+        "GOMP_SPINCOUNT": "0",
+        "FEDSTILL_DATA": data,
+    }
