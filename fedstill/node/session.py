@@ -159,8 +159,7 @@ class Session:
 
     def _has_left(self) -> bool:
         """Whether anything has left of this run, or is paid for; either ledger may be lost."""
-        path = self.kept.lines
-        answered = path.exists() and bool(Ledger.read(path).nodes)
+        answered = self.kept.lines.exists() and bool(Ledger.read(self.kept.lines).nodes)
         return answered or any(entry["run"] == self.plan.run for entry in self.account.entries())
 
     def close(self) -> None:
