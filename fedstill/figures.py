@@ -11,17 +11,17 @@ table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
-from fedstill.report.compare_points import curves_of, leaking_of, marks_of
+from fedstill.report.compare_points import Curve, Spot, curves_of, leaking_of, spots_of
 from fedstill.report.drawing import FORMATS
 from fedstill.report.run import RunFiles
-from fedstill.report.summary import Setting, Summary
+from fedstill.report.summary import Budgeted, Setting, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,22 +56,16 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
 
 
 def losses(run: str | Path | RunFiles) -> Figure:
-    """The server's losses, a small plot each: every step pale, the running mean strong.
-
-    Raises:
-        NothingToDraw: the run has no losses.
-        RunFolderError: as for :func:`accuracy`.
+    """The server's losses, a small plot each: every step pale, the running mean strong. Raises as
+    :func:`accuracy`.
     """
     kept = _run(run)
     return _losses(kept, kept.metrics.losses, shared=False)
 
 
 def local_losses(run: str | Path | RunFiles) -> Figure:
-    """The losses of local training, a small plot a node on one scale, and of the centralised model.
-
-    Raises:
-        NothingToDraw: the run has no losses.
-        RunFolderError: as for :func:`accuracy`.
+    """The losses of local training, a small plot a node on one scale, and of the centralised model. Raises
+    as :func:`accuracy`.
     """
     kept = _run(run)
     return _losses(kept, run_figures.local_of(kept), shared=True)
@@ -89,64 +83,56 @@ def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
         RunFolderError: the folder holds no comparison, or a file of it is spoilt.
     """
     kept = _setting(comparison, setting)
-    marks = marks_of(kept)
-    if not marks:
+    spots = spots_of(kept)
+    if not spots:
         raise NothingToDraw("no run of the comparison has both its figure and its bytes")
-    with drawing.style():
-        figure = compare_figures.traffic(marks)
-        figure.axes[0].set(xlabel="bytes up and down, all nodes, a whole run", ylabel=kept.metric.title)
-        return compare_figures.legend(figure, [(mark.place, mark.name) for mark in marks])
+    axis = "bytes up and down, all nodes, a whole run"
+    return _compared(compare_figures.traffic, (spots,), axis, kept.metric.title, spots)
 
 
 def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
-    """What methods reach over the share of the run that is done, a line a method.
-
-    Raises:
-        NothingToDraw: no run measured it on its way.
-        RunFolderError: as for :func:`traffic`.
-    """
+    """What methods reach over the share of the run that is done, a line each. Raises as :func:`traffic`."""
     kept = _setting(comparison, setting)
     lines = curves_of(kept)
     if not lines:
         raise NothingToDraw("no run of the comparison measured anything on its way")
-    with drawing.style():
-        figure = compare_figures.curves(lines)
-        figure.axes[0].set(xlabel="share of the run that is done", ylabel=kept.metric.title)
-        return compare_figures.legend(figure, [(line.place, line.name) for line in lines])
+    axis = "share of the run that is done"
+    return _compared(compare_figures.curves, (lines,), axis, kept.metric.title, lines)
 
 
 def against_epsilon(comparison: str | Path | Summary) -> Figure:
-    """What methods reach under each budget of privacy; without one at the right edge.
-
-    Raises:
-        NothingToDraw: its settings do not differ in the budget.
-        RunFolderError: as for :func:`traffic`.
+    """What methods reach under each budget of privacy; without one at the right edge. Raises as
+    :func:`traffic`.
     """
     summary = _summary(comparison)
-    lines = summary.budgets()
+    lines = [line for line in summary.budgets() if line.reached]
     if not lines:
         raise NothingToDraw("the settings of the comparison do not differ in nodes.privacy.epsilon")
-    with drawing.style():
-        figure = compare_figures.against_epsilon(lines)
-        figure.axes[0].set(xlabel="epsilon", ylabel=summary.metric.title)
-        return compare_figures.legend(figure, [(line.place, line.name) for line in lines if line.points])
+    return _compared(compare_figures.against_epsilon, (lines,), "epsilon", summary.metric.title, lines)
 
 
 def against_leakage(comparison: str | Path | Summary) -> Figure:
-    """What methods reach against what attacks got of them; areas are bytes.
-
-    Raises:
-        NothingToDraw: its runs were not attacked, or not with a figure that can be an axis.
-        RunFolderError: as for :func:`traffic`.
-    """
+    """What methods reach against what attacks got of them; areas are bytes. Raises as :func:`traffic`."""
     summary = _summary(comparison)
     found = leaking_of(summary)
     if found.column is None or not found.spots:
         raise NothingToDraw("no run of the comparison has both its figure and one of attacks")
+    shown, axis = (found.spots, found.column), found.column.axis
+    return _compared(compare_figures.against_leakage, shown, axis, summary.metric.title, found.spots)
+
+
+def _compared(
+    draw: Callable[..., Figure],
+    shown: tuple[object, ...],
+    axis: str,
+    title: str,
+    methods: Sequence[Spot | Curve | Budgeted],
+) -> Figure:
+    """A comparison's drawing with its axes and its methods named."""
     with drawing.style():
-        figure = compare_figures.against_leakage(found.spots, found.column)
-        figure.axes[0].set(xlabel=found.column.axis, ylabel=summary.metric.title)
-        return compare_figures.legend(figure, [(spot.place, spot.name) for spot in found.spots])
+        figure = draw(*shown, title)
+        figure.axes[0].set(xlabel=axis, ylabel=title)
+        return compare_figures.legend(figure, [(method.place, method.name) for method in methods])
 
 
 OF_A_RUN: Mapping[str, Callable[[RunFiles], Figure]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.run import changed, out_folder, resumable
-from fedstill.cli.usage import Given, number
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.cli.usage import Given, leave, number
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.compare.plan import Comparison
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def compare(given: Given) -> None:
-    """Run a comparison, or go on with one."""
+    """Run a comparison, or go on with one.
+
+    Leaves with 1 where some method was refused or stopped, though the others ran; where none can run, that is
+    an error before any run.
+    """
     folder = given.path("--resume")
     comparison = _planned(given) if folder is None else None
 
@@ -62,19 +66,26 @@ def _changes(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
     chosen = choose(base, given)[0]
     known = shared_options(chosen)
     for option in given:
+        if option.name.startswith("method."):
+            key = option.name.removeprefix("method.")
+            raise FedstillError(
+                f"{option.option} is an option of one method, and a comparison has several: write a file "
+                f"with methods = [...] and, below [options.METHOD], {key} = ..., and compare that file"
+            )
         if option.name not in known:
-            if not option.name.startswith("method."):
-                refuse_anothers(chosen, option.name, " ".join(option.values))
-            names = [*own.known, *(f"--{name}" for name in known)]
+            refuse_anothers(chosen, option.name, " ".join(option.values))
             see = "the options of one method belong to a preset or to a comparison's file"
             if option.name.startswith(("inversion.", "membership.", "copying.")):
                 see = "the options of attacks belong to the table [leakage] of a comparison's file"
-            raise UnknownName("option", option.option, names, see=see)
+            raise UnknownName(
+                "option", option.option, [*own.known, *(f"--{name}" for name in known)], see=see
+            )
     run = to_dict(changed(base, words, "fedstill run PRESET"))
     return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 
 def _show_comparison(folder: Path) -> None:
+    """Print a comparison and write its files; leave with 1 where a method did not run."""
     from rich.console import Console
 
     from fedstill.compare import plan as compare
@@ -82,5 +93,9 @@ def _show_comparison(folder: Path) -> None:
 
     comparison = compare.read_folder(folder)
     page = write_comparison(folder, comparison)
-    print_comparison(summarise(folder, comparison), Console())
+    summary = summarise(folder, comparison)
+    print_comparison(summary, Console())
     print(f"Report: {page}")
+    lacking = dict.fromkeys(entry.name for entry in summary.entries if entry.not_run)
+    if lacking:
+        leave(f"not all methods ran, the table says why: {', '.join(lacking)}", 1)

@@ -17,8 +17,7 @@ def names(given: Given) -> None:
     from rich.console import Console
 
     from fedstill.protocol.method import METHODS
-    from fedstill.report.matrix import print_tasks
-    from fedstill.report.methods import print_method, print_methods
+    from fedstill.report.methods import print_method, print_methods, print_tasks
 
     console, what = Console(), given.places[0] if given.places else None
     if what is None:

@@ -2,78 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedstill.attacks.found import skipped
-from fedstill.core.words import human_bytes, human_seconds
-from fedstill.report import budgets, compare_figures, drawing
-from fedstill.report.compare_leakage import notes, strength
-from fedstill.report.compare_points import (
-    against_epsilon_told,
-    against_leakage_told,
-    curves_of,
-    curves_told,
-    leaking_of,
-    marks_of,
-    traffic_told,
-)
-from fedstill.report.compare_tables import (
-    best_of,
-    called,
-    count,
-    gap_of,
-    head_of,
-    paper_text,
-    shown,
-)
-from fedstill.report.metrics import in_a_sentence, told
+from fedstill.attacks.found import Leakage, skipped
+from fedstill.core.words import human_bytes
+from fedstill.report import compare_figures, compare_points, drawing
+from fedstill.report.compare_table import budget_table, leak_notes, leaves, needs, whole_table
 from fedstill.report.result import CENTRAL
-from fedstill.report.summary import LOCAL, Row, Setting, Spread, Summary
+from fedstill.report.summary import Entry, Setting, Spread, Summary
+from fedstill.report.tables import NONE, Cell, Column, Row, Table
 from fedstill.report.templates import environment
 
 
 def html(summary: Summary) -> str:
     """The page: one file that loads nothing, with links to the runs' own reports."""
-    lines = summary.budgets()
+    lines, metric = summary.budgets(), summary.metric.title
+    by_budget = budget_table(summary)
+    if by_budget is not None:
+        named = zip(lines, by_budget.rows, strict=True)
+        rows = [
+            dataclasses.replace(row, name=chip(line.place) + Markup(" {}").format(row.name))
+            for line, row in named
+        ]
+        by_budget = dataclasses.replace(by_budget, rows=rows)
+    papers = [
+        (
+            paper,
+            summary.called(paper.figure),
+            Spread(paper.value, paper.std).text(summary.figure(paper.figure).digits),
+        )
+        for paper in summary.published
+    ]
     return (
         environment()
         .get_template("compare.html.j2")
         .render(
             title=summary.about or (summary.name if summary.name != "compare" else "Methods, side by side"),
-            name=summary.name,
+            summary=summary,
             lede=_lede(summary),
-            privacy=summary.privacy(),
-            priced=summary.priced,
-            settings=[_setting_view(summary, setting) for setting in summary.settings],
-            lines=lines,
-            epsilons=[(epsilon, budgets.named(epsilon)) for epsilon in budgets.budgets(lines)],
-            against=_against(lines, summary.metric.title) if lines else None,
-            papers=[
-                (
-                    paper,
-                    called(summary, paper.figure),
-                    Spread(paper.value, paper.std).text(summary.figure(paper.figure).digits),
-                )
-                for paper in summary.published
-            ],
-            metric=summary.metric.title,
-            notes=summary.notes,
-            command=summary.command,
-            leaks=[leak.heading for leak in summary.leaks],
+            settings=[_setting(summary, setting) for setting in summary.settings],
+            by_budget=by_budget,
+            against=drawing.responsive(partial(compare_figures.against_epsilon, lines, metric), "epsilon")
+            if lines
+            else None,
+            papers=papers,
             leaking=_leaking(summary) if summary.leakage else None,
-            columns=_columns(summary),
-            single=len(summary.seeds) == 1,
-            chip=_chip,
+            several=len(summary.figures) > 1 or bool(set(summary.compared()) - set(summary.shown())),
+            chip=chip,
         )
     )
 
 
-def _chip(place: int) -> Markup:
+def chip(place: int) -> Markup:
     """A method's number in its colour, as the drawings show it."""
     again = " again" if drawing.again(place) else ""
     return Markup('<span class="chip c{}{}" aria-hidden="true">{}</span>').format(
@@ -81,156 +66,121 @@ def _chip(place: int) -> Markup:
     )
 
 
-def _area(count: float, most: float) -> Markup:
-    """A mark of some bytes alone, for a legend."""
-    size = 2 * max(compare_figures.radius(count, most), compare_figures.DOT + 1)
-    return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
-        "" if count else " none", s=size
-    )
-
-
-def _against(lines: Sequence[budgets.Line], title: str) -> Markup:
-    draw = partial(compare_figures.against_epsilon, lines)
-    return drawing.responsive(draw, against_epsilon_told(lines, title), "epsilon")
-
-
 def _lede(summary: Summary) -> str:
-    methods = len({row.label for row in summary.rows})
-    settings, seeds = len(summary.settings), len(summary.seeds)
-    parts = [f"{methods} method{'' if methods == 1 else 's'}"]
-    if settings > 1:
-        parts.append(f"{settings} settings")
-    parts.append(f"{seeds} seed{'' if seeds == 1 else 's'}")
-    runs = sum(len(row.runs) for row in summary.rows)
+    counts = (
+        ("method", len({entry.label for entry in summary.entries})),
+        ("setting", len(summary.settings)),
+        ("seed", len(summary.seeds)),
+    )
+    parts = [f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts if n > 1 or what != "setting"]
+    runs = sum(len(entry.runs) for entry in summary.entries)
     return f"{', '.join(parts)}: {runs} run{'' if runs == 1 else 's'}, on equal terms."
 
 
 def _leaking(summary: Summary) -> dict[str, Any]:
     """What methods reach against what attacks got, in one drawing."""
-    found = leaking_of(summary)
+    found = compare_points.leaking_of(summary)
     spots, column = found.spots, found.column
     most = max((spot.bytes for spot in spots), default=0.0)
     sizes = [round(share * most) for share in (1, 0.1, 0.01)] if most > 0 else []
     sizes += [0] if any(spot.bytes <= 0 for spot in spots) else []
+    drawn = None
+    if column is not None and spots:
+        draw = partial(compare_figures.against_leakage, spots, column, summary.metric.title)
+        drawn = drawing.responsive(draw, "leakage")
     return {
-        "drawing": None
-        if column is None or not spots
-        else drawing.responsive(
-            partial(compare_figures.against_leakage, spots, column),
-            against_leakage_told(spots, column, summary.metric.title),
-            "leakage",
-        ),
+        **{part.name: getattr(found, part.name) for part in dataclasses.fields(found)},
+        "drawing": drawn,
         "names": {spot.place: spot.name for spot in spots},
-        "sizes": [(_area(size, most), human_bytes(size) if size else "nothing sent") for size in sizes],
-        "letters": found.letters,
+        "sizes": [(_area(sent, most), human_bytes(sent) if sent else "nothing sent") for sent in sizes],
         "joined": any(spot.joined for spot in spots),
-        "priced": summary.priced,
-        "absent": found.absent,
-        "column": column,
-        "notes": notes(summary.leaks),
+        "notes": leak_notes(summary.leaks),
     }
 
 
-def _columns(summary: Summary) -> list[dict[str, Any]]:
-    """Columns of figures: their heads, and whether a paper's stand behind them."""
-    compared = summary.compared()
-    names = [*shown(summary), *(name for name in compared if name not in shown(summary))]
-    columns = []
-    for name in names:
-        head, figure = head_of(summary, name), summary.figure(name)
-        local = name.startswith(LOCAL)
-        percents = f"{head} %" if figure.unit == "%" else head
-        columns.append(
-            {
-                "name": name,
-                "head": percents,
-                "label": head,
-                "paper": name in compared,
-                "local": local,
-                "about": "" if figure is summary.metric else f", {in_a_sentence(figure.title)}",
-            }
-        )
-    return columns
+def _area(count: float, most: float) -> Markup:
+    """A mark of some bytes alone, for a legend."""
+    side = 2 * max(compare_figures.radius(count, most), compare_figures.DOT + 1)
+    return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
+        "" if count else " none", s=side
+    )
 
 
-def _setting_view(summary: Summary, setting: Setting) -> dict[str, Any]:
-    highest, title = setting.best(), setting.metric.title
-    best = best_of(summary, setting)
-    rows = [_row_view(summary, place, row, best) for place, row in enumerate(setting.rows, start=1)]
-    drawn, curves = marks_of(setting), curves_of(setting)
+def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
+    title, best = setting.metric.title, setting.best()
+    spots, curves = compare_points.spots_of(setting), compare_points.curves_of(setting)
     return {
         "name": setting.name,
         "context": setting.context,
-        "rows": rows,
-        "scatter": drawing.responsive(
-            partial(compare_figures.traffic, drawn),
-            traffic_told(drawn, title),
-            f"bytes {setting.name}",
-        )
-        if drawn
-        else None,
-        "curves": drawing.responsive(
-            partial(compare_figures.curves, curves),
-            curves_told(curves, title),
-            f"run {setting.name}",
-        )
-        if curves
-        else None,
         "title": title,
-        "drawn": [row for row in rows if row["judged_value"] is not None],
-        "got": [got for row in setting.rows if (got := _got(row))],
-        "leaders": sorted({CENTRAL[row.central][0] for row in setting.rows if row.label in highest}),
+        "table": _table(summary, setting),
+        "scatter": spots
+        and drawing.responsive(partial(compare_figures.traffic, spots, title), f"bytes {setting.name}"),
+        "curves": curves
+        and drawing.responsive(partial(compare_figures.curves, curves, title), f"run {setting.name}"),
+        "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
+        "got": [got for entry in setting.entries if (got := _got(entry))],
+        "leaders": sorted({CENTRAL[entry.central][0] for entry in setting.entries if entry.label in best}),
     }
 
 
-def _got(row: Row) -> dict[str, Any] | None:
+def _got(entry: Entry) -> dict[str, Any] | None:
     """What attacks got from a row's runs, in words: of its first seed that was attacked."""
-    for run in row.runs:
+    for run in entry.runs:
         if run.leakage:
-            told = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
-            return {"name": row.name, "seed": run.seed, "skipped": skipped(run.leakage), **told}
+            got = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
+            return {"name": entry.name, "seed": run.seed, "skipped": skipped(run.leakage), **got}
     return None
 
 
-def _leaks_view(summary: Summary, row: Row) -> list[tuple[str, str | None, str]]:
-    """Heads, figures and the attacks that they are of."""
-    found = [(leak, row.leak(leak)) for leak in summary.leaks]
-    return [(leak.heading, row.leaked(leak), "" if got is None else got[0]) for leak, got in found]
+def strength(found: Leakage) -> str:
+    """The attacks that were tried, and how strong they were, in one line."""
+    parts = [attack.strength for attack in found.attacks]
+    return f"Tried: {'; '.join(parts)}." if parts else "Nothing was tried."
 
 
-def _row_view(summary: Summary, place: int, row: Row, best: dict[str, set[str]]) -> dict[str, Any]:
-    up, down, seconds = row.spread("bytes up"), row.spread("bytes down"), row.spread("seconds")
-    return {
-        "place": place,
-        "name": row.name,
-        "detail": row.title if row.name != row.title else "",
-        "judged": CENTRAL[row.central][0] if row.central in CENTRAL else row.central,
-        "judged_value": row.spread(row.metric),
-        "figures": {name: row.shown(name, summary.figure(name).digits) for name in summary.names()},
-        "best": [name for name in best if row.label in best[name]],
-        "up": None if up is None else round(up.mean),
-        "down": None if down is None else round(down.mean),
-        "questions": count(row.spread("questions")),
-        "seconds": None if seconds is None else human_seconds(seconds.mean),
-        "epsilon": row.price(),
-        "leaks": _leaks_view(summary, row),
-        "leaves": ", ".join(row.leaves) or "nothing",
-        "needs": ", ".join(row.needs) or "nothing",
-        "papers": {
-            name: {
-                "value": paper_text(summary, row, name),
-                "gap": gap_of(summary, row, name),
-                "source": paper.source,
-            }
-            for name, paper in row.published.items()
-        },
-        "reason": row.reason(),
-        "runs": [
-            {
-                "seed": run.seed,
-                "link": f"{quote(run.folder)}/report.html",
-                "value": None if (value := run.figure(row.metric)) is None else told(summary.metric, value),
-            }
-            for run in row.runs
-        ],
-    }
+# --- the table of methods ---------------------------------------------------------------------------------
+
+
+def _table(summary: Summary, setting: Setting) -> Table:
+    """The table of all forms, with what a page has room for: terms, and links to the runs' reports."""
+    told = whole_table(summary, setting)
+    percents = [" %" if summary.figure(name).unit == "%" else "" for name in summary.shown()]
+    units = [*percents, *[""] * (len(told.columns) - len(percents))]
+    heads = zip(told.columns, units, strict=True)
+    columns = [Column(f"{_capital(column.head)}{unit}", column.style) for column, unit in heads]
+    rows = []
+    for entry, row in zip(setting.entries, told.rows, strict=True):
+        reason = Cell(entry.reason(), style="reason wide-cell", span=len(columns))
+        rows.append(
+            Row(_name(entry), [*(row.cells if entry.runs else [reason]), _terms(entry), _reports(entry)])
+        )
+    columns += [Column("What leaves a node, what it needs", "told wide-cell"), Column("Reports", "links")]
+    where = f", {setting.name}" if setting.name else ""
+    caption = f"{setting.metric.title}, traffic, time and terms of each method{where}"
+    return Table(caption, "Method", columns, rows, style="methods", none=NONE)
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _name(entry: Entry) -> Markup:
+    detail = f"{entry.title}, " if entry.name != entry.title else ""
+    return Markup('<span class="name">{}<span>{}<span class="meaning">{}{}</span></span></span>').format(
+        chip(entry.place), entry.name, detail, CENTRAL[entry.central][0]
+    )
+
+
+def _terms(entry: Entry) -> Cell:
+    """What leaves a node and what the method needs; and why runs are lacking, where some are there."""
+    words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(
+        leaves(entry).value, needs(entry).value
+    )
+    lacking = Markup("<br><strong>{}</strong>").format(entry.reason())
+    return Cell(words + lacking if entry.runs and entry.reason() else words)
+
+
+def _reports(entry: Entry) -> Cell:
+    link = Markup('<a href="{}/report.html">seed {}</a> ')
+    return Cell(Markup("").join(link.format(quote(run.folder), run.seed) for run in entry.runs))

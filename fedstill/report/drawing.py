@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Points = Sequence[tuple[float, float]]
+Point = tuple[float, float]
+Points = Sequence[Point]
 
 INK, MUTED, FAINT, GRID, CARD, ACCENT = "#16191f", "#5b6472", "#8b93a1", "#e9ebef", "#ffffff", "#0a5fb4"
 METHODS = (ACCENT, "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#475569")
@@ -106,12 +107,11 @@ def grid(panels: int, columns: int = 3, panel: tuple[float, float] = (200, 130))
     return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(panels)]
 
 
-def svg(figure: Figure, label: str, name: str) -> Markup:
+def svg(figure: Figure, name: str) -> Markup:
     """A figure as inline SVG of a page.
 
     Args:
-        figure: made with :func:`style`.
-        label: the drawing in words, for whoever does not see it.
+        figure: made with :func:`style`; its label is the drawing in words, for whoever does not see it.
         name: of the drawing, different from all others of the page: its inner references follow from it.
     """
     out = io.StringIO()
@@ -120,41 +120,45 @@ def svg(figure: Figure, label: str, name: str) -> Markup:
         figure.savefig(out, format="svg", metadata=nothing)
     drawn = out.getvalue()
     drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
-    drawn = re.sub(
-        r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>",
-        "",
-        drawn,
-        flags=re.DOTALL,
-    )
-    drawn = re.sub(r'<g id="title: ([^"]*)">', r"<g><title>\1</title>", drawn)
-    drawn = re.sub(r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip-path="[^"]*"', "", drawn)
-    drawn = re.sub(r"font-family: [^;\"]*;? ?", "", drawn)  # a page has its own
-    drawn = re.sub(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*", _font, drawn)
-    drawn = re.sub(r"^((?:<path d=\")?[MLC]) (\S+) (\S+) $", _short, drawn, flags=re.MULTILINE)
+    for pattern, instead in SHORTER:
+        drawn = re.sub(pattern, instead, drawn, flags=re.DOTALL)
+    drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _short, tag[0]), drawn)
     for colour, variable in VARIABLES.items():
         drawn = drawn.replace(colour, f"var(--{variable})")
-    drawn = re.sub(r"\n\s*", "\n", drawn)
     width, height = (round(72 * float(side), 2) for side in figure.get_size_inches())
-    head = Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}">')
-    return head.format(label, width, height) + Markup(drawn.strip())
+    head = Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {:g} {:g}">')
+    return head.format(figure.get_label(), width, height) + Markup(drawn.strip())
 
 
-def _font(found: re.Match[str]) -> str:
-    """The size and weight of some type, in the page's own face."""
-    weight = f";font-weight: {found[1]}" if found[1] else ""
-    return f"font-size: {found[2]}px{weight}"
+# What a page does not need of matplotlib's SVG, in this order: what is around it and its names; type, as
+# a page has its own; a circle's curves; groups that hold one thing; ends of lines.
+SHORTER = (
+    (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>|<defs>\s*</defs>", ""),
+    (r'<g id="title: ([^"]*)">', r"<g><title>\1</title>"),
+    (r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip-path="[^"]*"| transform="rotate\(-0 [^"]*"', ""),
+    (r"font-family: [^;\"]*;? ?", ""),
+    (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
+    (r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-size: \2px;font-weight: \1"),
+    (
+        r'<defs>\s*<path id="(\w+)" d="M 0 ([\d.]+) \nC [^"]*" style="[^"]*"/>\s*</defs>\s*<g>\s*'
+        r'<use xlink:href="#\1" (x="[^"]*") (y="[^"]*") (style="[^"]*")/>\s*</g>',
+        r'<circle c\3 c\4 r="\2" \5/>',
+    ),
+    (r"<g>\s*(<(?:path|text)[^>]*>(?:[^<]*</text>)?)\s*</g>", r"\1"),
+    (r"\s*\n\s*", " "),
+)
 
 
 def _short(found: re.Match[str]) -> str:
-    """A point of a path, to a hundredth of a pixel."""
-    return f"{found[1]} {round(float(found[2]), 2):g} {round(float(found[3]), 2):g}"
+    """A number to a hundredth of a pixel."""
+    return f"{round(float(found[0]), 2):g}"
 
 
-def responsive(draw: Callable[[float], Figure], label: str, name: str) -> Markup:
+def responsive(draw: Callable[..., Figure], name: str) -> Markup:
     """A drawing laid out for several widths, of which the style sheet shows the one that fits."""
     with style():
         parts = [
-            Markup('<div class="w{}">{}</div>').format(width, svg(draw(width), label, f"{name} {width}"))
+            Markup('<div class="w{}">{}</div>').format(width, svg(draw(width=width), f"{name} {width}"))
             for width in WIDTHS
         ]
     return Markup('<div class="widths">{}</div>').format(Markup("").join(parts))
@@ -176,17 +180,13 @@ def percent_axis(axes: Axes, values: Sequence[float], axis: str = "y", least: fl
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     low = max(0.0, min(min(values), max(values) - least))
-    locator = MaxNLocator(5 if axis == "y" else _ticks(axes), steps=[1, 2, 5, 10])
+    most = 5 if axis == "y" else max(5, round(axes.get_window_extent().width / 110))
+    locator = MaxNLocator(most, steps=[1, 2, 5, 10])
     ticks = locator.tick_values(low, max(max(values), low + least))
     getattr(axes, f"set_{axis}lim")(max(0.0, ticks[0]), ticks[-1])
     kept = getattr(axes, f"{axis}axis")
     kept.set_major_locator(locator)
     kept.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
-
-
-def _ticks(axes: Axes) -> int:
-    """How many ticks with their words fit below a drawing."""
-    return max(5, round(axes.get_window_extent().width / 110))
 
 
 def plain_axis(axes: Axes, axis: str, most: int = 5) -> None:
@@ -243,13 +243,14 @@ def again(place: int) -> bool:
     return (place - 1) // len(METHODS) % 2 == 1
 
 
-def chip(axes: Axes, place: int, at: tuple[float, float], offset: tuple[float, float]) -> None:
-    """A method's number in its colour, in pixels from what it names, and joined to it."""
-    own, hollow = colour(place), again(place)
+def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> None:
+    """A method's number, or another text, in its colour, in pixels from what it names, and joined to it."""
+    own, hollow, text = colour(place), again(place), text or str(place)
+    shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.25,rounding_size=0.8"
     axes.annotate(
-        str(place), at, offset, textcoords="offset points", ha="center", va="center_baseline",
+        text, at, offset, textcoords="offset points", ha="center", va="center_baseline",
         fontsize=10.5, fontweight=650, color=own if hollow else CARD, annotation_clip=False, zorder=5,
-        bbox={"boxstyle": "circle,pad=0.25", "fc": CARD if hollow else own, "ec": own, "lw": 1.5},
+        bbox={"boxstyle": shape, "fc": CARD if hollow else own, "ec": own, "lw": 1.5},
         arrowprops={"arrowstyle": "-", "color": own, "lw": 1, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
     )  # fmt: skip
 

@@ -32,20 +32,8 @@ def _grouping(result: Result) -> list[str]:
         if parts:
             in_rounds = phase == "distillation" and result.turn == "round"
             name = "rounds" if in_rounds else phase.replace("_", " ")
-            lines.append(f"{name}: {', '.join(parts)}{_ratios(result, phase)}")
+            lines.append(f"{name}: {', '.join(parts)}")
     return lines
-
-
-def _ratios(result: Result, phase: str) -> str:
-    """What the engine measured before it chose, for each kind of node by the name of its first."""
-    measured = result.engine.stacked_over_one_by_one.get(phase)
-    if not measured:
-        return ""
-    times = {name: f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2g}" for name, ratio in measured.items()}
-    if len(times) == 1:
-        return f" (stacked measured {next(iter(times.values()))} times as long)"
-    each = ", ".join(f"{time} for {name} and its like" for name, time in times.items())
-    return f" (stacked measured, times as long: {each})"
 
 
 def facts(result: Result) -> list[tuple[str, str]]:

@@ -12,26 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.attacks.found import Attacked, Leakage, TableLine, lines, tables
-from fedstill.attacks.rows import Column, Pictures, Row
+from fedstill.attacks.rows import Column as Figure
+from fedstill.attacks.rows import Pictures
+from fedstill.attacks.rows import Row as Got
 from fedstill.core.errors import RunFolderError
 from fedstill.core.words import listed
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.bars import bar
-from fedstill.report.files import read_stacks
-from fedstill.report.names import labels
-from fedstill.report.png import picture
+from fedstill.report.png import picture, shown
 from fedstill.report.result import Result
+from fedstill.report.run import Array, is_shown, read_tensors
+from fedstill.report.tables import NONE, Cell, Column, Row, Table
 
 PICTURES = "leakage.safetensors"
 MOST = 10  # pictures of a strip that are drawn
 SIDE = 96  # pixels of a drawn picture's longer side
 
-Stack = npt.NDArray[np.uint8]
 Named = Callable[[str], str]
 
 
@@ -44,10 +43,11 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     found = Leakage.read(folder)
     if found is None:
         return None
-    stacks, named = read_stacks(folder / PICTURES, MOST), _named(labels(result))
+    stacks, named = read_tensors(folder / PICTURES), _named(result.names)
+    there = {name: stack[:MOST] for name, stack in (stacks or {}).items() if is_shown(stack)}
     return {
         "found": found,
-        "attacks": [_attack(folder, each, stacks or {}, named) for each in found.attacks],
+        "attacks": [_attack(folder, each, there, named) for each in found.attacks],
         "left": listed(found.leaves) if found.leaves else None,
         "guarantee": _guarantee(found),
         "pictures_missing": PICTURES if stacks is None else None,
@@ -70,54 +70,60 @@ def _named(names: Mapping[str, str]) -> Named:
     return lambda text: known.sub(lambda found: names[found[1]], text)
 
 
-def _attack(folder: Path, told: Attacked, stacks: Mapping[str, Stack], named: Named) -> dict[str, Any]:
+def _attack(folder: Path, told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
     """One attack's part of the section."""
-    columns = {column.name: column for column in told.columns}
+    title, columns = told.title or told.name, {column.name: column for column in told.columns}
     return {
-        "title": told.title or told.name,
+        "title": title,
         "about": [(named(term), named(about)) for term, about in told.about],
-        "tables": [_table(table, columns, named) for table in tables(lines(told.rows))],
+        "tables": [_table(title, table, columns, named) for table in tables(lines(told.rows))],
         "notes": told.notes,
         "pictures": [_pictures(folder, each, stacks, named) for each in told.pictures],
     }
 
 
-def _table(table: Sequence[TableLine], columns: Mapping[str, Column], named: Named) -> dict[str, Any]:
-    """A table of the page."""
-    heads = list(dict.fromkeys(figure for line in table for figure in line.figures))
-    shared = {head: _shared([line.figures[head] for line in table if head in line.figures]) for head in heads}
-    best = _best([row for line in table for row in line.figures.values()], columns)
-    first = [line.figures[heads[0]] for line in table if heads[0] in line.figures]
-    guesses = [columns[row.column].guess if row.column in columns else None for row in first]
-    guess = None if None in guesses else guesses[0]
-    return {
-        "heads": [f"{head[:1].upper()}{head[1:]}" for head in heads],
-        "attacks": any(line.attack for line in table),
-        "rows": [
-            {
-                "attack": line.attack,
-                "who": named(line.who),
-                "cells": [
-                    row and {"row": row, "without": "" if shared[head] else row.without, "best": row in best}
-                    for head in heads
-                    for row in (line.figures.get(head),)
-                ],
-                "bar": "" if guess is None else _bar(line.figures.get(heads[0]), guess),
-            }
-            for line in table
-        ],
-        "guess": None if guess is None else f"{guess:g}%",
-        "without": list(shared.values()) if any(shared.values()) else None,
+def _table(title: str, table: Sequence[TableLine], columns: Mapping[str, Figure], named: Named) -> Table:
+    """A line an attack and target; below them what comes without attacking, if that is one thing."""
+    figures = list(dict.fromkeys(figure for line in table for figure in line.figures))
+    shared = {
+        name: _shared([line.figures[name] for line in table if name in line.figures]) for name in figures
     }
+    best = _best([row for line in table for row in line.figures.values()], columns)
+    guess = _guess([line.figures[figures[0]] for line in table if figures[0] in line.figures], columns)
+    attacks = any(line.attack for line in table)
+    rows = []
+    for line in table:
+        cells = [Cell(named(line.who))] if attacks else []
+        for name in figures:
+            row = line.figures.get(name)
+            cells.append(
+                Cell(NONE) if row is None else _cell(row, "" if shared[name] else row.without, row in best)
+            )
+        cells += [] if guess is None else [Cell(_bar(line.figures.get(figures[0]), guess), style="bar")]
+        rows.append(Row(line.attack if attacks else named(line.who), cells))
+    heads = [f"{name[:1].upper()}{name[1:]}" for name in figures]
+    told = [*([Column("Tried on", "")] if attacks else []), *map(Column, heads)]
+    foot = [*([Cell("")] if attacks else []), *(Cell(without) for without in shared.values())]
+    if guess is not None:
+        told.append(Column(f"{heads[0]}, 0 to 100%; guessing: {guess:g}%", ""))
+        foot.append(Cell(""))
+    without = [Row("Without attacking", foot)] if any(shared.values()) else []
+    about = f"{title}: {', '.join(heads)}"
+    return Table(about, "Attack" if attacks else "Tried on", told, rows, without, style="members")
 
 
-def _shared(rows: Sequence[Row]) -> str:
+def _cell(row: Got, without: str, best: bool) -> Cell:
+    small = [row.says, f"without it {without}" if without else ""]
+    return Cell(row.written, Markup("<br>").join(filter(None, small)), bold=best)
+
+
+def _shared(rows: Sequence[Got]) -> str:
     """What comes without attacking, if it is the same for all."""
     told = {row.without for row in rows}
     return told.pop() if len(told) == 1 else ""
 
 
-def _best(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[Row]:
+def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
     """The strongest of several figures of one column."""
     found = []
     for name, column in columns.items():
@@ -128,7 +134,13 @@ def _best(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[Row]:
     return found
 
 
-def _bar(row: Row | None, guess: float) -> Markup:
+def _guess(rows: Sequence[Got], columns: Mapping[str, Figure]) -> float | None:
+    """What guessing gets, where that is known of all of these figures."""
+    guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
+    return None if None in guesses else guesses[0]
+
+
+def _bar(row: Got | None, guess: float) -> Markup:
     """From 0 to 100%: a ring with its interval; dotted, what guessing gets."""
     if row is None or row.value is None:
         return Markup("")
@@ -136,7 +148,7 @@ def _bar(row: Row | None, guess: float) -> Markup:
     return bar(whisker=whisker, rings=[row.value], levels=[("chance", guess)])
 
 
-def _pictures(folder: Path, told: Pictures, stacks: Mapping[str, Stack], named: Named) -> dict[str, Any]:
+def _pictures(folder: Path, told: Pictures, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
     """Strips of pictures below their heads."""
     shapes, drawn = set(), []
     for strip in told.strips:
@@ -148,17 +160,16 @@ def _pictures(folder: Path, told: Pictures, stacks: Mapping[str, Stack], named: 
             shape = f"of shape {stacks[strip.stack].shape}: allowed is that of the strips above it"
             raise RunFolderError(f"{folder / PICTURES}: {strip.stack} is {shape}")
         below = [*strip.below, *[""] * (len(images) - len(strip.below))]
-        cells = [(_image(image, strip.head), under) for image, under in zip(images, below, strict=False)]
+        cells = [
+            (shown(picture(image, SIDE), strip.head), under)
+            for image, under in zip(images, below, strict=False)
+        ]
         drawn.append({"head": strip.head, "cells": cells})
-    shown = len(drawn[0]["cells"]) if drawn else 0
+    count = len(drawn[0]["cells"]) if drawn else 0
     return {
         "title": told.title,
         "says": told.says,
-        "heads": [named(head) for head in told.heads[:shown]],
+        "heads": [named(head) for head in told.heads[:count]],
         "strips": drawn,
-        "more": len(told.heads) - shown,
+        "more": len(told.heads) - count,
     }
-
-
-def _image(image: Stack, label: str) -> Markup:
-    return Markup('<img src="{}" alt="{}">').format(picture(image, SIDE), label)

@@ -1,4 +1,4 @@
-"""How a run's nodes were reached: where the time went, what a message cost, who was left out and when."""
+"""How a run's nodes were reached: where the time went, and what a message cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from fedstill.core.words import human_bytes, human_seconds, percent
 from fedstill.report.result import Result
+from fedstill.report.tables import Cell, Column, Row, Table
 
 # Parts of a run's time, in the order of the bar: key in the result, name, what it is.
 PARTS = (
@@ -23,25 +24,20 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a run's time."""
+    """One part of a run's time; its share is from 0 to 1."""
 
     key: str
     name: str
     meaning: str
     seconds: float
-    share: float  # from 0 to 1
+    share: float
 
 
 def parts(result: Result) -> list[Part]:
     """Where the time of a run went; empty for a run whose nodes were in its own process."""
-    told = result.link or {}
-    known = {key: seconds for key, _, _ in PARTS if (seconds := told.get(key)) is not None}
-    total = sum(known.values())
-    return [
-        Part(key, name, meaning, known[key], known[key] / total)
-        for key, name, meaning in PARTS
-        if known.get(key, 0) > 0
-    ]
+    known = [(*part, result.link.get(part[0]) or 0.0) for part in PARTS]
+    total = sum(seconds for *_, seconds in known)
+    return [Part(key, name, says, time, time / total) for key, name, says, time in known if time > 0]
 
 
 def message_cost(result: Result) -> str | None:
@@ -51,8 +47,7 @@ def message_cost(result: Result) -> str | None:
     >>> message_cost(Result.of({"link": link}))
     '81 rounds of messages, 38 ms and 60.1 kB each; the link took 10.2% of the run'
     """
-    told = result.link or {}
-    count, seconds, size, share = map(told.get, ("messages", "seconds_each", "bytes_each", "share"))
+    count, seconds, size, share = map(result.link.get, ("messages", "seconds_each", "bytes_each", "share"))
     if count is None or seconds is None or size is None or share is None:
         return None
     each = f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
@@ -62,17 +57,30 @@ def message_cost(result: Result) -> str | None:
 
 def time_split(result: Result) -> str | None:
     """Where the time went, in words; None for a run whose nodes were in its own process."""
-    told = parts(result)
-    return ", ".join(f"{part.name} {human_seconds(part.seconds)}" for part in told) if told else None
+    return ", ".join(f"{part.name} {human_seconds(part.seconds)}" for part in parts(result)) or None
 
 
-def time_bar(told: list[Part]) -> Markup:
+def time_table(result: Result) -> Table | None:
+    """The same as a table, with the colours of the bar."""
+    swatch = Markup('<span class="swatch {}"></span> {}')
+    rows = [
+        Row(
+            swatch.format(part.key, part.name),
+            [Cell(human_seconds(part.seconds)), Cell(percent(100 * part.share)), Cell(part.meaning)],
+        )
+        for part in parts(result)
+    ]
+    columns = [Column(""), Column(""), Column("", "meaning")]
+    return Table("Where the time of the run went", "", columns, rows, style="parts") if rows else None
+
+
+def time_bar(result: Result) -> Markup:
     """The parts of a run's time as one bar."""
-    drawn, start = [], 0.0
+    told, drawn, start = parts(result), [], 0.0
+    piece = '<rect class="part {}" x="{:.2f}%" width="{:.2f}%" y="4" height="16"><title>{}: {}</title></rect>'
     for part in told:
-        piece = Markup('<rect class="part {}" x="{:.2f}%" width="{:.2f}%" y="4" height="16">{}</rect>')
-        title = Markup("<title>{}: {}</title>").format(part.name, human_seconds(part.seconds))
-        drawn.append(piece.format(part.key, 100 * start, 100 * part.share, title))
+        at = (100 * start, 100 * part.share)
+        drawn.append(Markup(piece).format(part.key, *at, part.name, human_seconds(part.seconds)))
         start += part.share
     return Markup('<svg class="bars" width="100%" height="24" role="img" aria-label="{}">{}</svg>').format(
         "; ".join(f"{part.name} {percent(100 * part.share)}" for part in told), Markup("").join(drawn)

@@ -1,9 +1,8 @@
-"""The methods as a table: what leaves a node, what each of them needs, and what nodes are asked."""
+"""The methods as tables: what leaves a node, what each needs and asks, and which tasks it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -29,55 +28,9 @@ MORE_NEEDS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a method with its default options asks of those who take part.
-
-    What leaves and what is asked is of the first task that it can learn.
-    """
-
-    name: str
-    title: str
-    paper: str
-    judged: str
-    leaves: str
-    needs: Mapping[str, bool]  # by the words for it
-    questions: str
-
-
-def terms(name: str) -> Terms:
-    """The terms of a method, from what it declares.
-
-    >>> terms("fedavg").leaves
-    'data sizes, parameters'
-    >>> [need for need, needed in terms("fedavg").needs.items() if needed]
-    ['same architecture', 'node models that can be trained']
-    """
-    method = METHODS[name]()
-    own = method.needs()
-    needs = vars(own)
-    able = [task for task, kind in TASKS.working().items() if refusal(own, kind().example()) is None]
-    run = from_dict({"method": {"name": name}, "task": {"name": able[0]}})
-    asked = questions(run)
-    times = {
-        question.name: f" x{question.times}" if question.times > 1 else "" for question in asked.values()
-    }
-    return Terms(
-        name=name,
-        title=method.title,
-        paper=method.paper,
-        judged=CENTRAL[method.central][0],
-        leaves=", ".join(what_leaves(run)) or "nothing",
-        needs={words: needs[key] for key, words in {**NEEDS, **MORE_NEEDS}.items()},
-        questions=", ".join(f"{question}{times[question]}" for question in asked) or "none",
-    )
-
-
 def print_methods(console: Console) -> None:
     """Print all methods, a line each: name, title and paper; of one that cannot be imported, why."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table = _lines()
     for name in METHODS:
         try:
             method = METHODS[name]
@@ -89,18 +42,60 @@ def print_methods(console: Console) -> None:
 
 
 def print_method(name: str, console: Console) -> None:
-    """Print what one method asks of those who take part."""
-    told = terms(name)
-    needs = [words for words, needed in told.needs.items() if needed]
-    lines = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    lines.add_column(no_wrap=True)
-    lines.add_column()
-    lines.add_row(Text(name, style="bold"), Text(f"{told.title}, {told.paper}"))
-    for head, text in (
-        ("leaves a node", told.leaves),
-        ("needs", ", ".join(needs) or "nothing special"),
-        ("asks", told.questions),
-        ("is judged by", told.judged),
+    """Print what a method with its default options asks of those who take part.
+
+    What leaves and what is asked is of the first task that it can learn.
+    """
+    method = METHODS[name]()
+    needs, tasks = vars(method.needs()), tasks_by_method()[name]
+    run = from_dict({"method": {"name": name}, "task": {"name": next(t for t in tasks if not tasks[t])}})
+    asked = [
+        question.name + (f" x{question.times}" if question.times > 1 else "")
+        for question in questions(run).values()
+    ]
+    table = _lines()
+    table.add_row(Text(name, style="bold"), Text(f"{method.title}, {method.paper}"))
+    for head, words, none in (
+        ("leaves a node", what_leaves(run), "nothing"),
+        ("needs", [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]], "nothing special"),
+        ("asks", asked, "none"),
+        ("is judged by", [CENTRAL[method.central][0]], ""),
     ):
-        lines.add_row(Text(head, style="dim"), Text(text))
-    console.print(lines)
+        table.add_row(Text(head, style="dim"), Text(", ".join(words) or none))
+    console.print(table)
+
+
+def tasks_by_method() -> dict[str, dict[str, str | None]]:
+    """For each method and task, why it cannot run it; None where it can."""
+    tasks = {name: kind().example() for name, kind in TASKS.working().items()}
+    return {
+        name: {task: refusal(method().needs(), made) for task, made in tasks.items()}
+        for name, method in METHODS.working().items()
+    }
+
+
+def print_tasks(console: Console) -> None:
+    """The tasks that each method runs, a line a method, and below it the reasons."""
+    found, every = tasks_by_method(), list(TASKS.working())
+    table = _lines()
+    table.add_row(Text("tasks", style="bold"), ", ".join(every))
+    reasons: dict[str, list[str]] = {}
+    for name, tasks in found.items():
+        refused = [task for task, reason in tasks.items() if reason]
+        some = ", ".join(task for task in every if task not in refused)
+        most = f"all but {', '.join(refused)}" if refused else "all"
+        table.add_row(name, most if len(refused) < len(every) / 2 else some)
+        for reason in dict.fromkeys(filter(None, tasks.values())):
+            reasons.setdefault(reason, []).append(name)
+    console.print(table)
+    console.print()
+    for reason, names in reasons.items():
+        console.print(f"{', '.join(names)}: {reason}", style="dim")
+
+
+def _lines() -> Table:
+    """A name and what is told of it, a line each."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    return table

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fedstill.core.words import MISSING
 from fedstill.tasks.task import Figure
 
+NAMES = ("Dice",)  # figures called after a person
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -17,23 +19,18 @@ class Measured:
     each: tuple[float, ...] = ()  # one a node
 
 
+def bare(figure: Figure, value: float) -> str:
+    """A value without its unit, for columns whose heads have it."""
+    return f"{value:.{figure.digits}f}"
+
+
 def told(figure: Figure, value: float) -> str:
     """A value with its unit.
 
     >>> told(Figure("accuracy", "Accuracy"), 93.37), told(Figure("hd95", "HD95", "px", 2, "lower"), 12.3456)
     ('93.4%', '12.35 px')
     """
-    return bare(figure, value) + unit(figure)
-
-
-def unit(figure: Figure) -> str:
-    """What follows a value: "%", " px" or nothing."""
-    return figure.unit if figure.unit in ("%", "") else f" {figure.unit}"
-
-
-def bare(figure: Figure, value: float) -> str:
-    """A value without its unit, for columns whose heads have it."""
-    return f"{value:.{figure.digits}f}"
+    return bare(figure, value) + (figure.unit if figure.unit in ("%", "") else f" {figure.unit}")
 
 
 def spread_text(figure: Figure, measured: Measured) -> str:
@@ -42,11 +39,16 @@ def spread_text(figure: Figure, measured: Measured) -> str:
     >>> print(spread_text(Figure("accuracy", "Accuracy"), Measured(81.1, 4.24)))
     81.1% \u00b1 4.2
     """
-    if measured.value is None:
-        return MISSING
-    return told(figure, measured.value) + (
-        "" if measured.spread is None else f" \u00b1 {bare(figure, measured.spread)}"
-    )
+    return MISSING if measured.value is None else told(figure, measured.value) + _spread(figure, measured)
+
+
+def bare_text(figure: Figure, measured: Measured) -> str:
+    """The same without its unit, and with a dash for what is not measured: "81.1 ± 4.2"."""
+    return "-" if measured.value is None else bare(figure, measured.value) + _spread(figure, measured)
+
+
+def _spread(figure: Figure, measured: Measured) -> str:
+    return "" if measured.spread is None else f" \u00b1 {bare(figure, measured.spread)}"
 
 
 def gap_text(figure: Figure, difference: float) -> str:
@@ -76,9 +78,6 @@ def in_a_sentence(title: str) -> str:
     >>> in_a_sentence("Accuracy"), in_a_sentence("Object Dice"), in_a_sentence("HD95")
     ('accuracy', 'object Dice', 'HD95')
     """
-    first, _, rest = title.partition(" ")
+    first = title.partition(" ")[0]
     name = first[1:] != first[1:].lower() or len(first) < 2 or first in NAMES
-    return title if name else f"{first[0].lower()}{first[1:]}" + (f" {rest}" if rest else "")
-
-
-NAMES = ("Dice",)  # figures called after a person
+    return title if name else title[0].lower() + title[1:]

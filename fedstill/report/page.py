@@ -8,7 +8,7 @@ Names and texts in the folder come from users and nodes: everything is escaped.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,13 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.words import human_bytes, human_seconds, points
-from fedstill.report import drawing, findings, leakage, link, pictures, privacy, run_figures
-from fedstill.report.bars import bar
+from fedstill.report import drawing, leakage, link, pictures, privacy, run_figures, run_tables
 from fedstill.report.facts import facts
-from fedstill.report.files import read_ledger, read_samples
-from fedstill.report.metrics import bare, head, in_a_sentence, told
-from fedstill.report.names import labels
-from fedstill.report.node_tables import holdings, nodes, own_values, traffic
-from fedstill.report.result import CENTRAL, Result
-from fedstill.report.result_parts import OverNodes
+from fedstill.report.metrics import bare, in_a_sentence, spread_text, told
+from fedstill.report.result import OverNodes, Result
 from fedstill.report.run import RunFiles
 from fedstill.report.sentence import plain_sentence
-from fedstill.report.table import Row, comparison, method_title, texts
+from fedstill.report.table import comparison
 from fedstill.report.templates import environment, size
 
 MOST_PANELS = 24  # small plots of local training
@@ -65,131 +60,87 @@ def write_report(folder: Path) -> Path:
 def _view(run: RunFiles) -> dict[str, Any]:
     """Everything the template names, computed: the template decides only how it looks."""
     folder, result, metrics = run.folder, run.result, run.metrics
-    figures = result.figures
-    metric = figures[0]
-    ledger = read_ledger(folder / "ledger.jsonl")
-    samples = read_samples(folder / "samples.safetensors")
     config = folder / "config.toml"
-    rows = comparison(result)
-    turn = result.turn
-    course = run_figures.course_of(run)
-    central, names = CENTRAL[result.central][0], labels(result)
-    local = run_figures.local_of(run)
+    samples, levels, course = pictures.samples(folder), comparison(result), run_figures.course_of(run)
+    held, local = HELD.get(result.kind, HELD[""]), run_figures.local_of(run)
     left_out = list(local)[MOST_PANELS : len(metrics.local)]
+    drawn = {name: values for name, values in local.items() if name not in left_out}
     return {
-        "title": method_title(result),
-        "name": result.name,
-        "sentence": plain_sentence(result, ledger, made_up=bool(samples)),
-        "data_name": result.data.name,
+        "result": result,
+        "sentence": plain_sentence(result, run.ledger, made_up=bool(samples)),
         "context": _context(result),
-        "notes": result.sentences,
         "key_figures": _key_figures(result),
-        "metric": {"title": metric.title, "name": in_a_sentence(metric.title)},
-        "others": [head(figure) for figure in figures[1:]],
-        "rows": [(row, texts(row, figures), _bar(row)) for row in rows],
-        "unmeasured": [row.name for row in rows if row.value is None and not row.is_student],
+        "metric": {"title": result.metric.title, "name": in_a_sentence(result.metric.title)},
+        "levels": levels,
+        "reached": run_tables.reached(result),
         "course": course,
-        "course_drawn": None if course is None else _course(course),
-        "central": result.central,
-        # Neither a simulation nor a rehearsal, which read nodes' figures past their gates.
-        "apart": result.files is not None
-        or (result.link is not None and not (result.standalone or result.local)),
+        "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
         "processes": _processes(result),
-        "central_name": central,
-        "turn": turn,
-        "turns": result.turns,
-        "own_title": f"{metric.title} {'alone' if own_values(result)[0] else 'of its own'}",
-        "holdings": holdings(result),
-        "held": HELD.get(result.kind, HELD[""]),
-        "findings": findings.section(result),
-        "sites": findings.sites(result),
+        "held": held,
+        "holdings": run_tables.holdings(result, with_sum=held[2]),
+        "findings": run_tables.findings(result),
+        "sites": run_tables.sites(result),
         "pictures": pictures.section(folder, result),
         "noisy_counts": privacy.counts_are_noisy(result),
         "samples": samples,
-        "losses": _panels(list(metrics.losses.items())),
-        "local": _panels([each for each in local.items() if each[0] not in left_out], share_axis=True),
+        "losses": _panels(metrics.losses),
+        "local": _panels(drawn, share_axis=True),
         "centralised_drawn": bool(metrics.centralised),
         "local_left_out": len(left_out),
-        "traffic": traffic(result, ledger),
-        "link": link.parts(result),
-        "link_bar": link.time_bar(link.parts(result)),
+        "traffic": run_tables.traffic(result, run.ledger),
+        "link": link.time_table(result),
+        "link_bar": link.time_bar(result),
         "message_cost": link.message_cost(result),
-        "events": [{**vars(event), "node": names.get(event.node, event.node)} for event in result.events],
-        "privacy": privacy.section(result, ledger),
+        "privacy": privacy.section(result, run.ledger),
         "leakage": leakage.section(folder, result),
-        "nodes": nodes(result),
-        "command": result.command,
+        "nodes": run_tables.nodes(result),
         "facts": facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
     }
 
 
-def _course(course: run_figures.Course) -> Markup:
-    """What models reach on the way, drawn."""
-    return drawing.responsive(partial(run_figures.course, course), course.told(), "course")
-
-
-def _bar(row: Row) -> Markup:
-    """What a model reaches: with the spread and one ring a node where the row has them."""
-    if row.value is None:
-        return Markup("")
-    low_high = None if row.spread is None else (row.value - row.spread, row.value + row.spread)
-    fill = "bar student" if row.is_student else "bar"
-    return bar((fill, row.value), whisker=low_high, rings=row.each)
-
-
 def _processes(result: Result) -> str:
     """Where the nodes of a simulation were."""
-    return "each node was a process of its own" if result.link is not None else "all nodes ran in one process"
+    return "each node was a process of its own" if result.link else "all nodes ran in one process"
 
 
 def _key_figures(result: Result) -> list[dict[str, Any]]:
-    figures = result.figures
-    metric, name = figures[0], in_a_sentence(figures[0].title)
-    reached, alone = result.value, (result.standalone or {}).get(metric.key, OverNodes()).mean
-    up, down = result.bytes.up, result.came_down
+    metric, name = result.metric, in_a_sentence(result.metric.title)
+    reached, alone = result.value, result.standalone.get(result.metric.key, OverNodes()).mean
+    up, down, tests = result.bytes.up, result.came_down, result.data.test
     total, distillation = result.seconds.total, result.seconds.distillation
-    tests = result.data.test
     first = comparison(result)[0]
-    first_text = _unbroken(texts(first, figures)[0])
+    one = first.measured[0]
     title = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
-    central = result.central
     gain: dict[str, Any] = {
         "name": "Gain over standalone",
         "value": None if reached is None or alone is None else points(reached - alone),
         "unit": "points",
-        "note": None if alone is None else f"a node alone reaches {first_text}",
+        "note": None if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}",
     }
-    if central == "nodes" or (alone is None and first.name == "nodes' own models"):
+    if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
         gain = {
             "name": "Nodes' own models",
-            "value": None if first.value is None else told(metric, first.value),
-            "note": None if first.spread is None else f"\u00b1 {bare(metric, first.spread)} over the nodes",
+            "value": None if one.value is None else told(metric, one.value),
+            "note": None if one.spread is None else f"\u00b1 {bare(metric, one.spread)} over the nodes",
         }
-    return [
-        {
-            "name": title[central],
-            "value": None if reached is None else told(metric, reached),
-            "note": None if tests is None else f"on {_tested(result, tests)}",
-        },
-        gain,
-        {
-            "name": "Crossed the wire",
-            "value": None if up is None or down is None else size(up + down),
-            "note": None
-            if up is None or down is None
-            else f"{_unbroken(human_bytes(up))} left the nodes, {_unbroken(human_bytes(down))} came to them",
-        },
-        {
-            "name": "Time",
-            "value": None if total is None else re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total)),
-            "note": None
-            if distillation is None
-            else f"{_unbroken(human_seconds(distillation))} of it "
-            + ("in rounds" if result.turn == "round" else "distillation"),
-        },
-    ]
+    central = {
+        "name": title[result.central],
+        "value": None if reached is None else told(metric, reached),
+        "note": None if tests is None else f"on {_tested(result, tests)}",
+    }
+    wire: dict[str, Any] = {"name": "Crossed the wire", "value": None, "note": None}
+    if up is not None and down is not None:
+        ways = [_unbroken(human_bytes(count)) for count in (up, down)]
+        wire |= {"value": size(up + down), "note": f"{ways[0]} left the nodes, {ways[1]} came to them"}
+    time: dict[str, Any] = {"name": "Time", "value": None, "note": None}
+    if total is not None:
+        time["value"] = re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total))
+    if distillation is not None:
+        what = "in rounds" if result.turn == "round" else "distillation"
+        time["note"] = f"{_unbroken(human_seconds(distillation))} of it {what}"
+    return [central, gain, wire, time]
 
 
 def _tested(result: Result, examples: int) -> str:
@@ -210,7 +161,7 @@ def _context(result: Result) -> str | None:
 
     A run from Python names no data set: then the nodes' own examples are counted.
     """
-    held = [node.examples for node in result.each]
+    held = [node.examples for node in result.nodes]
     known = [count for count in held if count is not None]
     train, test = result.data.train, result.data.test
     if train is None and known and len(known) == len(held):
@@ -227,7 +178,7 @@ def _context(result: Result) -> str | None:
     how = result.split.about or result.split.how
     values = result.split.values
     if values and len(values) == len(held):
-        each = ", ".join(f"{node.name} has {value}" for node, value in zip(result.each, values, strict=True))
+        each = ", ".join(f"{node.name} has {value}" for node, value in zip(result.nodes, values, strict=True))
         how = f"by {result.split.column}: {each}"
     note = result.data.note
     public, rows = result.public.name, result.public.examples
@@ -244,28 +195,26 @@ def _context(result: Result) -> str | None:
 
 
 def _panels(
-    series: Sequence[tuple[str, Mapping[float, float | None]]], share_axis: bool = False
+    series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
     """Small plots, one a series; with a shared axis, heights can be compared across them."""
-    lines = [run_figures.finite(values) for _, values in series]
-    everything = [value for line in lines for _, value in line]
+    lines = {name: run_figures.finite(values) for name, values in series.items()}
+    everything = [value for line in lines.values() for _, value in line]
     span = (min(everything), max(everything)) if share_axis and everything else None
     return [
         {
             "name": name,
             "last": _last(values),
-            "plot": _panel(name, line, span) if line else None,
-            "lost": len(values) - len(line),
+            "plot": _panel(name, lines[name], span) if lines[name] else None,
+            "lost": len(values) - len(lines[name]),
         }
-        for (name, values), line in zip(series, lines, strict=True)
+        for name, values in series.items()
     ]
 
 
 def _panel(name: str, line: drawing.Points, span: tuple[float, float] | None) -> Markup:
-    first, last = (drawing.step_text(line[place][0]) for place in (0, -1))
-    label = f"{name}, from step {first} to {last}: {line[0][1]:.4g} to {line[-1][1]:.4g}."
     with drawing.style():
-        return drawing.svg(run_figures.panel(line, span), label, f"panel {name} {span}")
+        return drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
 
 
 def _last(values: Mapping[float, float | None]) -> str | None:

@@ -1,28 +1,34 @@
-"""Pictures as PNG in ``data:`` addresses, for pages that load nothing."""
+"""Pictures as PNG in ``data:`` addresses, for pages that load nothing; and outlines to lie over them."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 from PIL import Image
 
-from fedstill.core.errors import DataError
+Bytes = npt.NDArray[np.uint8]
 
 MOST_PIXELS = 64  # the longer side of an inlined picture: keeps a page of pictures under 2 MB
+OVERLAY = 768  # pixels of the longer side of outlines, so that they are smooth on any screen
+LINE, RIM = 5, 9  # pixels of these that a line is wide, and with its rim
+# Of outlines: nothing, the rim, the truth alone, the prediction alone, both.
+LINES = np.array(
+    [(0, 0, 0, 0), (0, 0, 0, 128), (255, 144, 0, 255), (32, 128, 255, 255), (255, 255, 255, 255)], np.uint8
+)
 
 
-def picture(image: npt.NDArray[np.uint8], most: int = MOST_PIXELS) -> str:
+def picture(image: Bytes, most: int = MOST_PIXELS) -> str:
     """One image as a PNG in a ``data:`` address, for ``<img src>``.
 
-    ``image`` is (C, H, W), 8 bits, C 1 (grey) or 3 (colour). A picture with a side above ``most``
-    pixels is made smaller by averaging square blocks. Raises DataError for another shape.
+    ``image`` is (1 or 3, H, W): grey or colour. A picture with a side above ``most`` pixels is made smaller
+    by averaging square blocks.
     """
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
-        raise DataError(f"image is {image.dtype} {image.shape}: allowed is uint8 (C, H, W) with C 1 or 3")
     pixels = np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
     made = Image.fromarray(pixels)
     block = math.ceil(max(made.size) / most)
@@ -32,19 +38,45 @@ def picture(image: npt.NDArray[np.uint8], most: int = MOST_PIXELS) -> str:
     return _address(made.crop(whole).reduce((across, along)))
 
 
-def indexed(image: npt.NDArray[np.uint8], colours: npt.NDArray[np.uint8]) -> str:
-    """A picture whose bytes (H, W) are numbers of colours (up to 256, 3), as a PNG in a ``data:`` address.
-
-    Raises:
-        DataError: another shape, or a number that no colour has.
-    """
-    if image.dtype != np.uint8 or image.ndim != 2 or 0 in image.shape:
-        raise DataError(f"image is {image.dtype} {image.shape}: allowed is uint8 (H, W)")
-    if int(image.max()) >= len(colours):
-        raise DataError(f"image has colour {int(image.max())}: allowed is from 0 to {len(colours) - 1}")
+def indexed(image: Bytes, colours: Bytes) -> str:
+    """A picture whose bytes (H, W) are numbers of colours (up to 256, 3 or 4), as a ``data:`` address."""
     made = Image.fromarray(image)
-    made.putpalette(colours.astype(np.uint8).tobytes())
+    made.putpalette(colours.tobytes(), "RGB" if colours.shape[1] == 3 else "RGBA")
     return _address(made)
+
+
+def outlined(truth: npt.NDArray[Any], made: npt.NDArray[Any] | None = None) -> Bytes:
+    """Outlines of regions, as numbers of :data:`LINES`, enlarged: ``(k H, k W)``.
+
+    Lines run between pixels of different regions. What a region has at the map's own edge is not drawn, as
+    nobody knows whether it ends there.
+
+    Args:
+        truth, made: ``(H, W)`` whole numbers: classes, or objects.
+    """
+    from scipy.ndimage import maximum_filter
+
+    own, other = _edges(truth), _edges(truth if made is None else made)
+    wide = own | other
+    codes: Bytes = maximum_filter(wide, RIM).astype(np.uint8)
+    parts = (own & ~other, other & ~own, own & other) if made is not None else (own,)
+    for code, part in enumerate(parts, start=2):
+        codes[maximum_filter(part, LINE)] = code
+    return codes
+
+
+def _edges(regions: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where enlarged regions meet: the first pixel on either side's far end."""
+    large = np.kron(regions, np.ones((math.ceil(OVERLAY / max(regions.shape)),) * 2, regions.dtype))
+    edges = np.zeros(large.shape, bool)
+    edges[1:] |= large[1:] != large[:-1]
+    edges[:, 1:] |= large[:, 1:] != large[:, :-1]
+    return edges
+
+
+def shown(address: str, label: str) -> Markup:
+    """A picture of a page, with what it shows in words."""
+    return Markup('<img src="{}" alt="{}">').format(address, label)
 
 
 def _address(made: Image.Image) -> str:

@@ -8,16 +8,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from markupsafe import Markup
 
 from fedstill.core.words import listed, percent
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
-from fedstill.report.files import Ledger, Traffic
-from fedstill.report.names import labels
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
+from fedstill.report.run import Ledger, Traffic
+from fedstill.report.tables import Cell, Column, Row, Table
+from fedstill.report.templates import size
 
 MOST_EVENTS = 8  # prices shown of all that a node has paid
 PARTS = {
@@ -29,48 +30,20 @@ PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What one node's releases cost.
-
-    Args:
-        name: of the node.
-        mechanism: that protected them.
-        epsilon: at ``delta``, inf where it is beyond all bounds; None: no guarantee.
-        delta: of that epsilon.
-    """
-
-    name: str
-    mechanism: str
-    epsilon: float | None
-    delta: float | None
-
-    @property
-    def price(self) -> str:
-        """In words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
-        if self.epsilon is None or self.delta is None:
-            return NO_GUARANTEE
-        return f"epsilon {epsilon_text(self.epsilon)} at delta {self.delta:g}"
+def _nodes(result: Result) -> tuple[NodePrivacy, ...]:
+    return result.privacy.nodes if result.privacy else ()
 
 
-def spent(result: Result) -> list[Spent]:
-    """What each node's releases cost."""
-    return [
-        Spent(node.name, node.mechanism, _epsilon(node) if node.guarantee else None, node.delta)
-        for node in _nodes(result)
-    ]
-
-
-def _epsilon(node: NodePrivacy) -> float:
-    return math.inf if node.epsilon is None else node.epsilon
+def _bare(result: Result) -> list[str]:
+    return [node.name for node in _nodes(result) if node.bound is None]
 
 
 def guaranteed(result: Result) -> tuple[float, float] | None:
     """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
-    told = spent(result)
-    if not told or any(node.price == NO_GUARANTEE for node in told):
+    kept = [node.bound for node in _nodes(result) if node.bound is not None]
+    if not kept or _bare(result):
         return None
-    return max(node.epsilon or 0.0 for node in told), max(node.delta or 0.0 for node in told)
+    return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
 
 
 def in_words(result: Result) -> str | None:
@@ -80,18 +53,17 @@ def in_words(result: Result) -> str | None:
     >>> in_words(Result.of({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}}))
     'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
     """
-    told = spent(result)
-    bare = [node.name for node in told if node.price == NO_GUARANTEE]
+    told, bare = _nodes(result), _bare(result)
     # By delta, mechanism and unit: an epsilon of one kind of guarantee says nothing of another.
-    alike: dict[tuple[float | None, str, str], list[Spent]] = {}
-    for node, row in zip(told, _nodes(result), strict=True):
-        if node.price != NO_GUARANTEE:
-            alike.setdefault((node.delta, node.mechanism, row.unit), []).append(node)
+    alike: dict[tuple[float | None, str, str], list[NodePrivacy]] = {}
+    for node in told:
+        if node.bound is not None:
+            alike.setdefault((node.delta, node.mechanism, node.unit), []).append(node)
     if not alike:
         return result.privacy.text if result.privacy else None
     lines = []
     for (_, mechanism, unit), nodes in alike.items():
-        worst = max(nodes, key=lambda node: node.epsilon or 0.0)
+        worst = max(nodes, key=lambda node: node.bound or (0.0, 0.0))
         where = "each node" if len(nodes) == len(told) else listed([node.name for node in nodes])
         most = f"at most {worst.price}" if len(nodes) > 1 else worst.price
         lines.append(f"{most} at {where} ({mechanism}){f', for {unit}' if unit else ''}")
@@ -100,11 +72,10 @@ def in_words(result: Result) -> str | None:
 
 def sentence(result: Result) -> str:
     """What the head of a page says of it."""
-    told = spent(result)
-    bare = [node.name for node in told if node.price == NO_GUARANTEE]
-    if told and not bare:
+    bare = _bare(result)
+    if _nodes(result) and not bare:
         return "What left each node has a formal guarantee of privacy: see below how strong it is."
-    if len(bare) < len(told):
+    if len(bare) < len(_nodes(result)):
         return f"There is no formal guarantee of privacy for {listed(bare)}: see below what that means."
     return "There is no formal guarantee of privacy: see below what that means."
 
@@ -112,7 +83,9 @@ def sentence(result: Result) -> str:
 def counts_are_noisy(result: Result) -> bool:
     """Whether every node put noise on how many examples it told to hold."""
     nodes = _nodes(result)
-    return bool(nodes) and all(any(map(_noisy, node.rules)) for node in nodes)
+    return bool(nodes) and all(
+        any("Laplace noise" in rule and "each count" in rule for rule in node.rules) for node in nodes
+    )
 
 
 def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
@@ -122,14 +95,12 @@ def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
         result: of the run.
         ledger: sums of its ledger; None: it is not there.
     """
-    told, nodes = spent(result), _nodes(result)
-    rows = [
-        _row(about, node, None if ledger is None else ledger.nodes.get(about.name, Traffic()))
-        for about, node in zip(told, nodes, strict=True)
+    nodes = _nodes(result)
+    differing = [
+        result.written(node.name)
+        for node in nodes
+        if ledger is not None and not _agrees(node, ledger.nodes.get(node.name, Traffic()))
     ]
-    names = labels(result)
-    for row in rows:
-        row["name"] = names.get(row["name"], row["name"])
     return {
         "sentence": sentence(result),
         "known": result.privacy is not None,
@@ -137,12 +108,16 @@ def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
         "pictures": of_pictures(result),
         "mechanisms": sorted(ledger.mechanisms) if ledger else [],
         # Without a mechanism at any node there is nothing to list.
-        "rows": rows if any(about.mechanism != "none" for about in told) else [],
-        "bare": [about.name for about in told if about.price == NO_GUARANTEE],
-        "every": guaranteed(result) is not None,
-        "protections": _protections(told, nodes, names),
-        "differing": [row["name"] for row in rows if row["agrees"] is False],
+        "table": _table(result, ledger) if any(node.mechanism != "none" for node in nodes) else None,
+        "bare": _bare(result),
+        "protections": _protections(result),
+        "differing": differing,
     }
+
+
+def _agrees(node: NodePrivacy, traffic: Traffic) -> bool:
+    """Whether the price is what the ledger has."""
+    return traffic.price == +Counter(node.events) and traffic.bare == node.releases_without_guarantee
 
 
 def of_pictures(result: Result) -> list[str]:
@@ -184,36 +159,45 @@ def odds(epsilon: float, delta: float) -> float:
     return 1 - (1 - delta) / (math.exp(min(epsilon, 700.0)) + 1)
 
 
-# --- one node -----------------------------------------------------------------------------------------
+# --- node by node -------------------------------------------------------------------------------------
 
 
-def _nodes(result: Result) -> tuple[NodePrivacy, ...]:
-    return result.privacy.nodes if result.privacy else ()
+def _table(result: Result, ledger: Ledger | None) -> Table:
+    """What left each node, what that cost, and what is left of its budget."""
+    rows = []
+    for node in _nodes(result):
+        left = None
+        if ledger is not None:
+            left = _kinds(ledger.nodes.get(node.name, Traffic()).up)
+        bound, bare = node.bound, node.releases_without_guarantee
+        without = f"{bare:,} release{'' if bare == 1 else 's'} without" if bare else ""
+        strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
+        price = [Cell(strong, without, style="none-kept", span=3)]
+        if bound is not None:
+            epsilon, delta = epsilon_text(bound[0]), f"{bound[1]:g}"
+            price = [Cell(epsilon, style="sum"), Cell(delta), Cell(_odds_text(*bound))]
+        budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
+        rest = Cell(
+            "" if node.left is None else _down(node.left), style="empty-cell" if node.left is None else ""
+        )
+        rows.append(Row(result.written(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest]))
+    columns = [Column("What left", "kinds"), Column("Mechanism", "")]
+    columns += [
+        Column(head)
+        for head in ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
+    ]
+    about = "What left each node, what that cost in privacy, and what is left of its budget"
+    return Table(about, "Node", columns, rows, style="price")
 
 
-def _row(about: Spent, node: NodePrivacy, traffic: Traffic | None) -> dict[str, Any]:
-    """A line of the table; the ledger tells what left, and whether the price is what was written there."""
-    left, budget, bare = node.left, node.budget, node.releases_without_guarantee
-    paid = Counter({event: times for event, times in node.events.items() if times})
-    agrees = None if traffic is None else traffic.price == paid and traffic.bare == bare
-    return {
-        "name": about.name,
-        "kinds": None if traffic is None else [(kind, count) for kind, count in traffic.up.items() if count],
-        "mechanism": about.mechanism,
-        "epsilon": None if about.epsilon is None else epsilon_text(about.epsilon),
-        "delta": None if about.delta is None else f"{about.delta:g}",
-        "odds": _odds_text(about),
-        "bare": bare,
-        "budget": None if budget is None else f"{budget:g}",
-        "left": None if left is None else _down(left),
-        "agrees": agrees,
-    }
+def _kinds(up: Counter[str]) -> Markup:
+    piece = Markup('<span class="piece">{} {}</span>')
+    told = [piece.format(kind, size(count)) for kind, count in up.items() if count]
+    return Markup(", ").join(told) or Markup("nothing")
 
 
-def _odds_text(about: Spent) -> str | None:
-    if about.epsilon is None or about.delta is None:
-        return None
-    share = 100 * odds(about.epsilon, about.delta)
+def _odds_text(epsilon: float, delta: float) -> str:
+    share = 100 * odds(epsilon, delta)
     return percent(math.ceil(10 * share - 1e-9) / 10) if share <= 99.9 else "over 99.9%"
 
 
@@ -229,31 +213,27 @@ def _down(value: float) -> str:
 # --- how they are protected ---------------------------------------------------------------------------
 
 
-def _protections(
-    told: Sequence[Spent], nodes: Sequence[NodePrivacy], names: Mapping[str, str]
-) -> list[dict[str, Any]]:
+def _protections(result: Result) -> list[dict[str, Any]]:
     """What is said of nodes' protection, once for all of whom the same is said."""
     by_words: dict[str, dict[str, Any]] = {}
-    for about, node in zip(told, nodes, strict=True):
-        if about.mechanism == "none":
+    for node in _nodes(result):
+        if node.mechanism == "none":
             continue
         levels = [f"{PARTS.get(name, name)} {level:.4g}" for name, level in node.noise.items() if level]
-        facts = [
-            ("Mechanism", ": ".join(filter(None, (about.mechanism, node.says)))),
-            ("Unit", node.unit),
-            ("Noise", ", ".join(levels)),
-            ("Accountant", node.accountant),
-            ("Randomness", node.randomness),
-        ]
+        facts = {
+            "Mechanism": ": ".join(filter(None, (node.mechanism, node.says))),
+            "Unit": node.unit,
+            "Noise": ", ".join(levels),
+            "Accountant": node.accountant,
+            "Randomness": node.randomness,
+        }
         shown = {
-            "facts": [(name, value) for name, value in facts if value],
+            "facts": {name: value for name, value in facts.items() if value},
             "rules": [_short(line) for line in node.rules],
             "assumes": node.assumes,
         }
-        kept = by_words.setdefault(json.dumps(shown), {**shown, "names": [], "paid": []})
-        name = names.get(about.name, about.name)
-        kept["names"].append(name)
-        kept["paid"].append((name, _paid(Counter(node.events))))
+        kept = by_words.setdefault(json.dumps(shown), {**shown, "paid": {}})
+        kept["paid"][result.written(node.name)] = _paid(Counter(node.events))
     return list(by_words.values())
 
 
@@ -271,7 +251,3 @@ def _short(text: str) -> str:
     'gaussian(2.0, rate=0.1092)'
     """
     return re.sub(r"\d+\.\d{5,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
-
-
-def _noisy(line: str) -> bool:
-    return "Laplace noise" in line and "each count" in line

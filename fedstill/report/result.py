@@ -1,13 +1,14 @@
 """What ``result.json`` says of a run, checked once: whoever has it trusts it.
 
-Fields are named as in the file. None is what was not measured; what a run from Python does not tell has its
-default.
+Fields are named as in the file. None, or nothing in a mapping, is what was not measured; what a run from
+Python does not tell has its default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from fedstill.report.result_parts import (
 )
 from fedstill.tasks.task import Figure
 
+__all__ = ["ACCURACY", "CENTRAL", "OverNodes", "Result"]
+
 FILE = "result.json"
 ACCURACY = Figure("accuracy", "Accuracy")
 
@@ -62,7 +65,7 @@ class Result:
     command: str | None = None
     machine: str | None = None
     date: str | None = None
-    versions: Mapping[str, str] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     method: str | None = None
     title: str | None = None
@@ -80,13 +83,13 @@ class Result:
     split: SplitRecord = field(default_factory=SplitRecord)
     public: PublicData = field(default_factory=PublicData)
     bytes: BytesRecord = field(default_factory=BytesRecord)
-    nodes: tuple[NodeRecord, ...] | None = None
+    nodes: tuple[NodeRecord, ...] = ()
     student: StudentRecord = field(default_factory=StudentRecord)
     reached: Mapping[str, float | None] = field(default_factory=dict)
-    local: Mapping[str, OverNodes] | None = None
-    standalone: Mapping[str, OverNodes] | None = None
-    ensemble: Mapping[str, Any] | None = None
-    centralised: Mapping[str, Any] | None = None
+    local: Mapping[str, OverNodes] = field(default_factory=dict)
+    standalone: Mapping[str, OverNodes] = field(default_factory=dict)
+    ensemble: Mapping[str, Any] = field(default_factory=dict)
+    centralised: Mapping[str, float | None] = field(default_factory=dict)
     sites: Sites | None = None
     labels: Findings | None = None
     pictures: tuple[Case, ...] = ()
@@ -94,7 +97,7 @@ class Result:
     peak_memory_mb: float | None = None
     engine: Engine = field(default_factory=Engine)
     privacy: Privacy | None = None
-    link: Mapping[str, float | None] | None = None
+    link: Mapping[str, float | None] = field(default_factory=dict)
     events: tuple[EventRecord, ...] = ()
     files: FilesRecord | None = None
     figures: tuple[Figure, ...] = (ACCURACY,)
@@ -145,6 +148,16 @@ class Result:
         return self.reached[self.metric.key]
 
     @property
+    def judged(self) -> str:
+        """What the run is judged by: "student"."""
+        return CENTRAL[self.central][0]
+
+    @property
+    def method_title(self) -> str:
+        """The method as people write it ("FedIOD"), or its name in the code where no title is given."""
+        return self.title or self.method or "method not measured"
+
+    @property
     def came_down(self) -> int | None:
         """Bytes that came to the nodes: all that questions are about too, where a file carried both.
 
@@ -158,14 +171,32 @@ class Result:
         return self.files.questions.bytes * len(self.files.answers)
 
     @property
+    def apart(self) -> bool:
+        """Whether nodes were elsewhere: neither in a simulation nor in a rehearsal, which read nodes'
+        figures past their gates.
+        """
+        return self.files is not None or (bool(self.link) and not (self.standalone or self.local))
+
+    @property
     def sentences(self) -> list[str]:
         """What the nodes' side of a method tells of the run, such as what was switched off."""
         return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
 
-    @property
-    def each(self) -> tuple[NodeRecord, ...]:
-        """The nodes; none where the file names none."""
-        return self.nodes or ()
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        r"""By name, how a node is written: with its site, if all its examples are known to be from one.
+
+        >>> Result.of({"nodes": [{"name": "node-0", "site": "Utrecht"}, {"name": "node-1"}]}).names
+        {'node-0': 'node-0 \xb7\xa0Utrecht', 'node-1': 'node-1'}
+        """
+        return {
+            node.name: f"{node.name} \u00b7\u00a0{node.site}" if node.site else node.name
+            for node in self.nodes
+        }
+
+    def written(self, name: str) -> str:
+        """The name of a node or of another model, as reports write it."""
+        return self.names.get(name, name)
 
     def kind_of(self) -> Mapping[str, Kind]:
         """What is known of each kind of release, as the method that released it told."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,6 @@ class Engine:
     precision: str | None = None
     threads: int | None = None
     groups: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    stacked_over_one_by_one: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,20 @@ class NodePrivacy:
     rules: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
 
+    @property
+    def bound(self) -> tuple[float, float] | None:
+        """Its epsilon, inf where that is beyond all bounds, and delta; None: no guarantee."""
+        if not self.guarantee or self.delta is None:
+            return None
+        return math.inf if self.epsilon is None else self.epsilon, self.delta
+
+    @property
+    def price(self) -> str:
+        """In words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
+        return (
+            f"epsilon {epsilon_text(self.bound[0])} at delta {self.delta:g}" if self.bound else NO_GUARANTEE
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
@@ -130,6 +146,11 @@ class EventRecord:
     number: int
     event: str
     reason: str = ""
+
+    @property
+    def told(self) -> str:
+        """It in words."""
+        return f"{self.event} at question {self.number:,}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +192,11 @@ class Case:
     parts: int | None = None
     window: tuple[int, ...] | None = None
     size: tuple[int, ...] | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the pictures show a part of it only."""
+        return self.window is not None and self.size is not None and self.window[2:] != self.size
 
 
 @dataclass(frozen=True, kw_only=True)

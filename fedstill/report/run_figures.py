@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.words import percent
 from fedstill.report import drawing
 from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
-from fedstill.report.names import written
-from fedstill.report.result import CENTRAL
 from fedstill.report.run import RunFiles
 from fedstill.report.table import comparison
 
@@ -49,14 +47,6 @@ class Course:
     turn: str = "step"
     title: str = "Accuracy"
 
-    def told(self) -> str:
-        """It in words."""
-        named = [(self.name, self.line[-1][1]), *((name, y) for name, _, y in self.references)]
-        named += [("nodes' own", self.own[-1][1])] if self.own else []
-        steps = drawing.step_text(max(x for x, _ in self.line))
-        levels = "; ".join(f"{name} {percent(y)}" for name, y in named)
-        return f"{self.title} on the test data over {steps} {self.turn}s. At the end: {levels}."
-
 
 def course_of(run: RunFiles) -> Course | None:
     """What models of a run reach on its way; None where nothing was measured on it."""
@@ -69,9 +59,9 @@ def course_of(run: RunFiles) -> Course | None:
     levels = [
         (row.name, STROKES_OF[row.name], row.value)
         for row in comparison(run.result)
-        if row.value is not None and not row.is_student and not (own and row.name == "nodes' own models")
+        if row.value is not None and not row.is_ours and not (own and row.name == "nodes' own models")
     ]
-    return Course(line, CENTRAL[central][0], levels, own, turn, figures[0].title)
+    return Course(line, run.result.judged, levels, own, turn, figures[0].title)
 
 
 def course(course: Course, width: float = PAPER) -> Figure:
@@ -95,9 +85,13 @@ def course(course: Course, width: float = PAPER) -> Figure:
     for x, y in shown if len(shown) <= DOTTED else ():
         (dot,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
         drawing.tip(dot, f"{course.turn} {drawing.step_text(x)}: {percent(y)}")
+    named = [(course.name, ACCENT, course.line[-1][1])]
+    named += [(name, MUTED, y) for name, _, y in course.references]
+    named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
+    steps = drawing.step_text(max(x for x, _ in course.line))
+    levels = "; ".join(f"{name} {percent(y)}" for name, _, y in named)
+    figure.set_label(f"{course.title} on the test data over {steps} {course.turn}s. At the end: {levels}.")
     if labelled:
-        named = [(course.name, ACCENT, shown[-1][1])] + [(name, MUTED, y) for name, _, y in course.references]
-        named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
         for (name, ink, y), rise in zip(
             named, drawing.ends(axes, [y for *_, y in named], gap=18), strict=True
         ):
@@ -115,7 +109,7 @@ Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is
 def local_of(run: RunFiles) -> Losses:
     """Losses of local training by node, as reports write their names, and of the centralised model."""
     kept = run.metrics
-    found = dict(zip(written(run.result, list(kept.local)), kept.local.values(), strict=True))
+    found = {run.result.written(name): values for name, values in kept.local.items()}
     return {**found, "centralised": kept.centralised} if kept.centralised else found
 
 
@@ -149,10 +143,12 @@ def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> N
     axes.plot(*zip(*drawing.smooth(shown), strict=True), color=ACCENT, lw=2.25)
 
 
-def panel(line: Points, span: tuple[float, float] | None = None) -> Figure:
+def panel(name: str, line: Points, span: tuple[float, float] | None = None) -> Figure:
     """One loss alone: a page's panel."""
     figure, axes = drawing.sheet(300, 132, left=44, right=6, top=10, bottom=26)
     loss(axes, line, span)
+    first, last = (drawing.step_text(line[place][0]) for place in (0, -1))
+    figure.set_label(f"{name}, from step {first} to {last}: {line[0][1]:.4g} to {line[-1][1]:.4g}.")
     return figure
 
 

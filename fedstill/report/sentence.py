@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedstill.core.words import MISSING, listed
 from fedstill.report import privacy
-from fedstill.report.files import Ledger
 from fedstill.report.result import Result
+from fedstill.report.run import Ledger
 
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -16,7 +16,7 @@ def plain_sentence(result: Result, ledger: Ledger | None = None, made_up: bool =
     It claims only what the bytes by kind bear out. ``made_up`` says that the server generated the
     inputs itself; ``ledger`` tells which questions were about inputs.
     """
-    count = result.split.nodes if result.nodes is None else len(result.nodes)
+    count = len(result.nodes) or result.split.nodes
     if count is None:
         who = "Nodes, each with its own private data,"
     elif count == 1:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.rows import Column
+from fedstill.compare import running
+from fedstill.compare.plan import SHARED, Comparison, Place, what_leaves
 from fedstill.core.words import listed
-from fedstill.report.files import read_metrics
+from fedstill.protocol.method import method_name
 from fedstill.report.metrics import in_a_sentence
 from fedstill.report.result import CENTRAL, Result
-from fedstill.report.summary import LOCAL, Row, Run, Setting, Summary
+from fedstill.report.run import RunFiles
+from fedstill.report.summary import LOCAL, Entry, Run, Setting, Summary
 from fedstill.report.table import needs_words
-from fedstill.tasks.task import Figure
-
-if TYPE_CHECKING:
-    from fedstill.compare.plan import Comparison
 
 
 def summarise(out: Path, comparison: Comparison) -> Summary:
@@ -24,92 +25,80 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
     Raises:
         RunFolderError: a file in them is broken.
     """
-    from fedstill.attacks.config import LeakageConfig
-    from fedstill.compare import running as comparing
-
-    reasons = comparing.not_run(out)
-    settings = []
-    for name in comparison.settings:
-        rows = tuple(_row(out, comparison, name, label, reasons) for label in comparison.methods)
-        settings.append(Setting(name, _context(comparison, name, rows), rows, _figures(comparison, name)))
-    found = {
-        figure: None for setting in settings for row in setting.rows for figure in row.published.values()
-    }
+    settings = tuple(_setting(out, comparison, name) for name in comparison.settings)
+    entries = [entry for setting in settings for entry in setting.entries]
+    notes, leaks = _notes(comparison, settings), tuple[Column, ...]()
+    if comparison.leakage is not None:
+        notes += _of_attacks(settings, running.not_attacked(out))
+        leaks = LeakageConfig.from_table(comparison.leakage).columns
     return Summary(
         name=comparison.name,
         about=comparison.about,
         seeds=comparison.seeds,
-        settings=tuple(settings),
-        notes=(
-            *_notes(comparison, settings),
-            *(_of_attacks(settings, comparing.not_attacked(out)) if comparison.leakage is not None else ()),
-        ),
-        published=tuple(found),
-        command=comparing.command_of(out),
+        settings=settings,
+        notes=tuple(notes),
+        published=tuple(dict.fromkeys(paper for entry in entries for paper in entry.published.values())),
+        command=running.command_of(out),
         leakage=comparison.leakage is not None,
-        leaks=() if comparison.leakage is None else LeakageConfig.from_table(comparison.leakage).columns,
+        leaks=leaks,
     )
 
 
-def _figures(comparison: Comparison, setting: str) -> tuple[Figure, ...]:
-    """The figures of a setting's task."""
-    from fedstill.compare.plan import Place
+def _setting(out: Path, comparison: Comparison, name: str) -> Setting:
+    reasons = running.not_run(out)
+    entries = tuple(
+        _entry(out, comparison, name, place, label, reasons)
+        for place, label in enumerate(comparison.methods, start=1)
+    )
+    first = Place(name, next(iter(comparison.methods)), comparison.seeds[0])
+    figures = comparison.config(first).task.makes.figures
+    return Setting(name, _context(comparison, name, entries), entries, figures)
 
-    first = Place(setting, next(iter(comparison.methods)), comparison.seeds[0])
-    return comparison.config(first).task.makes.figures
 
-
-def _row(out: Path, comparison: Comparison, setting: str, label: str, reasons: Mapping[str, str]) -> Row:
-    from fedstill.compare import plan as compare
-    from fedstill.compare import running as comparing
-    from fedstill.protocol.method import method_name
-
-    figures = _figures(comparison, setting)
-    metric = figures[0].key
+def _entry(
+    out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
+) -> Entry:
+    config = comparison.config(Place(setting, label, comparison.seeds[0]))
+    method, figures = config.method, config.task.makes.figures
     runs, not_run, missing = [], {}, []
     for seed in comparison.seeds:
-        place = compare.Place(setting, label, seed)
-        if place.folder in reasons:
-            not_run[seed] = reasons[place.folder]
-        elif (out / place.folder / "result.json").exists():
-            result = Result.read(out / place.folder)
-            metrics = read_metrics(out / place.folder / "metrics.jsonl", metric)
-            leakage = comparison.leakage
-            found = None if leakage is None else comparing.attacked(out / place.folder, leakage)
-            runs.append(Run(seed, place.folder, result, metrics, found))
+        place = Place(setting, label, seed).folder
+        if place in reasons:
+            not_run[seed] = reasons[place]
+        elif (out / place / "result.json").exists():
+            files, leakage = RunFiles.read(out / place), comparison.leakage
+            found = None if leakage is None else running.attacked(out / place, leakage)
+            runs.append(Run(seed, place, files.result, files.metrics, found))
         else:
             missing.append(seed)
-    config = comparison.config(compare.Place(setting, label, comparison.seeds[0]))
-    method = config.method
     names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
     published = {name: comparison.published(setting, label, name) for name in names}
-    return Row(
+    return Entry(
+        place=number,
         label=label,
         method=method_name(method),
         title=method.title,
         central=method.central,
-        leaves=compare.what_leaves(config),
-        needs=needs_words(method.needs()),
+        leaves=what_leaves(config),
+        needs=needs_words(vars(method.needs())),
         runs=tuple(runs),
         not_run=not_run,
         missing=tuple(missing),
-        published={figure: paper for figure, paper in published.items() if paper is not None},
+        published={name: paper for name, paper in published.items() if paper is not None},
         budget=config.nodes.privacy.epsilon,
-        metric=metric,
+        metric=figures[0].key,
     )
 
 
-def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
+def _context(comparison: Comparison, setting: str, entries: Sequence[Entry]) -> str:
     """Data, split, networks and local budget, in one line."""
-    from fedstill.compare.plan import Place
-
     # What holds for all methods is best seen in one that has no run options of its own.
     label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
     config = comparison.config(Place(setting, label, comparison.seeds[0]))
     data, split, local = config.data, config.split, config.nodes.local
     batch = f"batch {local.batch}"
     # As many as a column has values: the runs know.
-    known = {run.result.split.nodes: None for row in rows for run in row.runs}
+    known = {run.result.split.nodes: None for entry in entries for run in entry.runs}
     count = split.nodes or next(filter(None, known), None)
     nodes = f"{count} nodes, " if count else ""
     parts = [
@@ -117,8 +106,8 @@ def _context(comparison: Comparison, setting: str, rows: Sequence[Row]) -> str:
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]
-    notes = {run.result.data.note: None for row in rows for run in row.runs}
-    public = {_public(run.result): None for row in rows for run in row.runs}
+    notes = {run.result.data.note: None for entry in entries for run in entry.runs}
+    public = {_public(run.result): None for entry in entries for run in entry.runs}
     return "; ".join([*parts, *(note for note in (*notes, *public) if note)])
 
 
@@ -133,12 +122,11 @@ def _public(result: Result) -> str | None:
 
 def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
     """What a reader must know to call the comparison fair, or not."""
-    from fedstill.compare.plan import SHARED
-
     count = len(comparison.seeds)
     over = (
         "one seed alone: no spread is known" if count == 1 else f"mean \u00b1 sample deviation, {count} seeds"
     )
+    entries = [entry for setting in settings for entry in setting.entries]
     figures = {figure.key: figure for setting in settings for figure in setting.figures}
     metrics = {setting.metric.title: None for setting in settings}
     notes = [
@@ -150,7 +138,7 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "
         "model, where no data leave a node; methods stand as given.",
     ]
-    if any(row.spread_is_over_nodes for setting in settings for row in setting.rows):
+    if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")
     lower = [figure.title for figure in figures.values() if figure.better == "lower"]
     if lower:
@@ -160,7 +148,7 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
             "Nodes let outputs pass and nothing else, except to methods that need more: these run under a "
             "policy that allows it, which owners of data would have to give."
         )
-    kinds = {row.central for setting in settings for row in setting.rows}
+    kinds = {entry.central for entry in entries}
     notes += [f"{CENTRAL[kind][0].capitalize()}: {CENTRAL[kind][1]}." for kind in CENTRAL if kind in kinds]
     if "ensemble" in kinds:
         notes.append(
@@ -171,7 +159,7 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         "each on a random share of the "
         "test data of its own (FedMD-CG, section 3.1); on all test data it is in the CSV."
     )
-    deltas = {kept[1] for setting in settings for row in setting.rows if (kept := row.epsilon()) is not None}
+    deltas = {kept[1] for entry in entries if (kept := entry.epsilon()) is not None}
     if deltas:
         notes.append(
             "Epsilon: what a run costs each record (or group of records) of a node, the most over nodes and "
@@ -179,10 +167,10 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
             "learned in choosing options by looking at private data is not in it."
         )
     said: dict[str, dict[str, None]] = {}
-    for row in (row for setting in settings for row in setting.rows):
-        for run in row.runs:
+    for entry in entries:
+        for run in entry.runs:
             for note in run.result.sentences:
-                said.setdefault(note, {})[row.name] = None
+                said.setdefault(note, {})[entry.name] = None
     notes += [f"{listed(list(names))}: {note}" for note, names in said.items()]
     for label, table in comparison.runs.items():
         keys = ", ".join(_dotted(table))
@@ -203,9 +191,9 @@ def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list
     """Which runs could not be attacked, and why; and which have not been, by the comparison's options."""
     notes, waiting = [], []
     for setting in settings:
-        for row in setting.rows:
-            for run in row.runs:
-                where = ", ".join(part for part in (row.name, setting.name, f"seed {run.seed}") if part)
+        for entry in setting.entries:
+            for run in entry.runs:
+                where = ", ".join(part for part in (entry.name, setting.name, f"seed {run.seed}") if part)
                 if run.folder in reasons:
                     notes.append(f"{where}: not attacked: {reasons[run.folder]}.")
                 elif run.leakage is None:

@@ -1,27 +1,26 @@
 """A comparison's figures: of each run, and of each method their mean and deviation over seeds.
 
-Every figure is that of the last round on data that no node saw. Means and standard deviations are over
-seeds; the standard deviation is the sample's (n - 1), and one seed alone has none.
+Every figure is that of the last round on data that no node saw. Standard deviations are the sample's (n - 1),
+and one seed alone has none. A figure of attacks is that of the strongest attack: of those that were tried on
+a row's runs, the one with the highest mean over seeds (of a p-value: the lowest).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedstill.attacks.found import Leakage
 from fedstill.attacks.rows import Column
-from fedstill.core.words import number
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.protocol.kinds import PRIVATE_DATA
-from fedstill.report import budgets
-from fedstill.report.compare_leakage import best
-from fedstill.report.files import Metrics
+from fedstill.report.metrics import in_a_sentence
 from fedstill.report.privacy import guaranteed
-from fedstill.report.result import ACCURACY, Result
-from fedstill.report.result_parts import OverNodes
+from fedstill.report.result import ACCURACY, OverNodes, Result
+from fedstill.report.run import Metrics
 from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
@@ -47,10 +46,7 @@ class Spread:
         known = [value for value in values if value is not None]
         if not known or len(known) < len(values):
             return None
-        mean = math.fsum(known) / len(known)
-        if len(known) == 1:
-            return cls(mean)
-        return cls(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)))
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
     def text(self, digits: int = 1) -> str:
         """ "93.0 ± 3.6": without a unit."""
@@ -88,23 +84,21 @@ class Run:
         if name in TRAFFIC:
             return TRAFFIC[name](self.result)
         whose, _, key = name.removesuffix(ALL_TESTS).rpartition(" ")
+        result = self.result
         if not whose:
-            return self.result.reached.get(key)
+            return result.reached.get(key)
         if whose in ("local", "standalone"):
-            on_shares = whose == "local" and key == self.result.metric.key and not name.endswith(ALL_TESTS)
-            figures = self.result.local if whose == "local" else self.result.standalone
-            return (figures or {}).get("share" if on_shares else key, OverNodes()).mean
-        return number(self.result.ensemble if whose == "ensemble" else self.result.centralised, key)
-
-    def over_nodes(self, key: str) -> float | None:
-        """How far a figure of the nodes' own models is spread over the nodes."""
-        return (self.result.local or {}).get(key, OverNodes()).std
+            on_shares = whose == "local" and key == result.metric.key and not name.endswith(ALL_TESTS)
+            figures = result.local if whose == "local" else result.standalone
+            return figures.get("share" if on_shares else key, OverNodes()).mean
+        return (result.ensemble if whose == "ensemble" else result.centralised).get(key)
 
 
 @dataclass(frozen=True)
-class Row:
+class Entry:
     """One method in one setting."""
 
+    place: int  # its number, from 1 up
     label: str
     method: str
     title: str
@@ -135,7 +129,7 @@ class Row:
         """
         ours = self.spread(figure)
         if ours is not None and self.spread_is_over_nodes and not figure.startswith(LOCAL):
-            ours = Spread(ours.mean, self.runs[0].over_nodes(figure))
+            ours = Spread(ours.mean, self.runs[0].result.local.get(figure, OverNodes()).std)
         return None if ours is None else ours.text(digits)
 
     @property
@@ -164,9 +158,17 @@ class Row:
 
     def leak(self, column: Column) -> tuple[str, Spread] | None:
         """A figure of the strongest attack over seeds, with its name; None where a run has none."""
-        got = best(column, [run.leakage for run in self.runs])
-        spread = None if got is None else Spread.of(got[1])
-        return None if got is None or spread is None else (got[0], spread)
+        tried = [strongest(column, run.leakage) for run in self.runs]
+        means = {
+            name: Spread.of([each[name] for each in tried])
+            for name in (tried[0] if tried else ())
+            if all(name in each for each in tried)
+        }
+        known = {name: spread for name, spread in means.items() if spread is not None}
+        if not known:
+            return None
+        chosen = pick(column, [spread.mean for spread in known.values()])
+        return next((name, spread) for name, spread in known.items() if spread.mean == chosen)
 
     def leaked(self, column: Column) -> str | None:
         """That figure as tables have it."""
@@ -196,7 +198,21 @@ class Row:
             last = run.figure("turns") or max(run.metrics.central, default=0)
             lines.append({step / last: value for step, value in run.metrics.central.items()} if last else {})
         shared = set.intersection(*map(set, lines)) if lines else set()
-        return [(share, math.fsum(line[share] for line in lines) / len(lines)) for share in sorted(shared)]
+        return [(share, statistics.fmean(line[share] for line in lines)) for share in sorted(shared)]
+
+
+def strongest(column: Column, found: Leakage | None) -> dict[str, float]:
+    """A column's figures in one run, by attack: of several targets the one of which it got most."""
+    told: dict[str, list[float]] = {}
+    for attack in () if found is None else found.attacks:
+        for row in attack.rows:
+            if row.column == column.name and row.value is not None:
+                told.setdefault(row.attack or attack.name, []).append(row.value)
+    return {name: pick(column, values) for name, values in told.items()}
+
+
+def pick(column: Column, values: Iterable[float]) -> float:
+    return min(values) if column.lowest else max(values)
 
 
 @dataclass(frozen=True)
@@ -205,7 +221,7 @@ class Setting:
 
     name: str
     context: str
-    rows: tuple[Row, ...]
+    entries: tuple[Entry, ...]
     figures: tuple[Figure, ...] = (ACCURACY,)  # of its task
 
     @property
@@ -223,16 +239,21 @@ class Setting:
         """
         figure = self.metric if figure is None else figure
         sign = 1 if figure.better == "higher" else -1
-        best: dict[str, tuple[float, str]] = {}
-        rows = [row for row in self.rows if row.spread(figure.key) and PRIVATE_DATA not in row.leaves]
-        kinds = [row.central for row in rows]
-        for row in rows:
-            ours = row.spread(figure.key)
-            if ours is None or kinds.count(row.central) < 2:
-                continue
-            if row.central not in best or sign * ours.mean > best[row.central][0]:
-                best[row.central] = (sign * ours.mean, row.label)
-        return {label for _, label in best.values()}
+        kinds: dict[str, list[tuple[float, str]]] = {}
+        for entry in self.entries:
+            ours = entry.spread(figure.key)
+            if ours is not None and PRIVATE_DATA not in entry.leaves:
+                kinds.setdefault(entry.central, []).append((sign * ours.mean, entry.label))
+        return {max(alike, key=lambda each: each[0])[1] for alike in kinds.values() if len(alike) > 1}
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """One method under several budgets: its number, its name, what it reaches by epsilon; perhaps nothing."""
+
+    place: int
+    name: str
+    reached: Mapping[float, Spread]
 
 
 @dataclass(frozen=True)
@@ -250,9 +271,9 @@ class Summary:
     leaks: tuple[Column, ...] = ()  # the figures of those attacks
 
     @property
-    def rows(self) -> list[Row]:
+    def entries(self) -> list[Entry]:
         """Of all settings."""
-        return [row for setting in self.settings for row in setting.rows]
+        return [entry for setting in self.settings for entry in setting.entries]
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -268,38 +289,45 @@ class Summary:
         """The figure that a name such as "local accuracy" is about."""
         return next(figure for figure in self.figures if figure.key == name.removeprefix(LOCAL))
 
+    def called(self, name: str) -> str:
+        """A figure in a sentence: "local accuracy", "HD95"."""
+        title = in_a_sentence(self.figure(name).title)
+        return f"{LOCAL}{title}" if name.startswith(LOCAL) else title
+
     def names(self) -> list[str]:
         """Of the figures that papers publish: of the central model, then "local" ones of the nodes' own."""
         first, *others = (figure.key for figure in self.figures)
         return [first, f"{LOCAL}{first}", *others, *(f"{LOCAL}{key}" for key in others)]
 
+    def shown(self) -> list[str]:
+        """Those in tables: of the central model, and of the nodes' own the first."""
+        first, local, *others = self.names()
+        return [first, local, *(name for name in others if not name.startswith(LOCAL))]
+
     def compared(self) -> list[str]:
         """Those that a paper has for some row."""
-        return [name for name in self.names() if any(name in row.published for row in self.rows)]
+        return [name for name in self.names() if any(name in entry.published for entry in self.entries)]
 
     @property
     def priced(self) -> bool:
         """Whether any row has a guarantee of privacy."""
-        return any(row.epsilon() is not None for row in self.rows)
+        return any(entry.epsilon() is not None for entry in self.entries)
 
-    def budgets(self) -> list[budgets.Line]:
+    def budgets(self) -> list[Budgeted]:
         """What each method reaches under each budget; none unless settings differ in it, each from each."""
         lines = []
-        for place, rows in enumerate(zip(*(setting.rows for setting in self.settings), strict=True), start=1):
-            asked = [row.budget for row in rows]
-            if len(rows) < 2 or len(set(asked)) < len(rows):
+        for entries in zip(*(setting.entries for setting in self.settings), strict=True):
+            if len(entries) < 2 or len({entry.budget for entry in entries}) < len(entries):
                 return []
-            points = [
-                budgets.Point(row.budget, reached.mean, reached.std)
-                for row in rows
-                if (reached := row.spread(row.metric)) is not None
-            ]
-            lines.append(budgets.Line(place, rows[0].name, points))
-        return lines if any(line.points for line in lines) else []
+            found = {entry.budget: entry.spread(entry.metric) for entry in entries}
+            reached = {epsilon: found[epsilon] for epsilon in sorted(found)}
+            known = {epsilon: spread for epsilon, spread in reached.items() if spread is not None}
+            lines.append(Budgeted(entries[0].place, entries[0].name, known))
+        return lines if any(line.reached for line in lines) else []
 
     def privacy(self) -> str:
         """Which runs have a formal guarantee of privacy."""
-        runs = [run for row in self.rows for run in row.runs if run.figure("bytes up")]
+        runs = [run for entry in self.entries for run in entry.runs if run.figure("bytes up")]
         kept = sum(guaranteed(run.result) is not None for run in runs)
         if kept == 0:
             return "There is no formal guarantee of privacy."

@@ -1,54 +1,24 @@
-"""The figures of a run as lines of a table, and the table in the terminal.
-
-The page takes its lines from here, so that it and the terminal can never disagree.
-"""
+"""The levels that a run is judged by: the lines of its table, in the terminal and on its page."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from fedstill.core.words import MISSING, human_bytes, human_seconds, number
-from fedstill.report.metrics import Measured, bare, head, in_a_sentence, spread_text
-from fedstill.report.names import labels
-from fedstill.report.result import CENTRAL, Result
-from fedstill.report.result_parts import OverNodes
-from fedstill.tasks.task import Figure
+from fedstill.report import tables
+from fedstill.report.metrics import Measured, bare_text, head, in_a_sentence, spread_text
+from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.tables import Cell, Column, Row, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 UNBROKEN = "\u00a0"  # a space at which no line ends
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the comparison. Values are what models are judged by, in percent; None is not measured."""
-
-    name: str
-    meaning: str
-    value: float | None
-    spread: float | None = None  # standard deviation over the nodes
-    each: tuple[float, ...] = ()  # one value a node
-    is_student: bool = False
-    others: tuple[Measured, ...] = ()  # the task's other figures, in their order
-
-    @property
-    def measured(self) -> tuple[Measured, ...]:
-        """All of the task's figures, in their order."""
-        return (Measured(self.value, self.spread, self.each), *self.others)
-
-
-def method_title(result: Result) -> str:
-    """The method as people write it ("FedIOD"), or its name in the code where no title is given."""
-    return result.title or result.method or "method " + MISSING
-
 
 NEEDS: Mapping[str, str] = {
     "same_architecture": "same architecture",
@@ -59,138 +29,103 @@ NEEDS: Mapping[str, str] = {
 }
 
 
-def needs_words(needs: object) -> tuple[str, ...]:
-    """What a method needs, in words, from its ``Needs`` or from what a result keeps of them.
+def needs_words(needs: Mapping[str, object]) -> tuple[str, ...]:
+    """What a method needs, in words.
 
     >>> needs_words({"public": True, "split": False})
     ('public data',)
     """
-    told = needs if isinstance(needs, Mapping) else vars(needs)
-    return tuple(word for key, word in NEEDS.items() if told.get(key) is True)
+    return tuple(word for key, word in NEEDS.items() if needs.get(key) is True)
 
 
-def comparison(result: Result) -> list[Row]:
+@dataclass(frozen=True)
+class Level:
+    """One model, or the nodes' models, with all of the task's figures; the first one is in percent."""
+
+    name: str
+    meaning: str
+    measured: tuple[Measured, ...]
+    is_ours: bool = False  # what the method is judged by
+
+    @property
+    def value(self) -> float | None:
+        """What models are judged by."""
+        return self.measured[0].value
+
+
+def comparison(result: Result) -> list[Level]:
     """The lines that a run is judged by, in the order of the papers' tables.
 
     What a method does not have (a node's model trained alone, an ensemble) its result holds as null, and
     there is no line; what a result does not hold at all was not measured.
     """
-    figures = result.figures
-    name, meaning = CENTRAL[result.central]
-    ours = [Measured(result.reached[figure.key]) for figure in figures]
-    ours_name = f"{name} ({method_title(result)})"
-    names = labels(result)
-    has_own = figures[0].key in (result.local or {})
-    rows = []
+    central = f"{result.judged} ({result.method_title})"
+    ours = Level(central, CENTRAL[result.central][1], _one(result, result.reached), is_ours=True)
+    levels = []
     if "standalone" not in result.missing:
-        alone = "each node alone, on its own data"
-        rows.append(_over_nodes("standalone mean", alone, result.standalone, figures, names))
-    if result.central == "nodes":
-        mean = _over_nodes(ours_name, meaning, result.local, figures, names)
-        ours = [
-            dataclasses.replace(each, value=own.value) for each, own in zip(mean.measured, ours, strict=True)
-        ]
-        meaning, rows = mean.meaning, []  # the same models
-    elif "standalone" in result.missing and has_own:
-        own_meaning = "each node's own model, at the end"
-        rows.append(_over_nodes("nodes' own models", own_meaning, result.local, figures, names))
-    rows.append(_row(ours_name, meaning, ours, is_student=True))
+        levels.append(
+            _over_nodes(result, "standalone mean", "each node alone, on its own data", result.standalone)
+        )
+    if result.central == "nodes":  # the same models
+        mean = _over_nodes(result, central, ours.meaning, result.local)
+        own = zip(mean.measured, ours.measured, strict=True)
+        measured = tuple(dataclasses.replace(each, value=told.value) for each, told in own)
+        levels, ours = [], dataclasses.replace(mean, measured=measured, is_ours=True)
+    elif "standalone" in result.missing and result.metric.key in result.local:
+        levels.append(
+            _over_nodes(result, "nodes' own models", "each node's own model, at the end", result.local)
+        )
+    levels.append(ours)
     if "ensemble" not in result.missing and result.central != "ensemble":
-        together = _among(
-            "the nodes' models, answering together", (result.ensemble or {}).get("nodes"), names
-        )
-        rows.append(_row("teachers' ensemble", together, _alone(result.ensemble, figures)))
-    rows.append(
-        _row(
-            "centralised",
-            "one model, if all data lay in one place",
-            _alone(result.centralised, figures),
-        )
-    )
-    return rows
+        together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
+        levels.append(Level("teachers' ensemble", together, _one(result, result.ensemble)))
+    alone = "one model, if all data lay in one place"
+    return [*levels, Level("centralised", alone, _one(result, result.centralised))]
 
 
-def _row(name: str, meaning: str, measured: Sequence[Measured], is_student: bool = False) -> Row:
-    first, *others = measured
-    return Row(name, meaning, first.value, first.spread, first.each, is_student, tuple(others))
-
-
-def _alone(record: Mapping[str, Any] | None, figures: Sequence[Figure]) -> list[Measured]:
+def _one(result: Result, record: Mapping[str, Any]) -> tuple[Measured, ...]:
     """Figures of one model."""
-    return [Measured(number(record, figure.key)) for figure in figures]
+    return tuple(Measured(number(record, figure.key)) for figure in result.figures)
 
 
-def _over_nodes(
-    name: str,
-    meaning: str,
-    record: Mapping[str, OverNodes] | None,
-    figures: Sequence[Figure],
-    names: Mapping[str, str],
-) -> Row:
+def _over_nodes(result: Result, name: str, meaning: str, record: Mapping[str, OverNodes]) -> Level:
     """A line with one value a node."""
-    found = [(record or {}).get(figure.key, OverNodes()) for figure in figures]
-    measured = [
+    found = [record.get(figure.key, OverNodes()) for figure in result.figures]
+    measured = tuple(
         Measured(told.mean, told.std, tuple(value for value in told.per_node if value is not None))
         for told in found
-    ]
-    return _row(name, _among(meaning, found[0].nodes, names), measured)
+    )
+    return Level(name, _among(result, meaning, found[0].nodes), measured)
 
 
-def _among(meaning: str, nodes: Sequence[str] | None, names: Mapping[str, str]) -> str:
+def _among(result: Result, meaning: str, nodes: tuple[str, ...] | None) -> str:
     """What a figure means; where it is not over all nodes, it names them."""
-    if nodes is None:
-        return meaning
-    return f"{meaning} (only {', '.join(names.get(node, node) for node in nodes)})"
-
-
-def texts(row: Row, figures: Sequence[Figure]) -> list[str]:
-    """The figures of a row, each with its spread and its unit: "81.1% ± 4.2" or "not measured"."""
-    return [spread_text(figure, each) for figure, each in zip(figures, row.measured, strict=False)]
-
-
-def bare_texts(row: Row, figures: Sequence[Figure]) -> list[str]:
-    """The same without units, and with a dash for what is not measured: "81.1 ± 4.2"."""
-    told = []
-    for figure, each in zip(figures, row.measured, strict=False):
-        spread = "" if each.spread is None else f" \u00b1 {bare(figure, each.spread)}"
-        told.append("-" if each.value is None else f"{bare(figure, each.value)}{spread}")
-    return told
+    return meaning if nodes is None else f"{meaning} (only {', '.join(map(result.written, nodes))})"
 
 
 def print_table(record: Mapping[str, Any], console: Console) -> None:
-    """Print the table at the end of a run: the task's figures, then bytes and time.
+    """Print the table at the end of a run: the task's figures, then bytes, privacy and time.
 
     ``record`` is the content of ``result.json``; what it lacks is printed as "not measured".
     Names come from users: they are printed as they are, never read as markup.
     """
+    from rich.text import Text
+
     result = Result.of(record)
-    # An explicit Text keeps rich from reading a name such as "[red]" as a colour.
-    title = Text(result.name or "run")
-    figures = result.figures
-    several = len(figures) > 1  # then units stand above, to make room
-    table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0 if several else 1)
-    )
-    table.add_column("")
-    for figure in figures:
-        table.add_column(Text(in_a_sentence(head(figure, units=several))), justify="right", no_wrap=True)
-    for row in comparison(result):
-        style = "bold" if row.is_student else ""
-        cells = bare_texts(row, figures) if several else texts(row, figures)
-        table.add_row(*(Text(cell, style=style) for cell in (row.name, *cells)))
-    console.print(table)
-
-    from fedstill.report.privacy import in_words
-
-    up, down = result.bytes.up, result.came_down
-    seconds = result.seconds.total
-    for label, value in (
-        ("left the nodes", MISSING if up is None else human_bytes(up)),
-        ("came to the nodes", MISSING if down is None else human_bytes(down)),
-        ("privacy", in_words(result) or MISSING),
-        ("time", MISSING if seconds is None else human_seconds(seconds)),
-        *_reached(result),
-    ):
+    several = len(result.figures) > 1  # then units stand above, to make room
+    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in result.figures]
+    write = bare_text if several else spread_text
+    rows = [
+        Row(
+            level.name,
+            [Cell(write(figure, each)) for figure, each in zip(result.figures, level.measured, strict=True)],
+            accent=level.is_ours,
+        )
+        for level in comparison(result)
+    ]
+    console.print(Text(result.name or "run", style="italic"))
+    tables.print_rows(Table("", "", columns, rows), console)
+    for label, value in totals(result):
         # Under each other where the terminal is narrow, and no figure parted from its unit.
         unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value)
         told = textwrap.fill(
@@ -198,19 +133,23 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
             width=console.width,
             subsequent_indent=" " * 21,
             break_on_hyphens=False,
-            drop_whitespace=True,
         )
         console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
 
 
-def _reached(result: Result) -> list[tuple[str, str]]:
-    """How the nodes were reached, for a run whose nodes were elsewhere."""
+def totals(result: Result) -> list[tuple[str, str]]:
+    """What a whole run cost, and how its nodes were reached where they were elsewhere."""
     from fedstill.report.link import message_cost, time_split
+    from fedstill.report.privacy import in_words
 
-    split, cost = time_split(result), message_cost(result)
-    lines = [] if split is None else [("of it", split)]
-    lines += [] if cost is None else [("messages", cost)]
-    for event in result.events:
-        why = f": {event.reason}" if event.reason else ""
-        lines.append((event.node, f"{event.event} at question {event.number}{why}"))
-    return lines
+    up, down, seconds = result.bytes.up, result.came_down, result.seconds.total
+    lines: list[tuple[str, str | None]] = [
+        ("left the nodes", MISSING if up is None else human_bytes(up)),
+        ("came to the nodes", MISSING if down is None else human_bytes(down)),
+        ("privacy", in_words(result) or MISSING),
+        ("time", MISSING if seconds is None else human_seconds(seconds)),
+        ("of it", time_split(result)),
+        ("messages", message_cost(result)),
+        *((event.node, event.told) for event in result.events),
+    ]
+    return [(label, value) for label, value in lines if value is not None]

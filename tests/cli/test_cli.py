@@ -276,7 +276,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
         ("compare fedavg --leakages", "unknown option '--leakages': did you mean '--leakage'?"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
-        ("compare fedavg --method.rounds 3", "unknown option '--method.rounds': the options of one method"),
+        ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
         ("compare fedavg --base digit", "unknown preset 'digit'"),

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
+from fedstill.cli.main import main
 from fedstill.compare import plan as compare
 from fedstill.compare import running as comparing
 from fedstill.compare.plan import Comparison, Place
@@ -201,15 +202,6 @@ def test_a_preset_gives_only_its_methods_options() -> None:
     assert preset.nodes.local.smoothing != config.load("digits-fediod-paper").nodes.local.smoothing
 
 
-def test_a_file_may_stand_for_a_method_and_for_the_base(tmp_path: Path) -> None:
-    text = 'split.nodes = 7\n[method]\nname = "fedavg"\nrounds = 3\n'
-    file = str(a_file(tmp_path, text, "my-run.toml"))
-    plan = compare.plan([file, "standalone"], base=file)
-    ours = plan.config(Place("", "my-run", 0))
-    assert (ours.method.rounds, ours.split.nodes) == (3, 7)
-    assert plan.config(Place("", "standalone", 0)).split.nodes == 7
-
-
 def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0})
     for setting in plan.settings:
@@ -246,12 +238,6 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
     again = compare.read(a_file(tmp_path, plan.to_toml()))
     for ours in (plan, again):
         assert {ours.config(place).nodes.policy.outputs_only for place in ours.places()} == {value}
-
-
-def test_the_centralised_mark_is_a_method_of_its_own() -> None:
-    assert compare.plan(["fedavg"]).config(Place("", "fedavg", 0)).evaluation.centralised is False
-    plan = compare.plan(["fedavg"], changes={"evaluation.centralised": True})
-    assert plan.config(Place("", "fedavg", 0)).evaluation.centralised is True
 
 
 @pytest.mark.parametrize(
@@ -490,13 +476,34 @@ def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: 
     assert refused["reason"] in (out / "compare.html").read_text().replace("&#39;", "'")
 
 
-def test_outputs_only_refuses_parameters(tmp_path: Path) -> None:
-    plan = a_quick_plan(**{"nodes.policy.outputs_only": True})
-    compared(plan, tmp_path / "out", command="", quiet=True)
-    rows = {row["method"]: row for row in records(tmp_path / "out")}
-    assert rows["standalone"]["status"] == "finished"
-    assert rows["fedavg"]["status"] == "refused"
-    assert "outputs_only: no parameters" in rows["fedavg"]["reason"]
+def left(words: str) -> Any:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    return end.value.code
+
+
+def test_the_command_says_by_its_exit_code_that_a_method_did_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --engine.threads 1 --quiet"
+    words = f"{quick} --nodes.models small-cnn mlp --out {tmp_path / 'out'}"
+    assert left(f"compare fedavg standalone {words}") == 1
+    out, err = capsys.readouterr()
+    assert "FedAvg: refused: " in " ".join(out.split())
+    assert err == "fedstill: not all methods ran, the table says why: FedAvg\n"
+    assert records(tmp_path / "out")[1]["status"] == "finished"
+    assert left(f"compare fedavg {words}2") == 2
+    assert left(f"compare standalone {words}3") == 0
+
+
+def test_an_option_of_one_method_is_answered_with_where_it_belongs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert left("compare fedavg fediod --method.rounds 3") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("fedstill: --method.rounds is an option of one method, ")
+    assert "below [options.METHOD], rounds = ..." in err
 
 
 def test_where_nothing_can_run_no_folder_is_made(tmp_path: Path) -> None:
@@ -606,7 +613,7 @@ def test_each_run_is_attacked_once_it_is_there(
     assert len(attacks.asked) == 2
     file = out / "fedavg-seed0" / "leakage.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "config": {"seed": 9}}))
-    assert [row.runs[0].leakage is not None for row in summarise(out, plan).rows] == [True, False]
+    assert [row.runs[0].leakage is not None for row in summarise(out, plan).entries] == [True, False]
     resumed(out, quiet=True)
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 

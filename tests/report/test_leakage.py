@@ -322,12 +322,6 @@ def test_membership_has_its_errors_and_what_records_cannot_tell(tmp_path: Path) 
     assert "61.23%" in page.attributes("cx")
 
 
-def test_enough_records_need_no_word_of_it(tmp_path: Path) -> None:
-    text = attacked(tmp_path, a_head(membership=[a_target(others=1000, shadows=0)])).text
-    assert "1,437 members (trained on) and 1,000 others (not)." in text
-    assert "cannot be told from fewer" not in text
-
-
 def test_copying_stands_beside_held_out_images(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
     for told in (
@@ -343,21 +337,6 @@ def test_copying_stands_beside_held_out_images(tmp_path: Path) -> None:
     order = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
     rows = ("generated", "nearest private", "nearest held-out")
     assert [alt for alt in order if alt in rows] == [alt for alt in rows for _ in range(10)]
-
-
-def test_distances_name_their_space(tmp_path: Path) -> None:
-    text = attacked(tmp_path, a_head(**generated())).text
-    for told in (
-        "FID, generated FID, held-out KID, generated KID, held-out Its images",
-        "in features of the student north 30.01 26.00 0.0123 0.000100 703",
-        "in features of the student south 24.50 25.42 0.00980 -0.000210 734",
-        "mean of nodes 27.25 1,000 in 64 dimensions, too few images for this space: FID comes out too high "
-        "without it 25.7 of held-out images 25.71",
-    ):
-        assert told in text, told
-    enough = generated()
-    enough["copying"]["distances"][0]["full_rank"] = True
-    assert "too few images" not in attacked(tmp_path, a_head(**enough)).text
 
 
 def test_scores_and_label_counts(tmp_path: Path) -> None:
@@ -430,20 +409,9 @@ def test_missing_pictures_are_said(tmp_path: Path) -> None:
 # --- broken and hostile files ---
 
 
-@pytest.mark.parametrize("text", ["{", "[1, 2]", "7", ""])
-def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RunFolderError, match=r"leakage\.json (cannot be read as JSON|holds a)"):
-        attacked(tmp_path, text)
-
-
 def test_broken_pictures_are_named(tmp_path: Path) -> None:
     told = a_head(inversion=an_inversion(), **generated())
-    images = pictures(4, 0)
-    with pytest.raises(RunFolderError, match=r"inversion\.original is F32 \[4, 1, 8, 8\]: allowed is U8 "):
-        attacked(tmp_path, told, {"inversion.original": images.astype(np.float32)})
-    with pytest.raises(RunFolderError, match=r"inversion\.original is U8 \[4, 8, 8\]: allowed is U8 "):
-        attacked(tmp_path, told, {"inversion.original": images[:, 0].copy()})
-    smaller = {**of_inversion(), "inversion.dlg": images[:3].copy()}
+    smaller = {**of_inversion(), "inversion.dlg": pictures(3, 0)}
     with pytest.raises(
         RunFolderError, match=r"inversion\.dlg is of shape \(3, 1, 8, 8\): allowed is that of"
     ):
@@ -486,18 +454,6 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path, j
     assert len(refused) > 50
     line = re.compile(r"\S+leakage\.json: [\w.\[\]]+ is (missing|.*: allowed is [a-z ]+)")
     assert all(map(line.fullmatch, refused))
-
-
-def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path) -> None:
-    told = json.loads(json.dumps(a_head(inversion=an_inversion())))
-    told["attacks"][0]["rows"][1]["value"] = "much"
-    with pytest.raises(
-        RunFolderError, match=r"attacks\[0\]\.rows\[1\]\.value is 'much': allowed is a finite"
-    ):
-        attacked(tmp_path, told)
-    del told["ledger"]  # whether the repetition is the run: nothing is shown without it
-    with pytest.raises(RunFolderError, match=r"leakage\.json: ledger is missing"):
-        attacked(tmp_path, told)
 
 
 def test_texts_are_only_text(tmp_path: Path) -> None:

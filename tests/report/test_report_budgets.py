@@ -9,27 +9,10 @@ import pytest
 
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
-from fedstill.report import budgets
-from fedstill.report.budgets import Line, Point
 from fedstill.report.compare import html, markdown, summarise, write_comparison
+from fedstill.report.summary import Budgeted, Spread
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
-
-LINES = [
-    Line(1, "one", [Point(1.0, 20.0, 4.0), Point(10.0, 40.0), Point(100.0, 60.0), Point(math.inf, 80.0)]),
-    Line(2, "<two>", [Point(10.0, 50.0)]),
-    Line(3, "three", []),
-]
-
-
-def test_the_table_has_a_column_for_each_budget() -> None:
-    assert budgets.table(LINES) == [
-        "| method | epsilon 1 | epsilon 10 | epsilon 100 | epsilon \u221e |",
-        "|---|---|---|---|---|",
-        "| one | 20.0 \u00b1 4.0 | 40.0 | 60.0 | 80.0 |",
-        "| <two> | - | 50.0 | - | - |",
-        "| three | - | - | - | - |",
-    ]
 
 
 def a_comparison(tmp_path: Path, settings: str) -> tuple[Path, Comparison]:
@@ -58,7 +41,7 @@ nodes = { privacy = { epsilon = inf } }
 def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
     summary = summarise(out, plan)
-    assert summary.budgets() == [Line(1, "FedAvg", [Point(math.inf, 72.0, pytest.approx(8**0.5))])]
+    assert summary.budgets() == [Budgeted(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
     assert markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
         "|---|---|",

@@ -36,27 +36,14 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_the_parts_of_the_time_add_up() -> None:
-    parts = link.parts(Result.of(RESULT))
-    assert [part.key for part in parts] == ["starting", "training", "nodes", "waiting", "link", "server"]
-    assert [part.share for part in parts] == [0.2, 0.05, 0.1, 0.025, 0.125, 0.5]
-    assert sum(part.seconds for part in parts) == 20.0
-
-
 def test_a_run_in_one_process_has_no_link_to_report() -> None:
     assert link.parts(Result()) == []
     assert link.message_cost(Result()) is None
     assert link.time_split(Result()) is None
 
 
-def test_a_part_that_was_not_measured_is_left_out() -> None:
-    without = {**RESULT, "link": {key: value for key, value in RESULT["link"].items() if key != "starting"}}
-    assert link.parts(Result.of(without))[0].key == "training"
-    assert link.parts(Result.of(without))[-1].share == 10 / 16
-
-
 def test_the_bar_is_as_long_as_its_parts_and_says_them() -> None:
-    bar = str(link.time_bar(link.parts(Result.of(RESULT))))
+    bar = str(link.time_bar(Result.of(RESULT)))
     assert 'class="part link" x="37.50%" width="12.50%"' in bar
     assert 'class="part server" x="50.00%" width="50.00%"' in bar
     assert 'aria-label="start and end 20.0%; local training 5.0%; nodes 10.0%; waiting 2.5%' in bar
@@ -84,13 +71,14 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
 
 
 def test_a_refused_question_is_no_traffic(tmp_path: Path) -> None:
-    released = {"node": "north", "number": 0, "question": "examine", "part": "answer", "up": {"logits": 8}}
+    paid = {"mechanism": "none", "price": None}
+    released = {"node": "north", "number": 0, "question": "q", "up": {"logits": 8}, "privacy": paid}
     refused = {"node": "north", "number": 1, "question": "examine", "refused": "most_rows: 10, and x has 11"}
     lines = [json.dumps({**released, "down": {}}), json.dumps(refused)]
     (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
-    from fedstill.report.files import read_ledger
+    from fedstill.report.run import Ledger
 
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    ledger = Ledger.read(tmp_path / "ledger.jsonl")
     assert ledger is not None
     assert ledger.nodes["north"].questions == {0}
     assert ledger.total("up") == {"logits": 8}
@@ -102,6 +90,4 @@ def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:
     assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)
     assert told["link"].share == 0.1
     assert "absent nodes 5.0 s, link 2.5 s" in str(link.time_split(Result.of(waited)))
-    assert 'class="part absent" x="30.00%" width="20.00%"' in str(
-        link.time_bar(link.parts(Result.of(waited)))
-    )
+    assert 'class="part absent" x="30.00%" width="20.00%"' in str(link.time_bar(Result.of(waited)))

@@ -13,13 +13,12 @@ from rich.console import Console
 
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
-from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.records import write_text
 from fedstill.report import write_report
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.metrics import Measured, gap_text, spread_text
 from fedstill.report.result import Result
-from fedstill.runs.config import PaperFigure, check_paper
+from fedstill.runs.config import PaperFigure
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_table import printed
@@ -205,8 +204,8 @@ def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
     assert "\\textbf{75.0}" in text
     path = write_comparison(folder, a_plan(1))
     page = Page(path.read_text(encoding="utf-8"))
-    assert "Dice % Paper, gap Local Dice % Sens. % Spec. % HD95 ↓ px Paper, gap" in page.text
-    assert "75.0 75.4 -0.4 not measured 78.0 99.6 11.0 111.8 -100.8" in page.text
+    assert "Dice % Local Dice % Sens. % Spec. % HD95 ↓ px Bytes up" in page.text
+    assert "75.0 - 78.0 99.6 11.0 80.2 kB 72.0 kB 3 192 75.4 -0.4 111.8 -100.8" in page.text
     assert "Dice is in percent" in page.text
     assert "Lower is better: HD95." in page.text
     assert "Dice against bytes" in page.text
@@ -241,16 +240,3 @@ def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
     assert "…" not in text
     for figure in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
         assert figure in text, figure
-
-
-def test_a_published_figure_is_one_of_a_tasks() -> None:
-    def check(figure: str, value: float) -> None:
-        check_paper([PaperFigure(method="a", figure=figure, value=value, source="s")], [])
-
-    check("local psnr", 134.0)
-    with pytest.raises(UnknownName, match="unknown published figure 'hd59': did you mean 'hd95'"):
-        check("hd59", 1.0)
-    with pytest.raises(ArgumentError, match="from 0 to 100, in percent"):
-        check("local dice", 101.0)
-    with pytest.raises(ArgumentError, match="a number from 0 up"):
-        check("hd95", float("nan"))

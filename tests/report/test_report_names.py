@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
 from fedstill.report import write_report
-from fedstill.report.names import labels
 from fedstill.report.result import Result
 from fedstill.report.table import comparison
 from fedstill.runs.config import from_dict
@@ -28,7 +26,7 @@ def of_sites() -> dict[str, Any]:
 
 
 def test_the_site_stands_beside_the_name_only_where_it_is_known() -> None:
-    assert labels(Result.of(of_sites())) == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
+    assert Result.of(of_sites()).names == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
 
 
 def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: Path) -> None:
@@ -108,10 +106,3 @@ def test_a_run_with_a_node_for_each_site_keeps_which_is_which(tmp_path: Path) ->
     assert "west" not in ledger
     page = Page(write_report(tmp_path / "out").read_text(encoding="utf-8")).text
     assert "node-1 \u00b7 west" in page
-
-
-@pytest.mark.parametrize("how", ["iid", "sorted"])
-def test_other_splits_have_no_sites(tmp_path: Path, how: str) -> None:
-    result = a_run(tmp_path, how=how, nodes=2, **({"column": "patient"} if how == "sorted" else {}))
-    assert [set(node) & {"site"} for node in result["nodes"]] == [set(), set()]
-    assert "values" not in result["split"]

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from fedstill.core.errors import DataError
 from fedstill.report import png
 
 
@@ -38,11 +37,3 @@ def test_large_picture_is_averaged_in_blocks() -> None:
 
 def test_long_thin_picture_keeps_a_row() -> None:
     assert decoded(png.picture(np.full((1, 1, 640), 9, np.uint8))).shape == (1, 64)
-
-
-@pytest.mark.parametrize(
-    "image", [np.zeros((2, 4, 4), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((1, 4, 4), np.float32)]
-)
-def test_what_is_no_picture_is_refused(image: npt.NDArray[np.uint8]) -> None:
-    with pytest.raises(DataError, match="allowed is uint8"):
-        png.picture(image)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.core.words import human_bytes, human_seconds, number, percent, points
+from fedstill.core.words import human_bytes, human_seconds, number
 from fedstill.report import print_table
 
 RESULT: dict[str, Any] = {
@@ -48,16 +48,6 @@ def test_nodes_that_trained_alone_are_one_line() -> None:
     text = printed(alone)
     assert re.search(r"nodes' mean \(FedPer\) +70.0% ± 2.0", text)
     assert text.count("70.0%") == 1
-
-
-def test_an_ensemble_is_one_line() -> None:
-    text = printed({**RESULT, "central": "ensemble", "accuracy": 92.5, "title": "Ensemble"})
-    assert re.search(r"ensemble \(Ensemble\) +92.5%", text)
-    assert text.count("92.5%") == 1
-
-
-def test_the_table_says_that_nothing_is_guaranteed() -> None:
-    assert "no guarantee" in printed(RESULT)
 
 
 def printed(result: dict[str, Any]) -> str:
@@ -101,14 +91,6 @@ def test_bytes_for_people(count: int, text: str) -> None:
 )
 def test_time_for_people(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
-
-
-def test_percent_and_points() -> None:
-    assert percent(100.0) == "100.0%"
-    assert percent(7.449) == "7.4%"
-    assert points(12.27) == "+12.3"
-    assert points(-0.4) == "-0.4"
-    assert points(-0.01) == "0.0"
 
 
 @pytest.mark.parametrize("value", [None, "0.9", True, float("nan"), float("-inf"), 10**400, [1]])

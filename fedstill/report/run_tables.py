@@ -1,0 +1,224 @@
+"""A run's tables: what models reach, by site, by finding; what nodes hold, what left, their models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fedstill.report.bars import bar
+from fedstill.report.metrics import bare, head, spread_text, told
+from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.run import Ledger, Traffic
+from fedstill.report.table import Level, comparison
+from fedstill.report.tables import Cell, Column, Row, Table
+from fedstill.report.templates import size
+from fedstill.tasks.task import Figure
+
+CHANCE = 50.0  # percent, the area under the curve of who guesses
+
+
+def reached(result: Result) -> Table:
+    """What the models reach, with a bar each."""
+    first, *others = result.figures
+    rows = []
+    for level in comparison(result):
+        cells = [
+            Cell(None if each.value is None else spread_text(figure, each), style="other" if place else "")
+            for place, (figure, each) in enumerate(zip(result.figures, level.measured, strict=True))
+        ]
+        rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))
+    about = (
+        f"{first.title} of the nodes' models, of what the method is judged by, and of the levels beside it"
+    )
+    columns = [Column(first.title), *(Column(head(other)) for other in others)]
+    columns.append(Column(f"{first.title}, 0 to 100%" if others else "0 to 100%", "drawn"))
+    return Table(about, "Model", columns, rows, style="compare several" if others else "compare")
+
+
+def _bar_of(level: Level) -> Markup:
+    """With the spread and one ring a node where the line has them."""
+    measured = level.measured[0]
+    value, spread = measured.value, measured.spread
+    if value is None:
+        return Markup("")
+    low_high = None if spread is None else (value - spread, value + spread)
+    return bar(("bar student" if level.is_ours else "bar", value), whisker=low_high, rings=measured.each)
+
+
+def sites(result: Result) -> list[Table]:
+    """One table a figure, one line a model, one column a site; none where the test part has no sites."""
+    stored = result.sites
+    if stored is None or not stored.names:
+        return []
+    models = {result.judged: stored.central, "centralised": stored.centralised}
+    models |= {result.written(name): by_site for name, by_site in stored.nodes.items()}
+    return [
+        Table(
+            f"{head(figure, units=True)} of each model on the test data of each site",
+            head(figure, units=True),
+            [Column(name) for name in stored.names],
+            [
+                Row(
+                    model,
+                    [
+                        Cell(_maybe(bare, figure, by_site.get(site, {}).get(figure.key)))
+                        for site in stored.names
+                    ],
+                    accent=model == result.judged,
+                )
+                for model, by_site in models.items()
+                if by_site is not None
+            ],
+        )
+        for figure in result.figures
+    ]
+
+
+def _maybe(write: object, figure: Figure, value: float | None) -> str | None:
+    return None if value is None else (bare if write is bare else told)(figure, value)
+
+
+def findings(result: Result) -> Table | None:
+    """One line a finding: the central model, the centralised one, the nodes; None for other tasks."""
+    stored = result.labels
+    if stored is None or not stored.names:
+        return None
+    figure, heads = result.metric, [CENTRAL[result.central][0], "centralised", "nodes\u2019 mean"]
+    values = []
+    for place in range(len(stored.names)):
+        ours, mark = (None if kept is None else kept[place] for kept in (stored.central, stored.centralised))
+        each = [kept[place] for kept in stored.nodes.values() if kept is not None]
+        own = [value for value in each if value is not None]
+        values.append((ours, mark, sum(own) / len(own) if own else None, own))
+    has = [True, *(any(line[column] is not None for line in values) for column in (1, 2))]
+    rows = []
+    for name, (ours, mark, mean, own) in zip(stored.names, values, strict=True):
+        shown = zip((ours, mark, mean), has, strict=True)
+        cells = [Cell(None if value is None else told(figure, value)) for value, there in shown if there]
+        levels = [("chance", CHANCE), ("mean", mean), ("mark", mark)]
+        # A bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark to reach.
+        drawn = bar(
+            None if ours is None else ("bar student", ours),
+            rings=own,
+            levels=[(style, value) for style, value in levels if value is not None],
+        )
+        rows.append(Row(name, [*cells, Cell(drawn)]))
+    styles = ["r", "r other", "r other"]
+    columns = [Column(name, style) for name, style, there in zip(heads, styles, has, strict=True) if there]
+    columns.append(Column("0 to 100%", "drawn"))
+    return Table(f"{figure.title} of each finding", "Finding", columns, rows, style="compare several")
+
+
+def holdings(result: Result, with_sum: bool) -> Table | None:
+    """The classes each node holds, the more the stronger its colour; None where no node tells."""
+    held = {result.names[node.name]: node.label_counts for node in result.nodes}
+    width = max((len(counts) for counts in held.values() if counts), default=0)
+    if width == 0:
+        return None
+    classes = [*result.data.classes[:width]]
+    classes += [str(place) for place in range(len(classes), width)]
+    most = max(count or 0 for counts in held.values() for count in counts or ())
+    rows = []
+    for name, counts in held.items():
+        padded = [] if not counts else [*counts, *[None] * (width - len(counts))]
+        cells = [Cell(_shaded(count, most)) for count in padded] or [Cell(None, span=width)]
+        total = None if counts is None else f"{sum(count or 0 for count in counts):,}"
+        rows.append(Row(name, [*cells, Cell(total, style="r")] if with_sum else cells))
+    columns = [*(Column(name, "") for name in classes), *([Column("All")] if with_sum else [])]
+    return Table("Examples by node and class", "Node", columns, rows, style="heat")
+
+
+def _shaded(count: int | None, most: int) -> Markup:
+    # Even a single example gets a shade that can be told from none.
+    shade = 0.08 + 0.84 * count / most if count else 0.0
+    style = "cell" + ("" if count else " none") + (" strong" if shade > 0.75 else "")
+    cell = Markup('<span class="{}" style="--shade:{:.2f}">{}</span>')
+    return cell.format(style, shade, "?" if count is None else f"{count:,}")
+
+
+class Crossed(NamedTuple):
+    """What left each node and came to it; what the kinds mean; whether ledger and result agree, if known."""
+
+    table: Table
+    meanings: list[tuple[str, str]]
+    agrees: bool | None
+
+
+def traffic(result: Result, ledger: Ledger | None) -> Crossed:
+    """What left each node and what came to it, by kind where the ledger tells, else as sums."""
+    ways = ("up", "down")
+    by_kind = result.bytes.by_kind or {}
+    told = {way: Counter({kind: getattr(sums, way) for kind, sums in by_kind.items()}) for way in ways}
+    sums = told if ledger is None else {way: ledger.total(way) for way in ways}
+    # The order of result.json, then whatever only the ledger knows.
+    order = [*by_kind, *sorted((set(sums["up"]) | set(sums["down"])) - set(by_kind))]
+    kinds = {way: [kind for kind in order if sums[way][kind]] for way in ways}
+    records = {node.name: node.bytes for node in result.nodes}
+    rows = []
+    for name in [*records, *sorted(set(ledger.nodes if ledger else ()) - set(records))]:
+        one = None if ledger is None else ledger.nodes.get(name, Traffic())
+        cells = [Cell(None if one is None else f"{len(one.questions):,}")]
+        for way in ways:
+            known = None if one is None else getattr(one, way)
+            cells += [Cell(size(None if known is None else known[kind])) for kind in kinds[way]]
+            total = getattr(records.get(name), way, None) if known is None else known.total()
+            cells.append(Cell(size(total), style="sum"))
+        rows.append(Row(result.written(name), cells))
+    totals: dict[str, int | None] = {"up": result.bytes.up, "down": result.bytes.down}
+    agrees = None
+    if ledger is not None:
+        agrees = all(+sums[way] == +told[way] and sums[way].total() == totals[way] for way in ways)
+        totals = {way: sums[way].total() for way in ways}
+    foot = [Cell(None if result.questions is None else f"{result.questions:,}")]
+    columns, groups = [Column("Questions")], [("", 1)]
+    for way, title in zip(ways, ("Left the node", "Came to the node"), strict=True):
+        heads = [*kinds[way], "all"]
+        columns += [Column(kind, "r" if place else "r group") for place, kind in enumerate(heads)]
+        foot += [Cell(size(sums[way][kind])) for kind in kinds[way]] + [Cell(size(totals[way]))]
+        groups.append((title, len(heads)))
+    about = "Questions answered, and bytes that left and came to each node, by kind"
+    known_kinds, listed = result.kind_of(), kinds["up"] + kinds["down"]
+    meanings = [(kind, known_kinds[kind].says) for kind in order if kind in known_kinds and kind in listed]
+    table = Table(about, "Node", columns, rows, [Row("All nodes", foot)], groups)
+    return Crossed(table, [each for each in meanings if each[1]], agrees)
+
+
+def nodes(result: Result) -> Table:
+    """Each node's model with what it reaches; below them the central model, if there is one."""
+    metric = result.metric
+    alone, own = own_values(result)
+
+    def cells(
+        model: str | None, parameters: int | None, examples: int | str | None, value: float | None
+    ) -> list[Cell]:
+        counts = [count if isinstance(count, str) else _count(count) for count in (parameters, examples)]
+        return [Cell(model), *map(Cell, counts), Cell(_maybe(told, metric, value))]
+
+    rows = [
+        Row(
+            result.names[node.name],
+            cells(node.model, node.parameters, node.examples, own[place] if place < len(own) else None),
+        )
+        for place, node in enumerate(result.nodes)
+    ]
+    student = result.student
+    foot = [Row(result.judged, cells(student.model, student.parameters, "", result.value), accent=True)]
+    title = f"{metric.title} {'alone' if alone else 'of its own'}"
+    columns = [Column("Model", "model"), *map(Column, ("Parameters", "Examples", title))]
+    about = "Model, size, examples and figures of each node and of the central model"
+    return Table(about, "Node", columns, rows, [] if "student" in result.missing else foot)
+
+
+def _count(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}"
+
+
+def own_values(result: Result) -> tuple[bool, Sequence[float | None]]:
+    """Whether the nodes' models were trained alone, and what they reach."""
+    alone = result.standalone.get(result.metric.key)
+    if alone is not None:
+        return True, alone.per_node
+    return not result.local, result.local.get(result.metric.key, OverNodes()).per_node
