@@ -118,23 +118,19 @@ def _option(word: str) -> str:
 
 def print_leakage(found: Leakage, console: Console) -> None:
     """Print what ``leakage.json`` holds: the sentence, a line an attack, and what was not tried."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from fedstill.attacks.found import skipped
+    from fedstill.report.tables import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
         console.print(Text(found.sentence))
         console.print()
-    rows = printed(found)
+    rows = [Row(name, [Cell(text) for text in texts]) for name, *texts in printed(found)]
     if rows:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for head in ("attack", "of", "got", "without it"):
-            table.add_column(head)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
+        heads = ("of", "got", "without it")
+        table = Table("", "attack", [Column(head, "") for head in heads], rows)
+        print_rows(table, console, wrapped=heads)
     if found.ledger is not None:
         console.print(Text(f"The repetition is not the run of this folder: {found.ledger}"))
     for reason in skipped(found):

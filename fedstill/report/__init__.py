@@ -1,12 +1,12 @@
 """What a run found, for people: pages, tables and figures of runs and of comparisons.
 
-``run`` loads a run's files once; ``result`` and ``result_parts`` are what its result says. ``page`` writes
-a run's page, ``table`` its lines in the terminal, ``run_figures`` its figures; files that begin with
-``compare`` do the same for comparisons, ``leakage`` for attacks. ``drawing`` is how all figures look.
-``sentence`` says in plain words what happened and what left.
+``run`` loads a run's files once; ``result`` and ``result_parts`` are what its result says. ``tables`` is the
+one table that terminal, page, CSV, LaTeX and Markdown write; ``run_tables``, ``privacy``, ``leakage`` and
+``link`` make a run's, ``compare_table`` a comparison's from its ``summary``. ``page`` and ``compare_page``
+fill the templates; ``drawing`` is how all figures look. ``sentence`` says in plain words what happened.
 
-Reads a run's files; may import compare and what lies below. A newcomer adds a section: a template and what
-fills it.
+Reads a run's files; may import compare and what lies below. A newcomer adds a section: a function that makes
+its table, and a line in the page's template.
 """
 
 from fedstill.report.page import write_report

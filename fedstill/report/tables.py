@@ -108,9 +108,13 @@ def print_rows(
         lines.add_column(Text(column.head), justify=justify, no_wrap=not free, ratio=2 if free else None)
     for row in table.rows:
         style = "bold" if row.accent else ""
-        values = [Text(cell.value or NONE, style="bold" if cell.bold else style) for cell in row.cells]
+        values = [Text(_plain(cell), style="bold" if cell.bold else style) for cell in row.cells]
         lines.add_row(Text(row.name, style=style), *values)
     console.print(lines)
+
+
+def _plain(cell: Cell) -> str:
+    return NONE if cell.value is None else cell.value
 
 
 def markdown(table: Table) -> list[str]:
@@ -121,7 +125,7 @@ def markdown(table: Table) -> list[str]:
     """
     lines = [[table.name, *(column.head for column in table.columns)]]
     for row in table.rows:
-        bold = [("**" if cell.bold else "", cell.value or NONE) for cell in row.cells]
+        bold = [("**" if cell.bold else "", _plain(cell)) for cell in row.cells]
         lines.append([row.name, *(f"{mark}{value}{mark}" for mark, value in bold)])
     head, *rest = [f"| {' | '.join(' '.join(cell.split()) for cell in line)} |" for line in lines]
     return [head, f"|{'---|' * len(lines[0])}", *rest]
