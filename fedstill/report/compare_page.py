@@ -29,7 +29,7 @@ def html(summary: Summary) -> str:
             dataclasses.replace(row, name=chip(line.place) + Markup(" {}").format(row.name))
             for line, row in named
         ]
-        by_budget = dataclasses.replace(by_budget, rows=rows)
+        by_budget = dataclasses.replace(by_budget, name="Method", rows=rows)
     papers = [
         (
             paper,
@@ -145,10 +145,13 @@ def strength(found: Leakage) -> str:
 def _table(summary: Summary, setting: Setting) -> Table:
     """The table of all forms, with what a page has room for: terms, and links to the runs' reports."""
     told = whole_table(summary, setting)
-    percents = [" %" if summary.figure(name).unit == "%" else "" for name in summary.shown()]
-    units = [*percents, *[""] * (len(told.columns) - len(percents))]
-    heads = zip(told.columns, units, strict=True)
-    columns = [Column(f"{_capital(column.head)}{unit}", column.style) for column, unit in heads]
+    headings = {leak.head: leak.heading for leak in summary.leaks}
+    columns = []
+    for place, column in enumerate(told.columns):
+        name = summary.shown()[place : place + 1]  # after the figures come bytes
+        unit = " %" if name and summary.figure(name[0]).unit == "%" else ""
+        capital = f"{column.head[:1].upper()}{column.head[1:]}{unit}"
+        columns.append(Column(headings.get(column.head, capital), column.style))
     rows = []
     for entry, row in zip(setting.entries, told.rows, strict=True):
         reason = Cell(entry.reason(), style="reason wide-cell", span=len(columns))
@@ -159,10 +162,6 @@ def _table(summary: Summary, setting: Setting) -> Table:
     where = f", {setting.name}" if setting.name else ""
     caption = f"{setting.metric.title}, traffic, time and terms of each method{where}"
     return Table(caption, "Method", columns, rows, style="methods", none=NONE)
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _name(entry: Entry) -> Markup:

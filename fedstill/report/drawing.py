@@ -120,6 +120,12 @@ def svg(figure: Figure, name: str) -> Markup:
         figure.savefig(out, format="svg", metadata=nothing)
     drawn = out.getvalue()
     drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
+    radii = dict(re.findall(r'<path id="(\w+)" d="M 0 ([\d.]+) \nC', drawn))  # all marks are circles
+    drawn = re.sub(
+        r'<use xlink:href="#(\w+)" (x="[^"]*") (y="[^"]*") ',
+        lambda mark: f'<circle c{mark[2]} c{mark[3]} r="{radii[mark[1]]}" ',
+        drawn,
+    )
     for pattern, instead in SHORTER:
         drawn = re.sub(pattern, instead, drawn, flags=re.DOTALL)
     drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _short, tag[0]), drawn)
@@ -131,7 +137,7 @@ def svg(figure: Figure, name: str) -> Markup:
 
 
 # What a page does not need of matplotlib's SVG, in this order: what is around it and its names; type, as
-# a page has its own; a circle's curves; groups that hold one thing; ends of lines.
+# a page has its own; curves of circles; groups that hold one thing; ends of lines.
 SHORTER = (
     (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>|<defs>\s*</defs>", ""),
     (r'<g id="title: ([^"]*)">', r"<g><title>\1</title>"),
@@ -139,12 +145,8 @@ SHORTER = (
     (r"font-family: [^;\"]*;? ?", ""),
     (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
     (r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-size: \2px;font-weight: \1"),
-    (
-        r'<defs>\s*<path id="(\w+)" d="M 0 ([\d.]+) \nC [^"]*" style="[^"]*"/>\s*</defs>\s*<g>\s*'
-        r'<use xlink:href="#\1" (x="[^"]*") (y="[^"]*") (style="[^"]*")/>\s*</g>',
-        r'<circle c\3 c\4 r="\2" \5/>',
-    ),
-    (r"<g>\s*(<(?:path|text)[^>]*>(?:[^<]*</text>)?)\s*</g>", r"\1"),
+    (r'<defs>\s*<path id="[^"]*" d="[^"]*" style="[^"]*"/>\s*</defs>', ""),
+    (r"<g>\s*(<(?:path|text|circle)[^>]*>(?:[^<]*</text>)?)\s*</g>", r"\1"),
     (r"\s*\n\s*", " "),
 )
 
@@ -246,7 +248,7 @@ def again(place: int) -> bool:
 def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> None:
     """A method's number, or another text, in its colour, in pixels from what it names, and joined to it."""
     own, hollow, text = colour(place), again(place), text or str(place)
-    shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.25,rounding_size=0.8"
+    shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.35,rounding_size=0.8"
     axes.annotate(
         text, at, offset, textcoords="offset points", ha="center", va="center_baseline",
         fontsize=10.5, fontweight=650, color=own if hollow else CARD, annotation_clip=False, zorder=5,

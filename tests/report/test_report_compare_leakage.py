@@ -223,7 +223,7 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
     page = Page(source)
     for told in (
         "Accuracy against leakage",
-        "Membership AUC TPR at 1% Answers' AUC PSNR Copying p",
+        "Membership AUC % TPR % at 1% Answers\u2019 AUC % PSNR dB Copying p",
         "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - leaves:",
         "12.5 - - - - - leaves:",
         "What an adversary got",
