@@ -57,15 +57,10 @@ def legend(figure: Figure, methods: Sequence[tuple[int, str]]) -> Figure:
     lines = []
     for place, name in dict(methods).items():
         face = CARD if again(place) else colour(place)
-        style: dict[str, Any] = {
-            "marker": "o",
-            "ls": "",
-            "ms": 7,
-            "mew": 1.5,
-            "mec": colour(place),
-            "mfc": face,
-        }
-        lines.append(Line2D([], [], **style, label=f"{place} {name}"))
+        name = f"{place} {name}"
+        lines.append(
+            Line2D([], [], marker="o", ls="", ms=7, mew=1.5, mec=colour(place), mfc=face, label=name)
+        )
     figure.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(5, len(lines)))
     return figure
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, product
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -218,7 +219,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
     """
     size = math.ceil(len(points) / most)
     groups = [points[start : start + size] for start in range(0, len(points), max(size, 1))]
-    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
+    return [(fmean(x for x, _ in near), fmean(y for _, y in near)) for near in groups]
 
 
 def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
@@ -229,7 +230,7 @@ def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
     """
     half = round(len(points) * share / 2)
     windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
-    return [(x, sum(y for _, y in near) / len(near)) for (x, _), near in zip(points, windows, strict=True)]
+    return [(x, fmean(y for _, y in near)) for (x, _), near in zip(points, windows, strict=True)]
 
 
 # --- numbers and labels beside what they name -------------------------------------------------------------

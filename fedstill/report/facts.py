@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedstill.core.words import human_bytes, human_seconds
 from fedstill.report.result import Result
 from fedstill.report.sentence import count_word
+from fedstill.report.tables import Fact
 
 
 def _engine(result: Result) -> str | None:
@@ -36,33 +37,31 @@ def _grouping(result: Result) -> list[str]:
     return lines
 
 
-def facts(result: Result) -> list[tuple[str, str]]:
+def facts(result: Result) -> list[Fact]:
     """What else the result tells of the run; a run from Python records less."""
-    seconds = [
-        f"{label} {human_seconds(value)}"
-        for label, value in (
-            ("local training", result.seconds.local_training),
-            ("centralised", result.seconds.centralised),
-            ("rounds" if result.turn == "round" else "distillation", result.seconds.distillation),
-        )
-        if value is not None
+    spans = result.seconds
+    seconds = {
+        "local training": spans.local_training,
+        "centralised": spans.centralised,
+        "rounds" if result.turn == "round" else "distillation": spans.distillation,
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    memory, date = result.peak_memory_mb, result.date or ""
+    told = [
+        Fact("Seed", None if result.seed is None else str(result.seed)),
+        Fact("Date", date.replace("T", " ", 1).replace("+00:00", " UTC")),
+        Fact("Machine", result.machine),
+        Fact("Engine", _engine(result)),
+        Fact("Nodes computed", "\n".join(_grouping(result))),
+        Fact("Files", "\n".join(_files(result))),
+        Fact("Versions", versions or result.fedstill),
+        Fact(
+            "Time",
+            ", ".join(f"{of} {human_seconds(took)}" for of, took in seconds.items() if took is not None),
+        ),
+        Fact("Peak memory", None if memory is None else f"{memory:,.0f} MB"),
     ]
-    versions = result.versions
-    memory = result.peak_memory_mb
-    date = result.date
-    facts = [
-        ("Seed", None if result.seed is None else str(result.seed)),
-        ("Date", date and date.replace("T", " ", 1).replace("+00:00", " UTC")),
-        ("Machine", result.machine),
-        ("Engine", _engine(result)),
-        ("Nodes computed", "\n".join(_grouping(result)) or None),
-        ("Files", "\n".join(_files(result)) or None),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-         if versions else result.fedstill),
-        ("Time", ", ".join(seconds) or None),
-        ("Peak memory", None if memory is None else f"{memory:,.0f} MB"),
-    ]  # fmt: skip
-    return [(name, value) for name, value in facts if value]
+    return [fact for fact in told if fact.value]
 
 
 def _files(result: Result) -> list[str]:

@@ -23,6 +23,7 @@ from fedstill.report.result import OverNodes, Result
 from fedstill.report.run import RunFiles
 from fedstill.report.sentence import plain_sentence
 from fedstill.report.table import comparison
+from fedstill.report.tables import Fact
 from fedstill.report.templates import environment, size
 
 MOST_PANELS = 24  # small plots of local training
@@ -77,7 +78,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
         "processes": _processes(result),
         "held": held,
-        "holdings": run_tables.holdings(result, with_sum=held[2]),
+        "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
         "findings": run_tables.findings(result),
         "sites": run_tables.sites(result),
         "pictures": pictures.section(folder, result),
@@ -104,43 +105,42 @@ def _processes(result: Result) -> str:
     return "each node was a process of its own" if result.link else "all nodes ran in one process"
 
 
-def _key_figures(result: Result) -> list[dict[str, Any]]:
-    metric, name = result.metric, in_a_sentence(result.metric.title)
-    reached, alone = result.value, result.standalone.get(result.metric.key, OverNodes()).mean
+def _key_figures(result: Result) -> list[Fact]:
+    metric, name, reached = result.metric, in_a_sentence(result.metric.title), result.value
     up, down, tests = result.bytes.up, result.came_down, result.data.test
     total, distillation = result.seconds.total, result.seconds.distillation
-    first = comparison(result)[0]
-    one = first.measured[0]
     title = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
-    gain: dict[str, Any] = {
-        "name": "Gain over standalone",
-        "value": None if reached is None or alone is None else points(reached - alone),
-        "unit": "points",
-        "note": None if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}",
-    }
-    if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
-        gain = {
-            "name": "Nodes' own models",
-            "value": None if one.value is None else told(metric, one.value),
-            "note": None if one.spread is None else f"\u00b1 {bare(metric, one.spread)} over the nodes",
-        }
-    central = {
-        "name": title[result.central],
-        "value": None if reached is None else told(metric, reached),
-        "note": None if tests is None else f"on {_tested(result, tests)}",
-    }
-    wire: dict[str, Any] = {"name": "Crossed the wire", "value": None, "note": None}
+    wire, ways, part = None, "", ""
     if up is not None and down is not None:
-        ways = [_unbroken(human_bytes(count)) for count in (up, down)]
-        wire |= {"value": size(up + down), "note": f"{ways[0]} left the nodes, {ways[1]} came to them"}
-    time: dict[str, Any] = {"name": "Time", "value": None, "note": None}
-    if total is not None:
-        time["value"] = re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total))
+        wire, sizes = size(up + down), [_unbroken(human_bytes(count)) for count in (up, down)]
+        ways = f"{sizes[0]} left the nodes, {sizes[1]} came to them"
     if distillation is not None:
         what = "in rounds" if result.turn == "round" else "distillation"
-        time["note"] = f"{_unbroken(human_seconds(distillation))} of it {what}"
-    return [central, gain, wire, time]
+        part = f"{_unbroken(human_seconds(distillation))} of it {what}"
+    return [
+        Fact(
+            title[result.central],
+            None if reached is None else told(metric, reached),
+            "" if tests is None else f"on {_tested(result, tests)}",
+        ),
+        _gain(result),
+        Fact("Crossed the wire", wire, ways),
+        Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total)), part),
+    ]
+
+
+def _gain(result: Result) -> Fact:
+    """What the run adds to nodes that are alone; where there is no such figure, what nodes reach."""
+    metric, first = result.metric, comparison(result)[0]
+    one, alone = first.measured[0], result.standalone.get(result.metric.key, OverNodes()).mean
+    if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
+        spread = "" if one.spread is None else f"\u00b1 {bare(metric, one.spread)} over the nodes"
+        return Fact("Nodes' own models", None if one.value is None else told(metric, one.value), spread)
+    gain, note = None, "" if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}"
+    if result.value is not None and alone is not None:
+        gain = Markup('{} <span class="unit">points</span>').format(points(result.value - alone))
+    return Fact("Gain over standalone", gain, note)
 
 
 def _tested(result: Result, examples: int) -> str:

@@ -112,7 +112,7 @@ def findings(result: Result) -> Table | None:
     return Table(f"{figure.title} of each finding", "Finding", columns, rows, style="compare several")
 
 
-def holdings(result: Result, with_sum: bool) -> Table | None:
+def holdings(result: Result, about: str, with_sum: bool) -> Table | None:
     """The classes each node holds, the more the stronger its colour; None where no node tells."""
     held = {result.names[node.name]: node.label_counts for node in result.nodes}
     width = max((len(counts) for counts in held.values() if counts), default=0)
@@ -128,7 +128,7 @@ def holdings(result: Result, with_sum: bool) -> Table | None:
         total = None if counts is None else f"{sum(count or 0 for count in counts):,}"
         rows.append(Row(name, [*cells, Cell(total, style="r")] if with_sum else cells))
     columns = [*(Column(name, "") for name in classes), *([Column("All")] if with_sum else [])]
-    return Table("Examples by node and class", "Node", columns, rows, style="heat")
+    return Table(about, "Node", columns, rows, style="heat")
 
 
 def _shaded(count: int | None, most: int) -> Markup:

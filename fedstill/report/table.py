@@ -13,7 +13,7 @@ from fedstill.core.words import MISSING, human_bytes, human_seconds, number
 from fedstill.report import tables
 from fedstill.report.metrics import Measured, bare_text, head, in_a_sentence, spread_text
 from fedstill.report.result import CENTRAL, OverNodes, Result
-from fedstill.report.tables import Cell, Column, Row, Table
+from fedstill.report.tables import Cell, Column, Fact, Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,9 +125,9 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
     ]
     console.print(Text(result.name or "run", style="italic"))
     tables.print_rows(Table("", "", columns, rows), console)
-    for label, value in totals(result):
+    for label, value, _ in totals(result):
         # Under each other where the terminal is narrow, and no figure parted from its unit.
-        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value)
+        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or MISSING)
         told = textwrap.fill(
             f"  {label + ':':<19}{unbroken}",
             width=console.width,
@@ -137,19 +137,19 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
         console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
 
 
-def totals(result: Result) -> list[tuple[str, str]]:
+def totals(result: Result) -> list[Fact]:
     """What a whole run cost, and how its nodes were reached where they were elsewhere."""
     from fedstill.report.link import message_cost, time_split
     from fedstill.report.privacy import in_words
 
     up, down, seconds = result.bytes.up, result.came_down, result.seconds.total
-    lines: list[tuple[str, str | None]] = [
-        ("left the nodes", MISSING if up is None else human_bytes(up)),
-        ("came to the nodes", MISSING if down is None else human_bytes(down)),
-        ("privacy", in_words(result) or MISSING),
-        ("time", MISSING if seconds is None else human_seconds(seconds)),
-        ("of it", time_split(result)),
-        ("messages", message_cost(result)),
-        *((event.node, event.told) for event in result.events),
+    told = [
+        Fact("left the nodes", MISSING if up is None else human_bytes(up)),
+        Fact("came to the nodes", MISSING if down is None else human_bytes(down)),
+        Fact("privacy", in_words(result) or MISSING),
+        Fact("time", MISSING if seconds is None else human_seconds(seconds)),
+        Fact("of it", time_split(result)),
+        Fact("messages", message_cost(result)),
+        *(Fact(event.node, event.told) for event in result.events),
     ]
-    return [(label, value) for label, value in lines if value is not None]
+    return [fact for fact in told if fact.value is not None]

@@ -9,7 +9,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +40,14 @@ class Cell:
     def bolder(self, best: bool) -> Cell:
         """The same as the best of its column, if it is that and there is a value."""
         return replace(self, bold=best and self.value is not None)
+
+
+class Fact(NamedTuple):
+    """One thing that is told: its name, its value, None where that was not measured, and what is said."""
+
+    name: str
+    value: str | None
+    says: str = ""
 
 
 @dataclass(frozen=True)
