@@ -90,8 +90,8 @@ ROOMS = {  # commands that have commands, or a help of their own
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave with 0, 2 (bad input, one line on stderr), 130 (Ctrl-C) or 141 (whoever
-    read what is printed has closed the pipe, as `head` does)."""
+    """Run the command line and leave with 0, 1 (done, but not all of it), 2 (bad input, one line on stderr),
+    130 (Ctrl-C) or 141 (whoever read what is printed has closed the pipe, as `head` does)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:

@@ -18,7 +18,6 @@ from fedstill.attacks.found import Attacked, Leakage, TableLine, lines, tables
 from fedstill.attacks.rows import Column as Figure
 from fedstill.attacks.rows import Pictures
 from fedstill.attacks.rows import Row as Got
-from fedstill.core.errors import RunFolderError
 from fedstill.core.words import listed
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.bars import bar
@@ -38,7 +37,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     """The section's content; None for a run that nobody attacked.
 
     Raises:
-        RunFolderError: a file is broken, or its pictures are not those that the attacks tell of.
+        RunFolderError: a file is broken.
     """
     found = Leakage.read(folder)
     if found is None:
@@ -47,7 +46,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     there = {name: stack[:MOST] for name, stack in (stacks or {}).items() if is_shown(stack)}
     return {
         "found": found,
-        "attacks": [_attack(folder, each, there, named) for each in found.attacks],
+        "attacks": [_attack(each, there, named) for each in found.attacks],
         "left": listed(found.leaves) if found.leaves else None,
         "guarantee": _guarantee(found),
         "pictures_missing": PICTURES if stacks is None else None,
@@ -70,7 +69,7 @@ def _named(names: Mapping[str, str]) -> Named:
     return lambda text: known.sub(lambda found: names[found[1]], text)
 
 
-def _attack(folder: Path, told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
+def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
     """One attack's part of the section."""
     title, columns = told.title or told.name, {column.name: column for column in told.columns}
     return {
@@ -78,7 +77,7 @@ def _attack(folder: Path, told: Attacked, stacks: Mapping[str, Array], named: Na
         "about": [(named(term), named(about)) for term, about in told.about],
         "tables": [_table(title, table, columns, named) for table in tables(lines(told.rows))],
         "notes": told.notes,
-        "pictures": [_pictures(folder, each, stacks, named) for each in told.pictures],
+        "pictures": [_pictures(each, stacks, named) for each in told.pictures],
     }
 
 
@@ -148,17 +147,13 @@ def _bar(row: Got | None, guess: float) -> Markup:
     return bar(whisker=whisker, rings=[row.value], levels=[("chance", guess)])
 
 
-def _pictures(folder: Path, told: Pictures, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
+def _pictures(told: Pictures, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
     """Strips of pictures below their heads."""
-    shapes, drawn = set(), []
+    drawn = []
     for strip in told.strips:
         if strip.stack not in stacks:
             continue
         images = stacks[strip.stack][: len(told.heads)]
-        shapes.add(stacks[strip.stack].shape)
-        if len(shapes) > 1:
-            shape = f"of shape {stacks[strip.stack].shape}: allowed is that of the strips above it"
-            raise RunFolderError(f"{folder / PICTURES}: {strip.stack} is {shape}")
         below = [*strip.below, *[""] * (len(images) - len(strip.below))]
         cells = [
             (shown(picture(image, SIDE), strip.head), under)

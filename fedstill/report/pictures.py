@@ -129,19 +129,16 @@ class _Parts:
 def _parts(path: Path, place: int, case: Case, tensors: Mapping[str, Array], result: Result) -> _Parts:
     """One case's tensors; the models are called what the page calls them: no average is a student."""
 
-    def tensor(name: str, dimensions: int) -> Array:
-        found = tensors.get(f"{place}/{name}")
-        if found is None or found.ndim != dimensions or 0 in found.shape:
-            form = "missing" if found is None else f"of shape {found.shape}"
-            axes = "(H, W)" if dimensions == 2 else "(1 or 3, H, W)"
-            raise RunFolderError(f"{path}: {place}/{name} is {form}: allowed is {axes}")
-        return found
+    def tensor(name: str) -> Array:
+        if f"{place}/{name}" not in tensors:
+            raise RunFolderError(f"{path}: {place}/{name} is missing")
+        return tensors[f"{place}/{name}"]
 
-    axes, below = (3, "seen") if case.kind == "image" else (2, "image")
     names = [result.written(model.name) for model in case.models]
     names[:1] = [result.judged if name == "student" else name for name in names[:1]]
-    made = [tensor(f"output/{m}", axes) for m in range(len(names[:MOST_MODELS]))]
-    return _Parts(tensor("truth", axes), tensor(below, 3), names[:MOST_MODELS], made)
+    made = [tensor(f"output/{m}") for m in range(len(names[:MOST_MODELS]))]
+    below = "seen" if case.kind == "image" else "image"
+    return _Parts(tensor("truth"), tensor(below), names[:MOST_MODELS], made)
 
 
 def _about(case: Case) -> str:

@@ -142,12 +142,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 def test_a_broken_file_and_a_missing_part_are_named(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
     save_file({"0/truth": TRUTH}, tmp_path / "pictures.safetensors")
-    with pytest.raises(RunFolderError, match=r"pictures\.safetensors: 0/output/0 is missing: allowed is"):
-        section(tmp_path, Result.of(result))
-    save_file(
-        {"0/truth": TRUTH[None], "0/output/0": FOUND, "0/output/1": FOUND}, tmp_path / "pictures.safetensors"
-    )
-    with pytest.raises(RunFolderError, match=r"0/truth is of shape \(1, 6, 8\): allowed is \(H, W\)"):
+    with pytest.raises(RunFolderError, match=r"pictures\.safetensors: 0/output/0 is missing"):
         section(tmp_path, Result.of(result))
     (tmp_path / "pictures.safetensors").write_bytes(b"no file of tensors")
     with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
