@@ -8,6 +8,7 @@ first weights, the same local optimiser and budget. What a method may have of it
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,51 +142,58 @@ def read_folder(out: Path) -> Comparison:
     return read(out / FILE)
 
 
-KEYS = (
-    "name", "about", "seeds", "methods", "changed", "base", "options", "runs", "settings", "paper", "leakage",
-)  # fmt: skip
+@dataclass(frozen=True)
+class _File:
+    """What a comparison's file says beside its tables."""
+
+    name: str
+    about: str = ""
+    seeds: int | tuple[int, ...] = 1
+    methods: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    paper: tuple[PaperFigure, ...] = ()
+
+
+TABLES = ("base", "options", "runs", "settings", "leakage")
 
 
 def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Comparison:
     """A comparison from its table, checked: every run that it plans is a run."""
+    known = [*(part.name for part in dataclasses.fields(_File)), *TABLES]
     for key in table:
-        if key not in KEYS:
-            raise UnknownName("key", key, KEYS)
+        if key not in known:
+            raise UnknownName("key", key, known)
+    told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
     raw, paper = _base(_table(table, "base"))
     above = _nested(changes)
     settings = {
         setting: merged(given, above) if setting != SINGLE else {}
         for setting, given in _settings(table.get("settings")).items()
     }
-    methods = _methods(table)
+    methods = _methods(told.methods, table)
     runs = _tables(table, "runs", methods)
     for where, part in (("base", _table(table, "base")), *settings.items(), *runs.items()):
         for key in PRESETS_OWN if where == "base" else OWN:
             if key in part:
                 raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
-    paper = (*read_table(_Papers, {"paper": table.get("paper", [])}).paper, *paper)
+    paper = (*told.paper, *paper)
     for figure in paper:
         if figure.setting not in (SINGLE, *settings):
             raise UnknownName("setting of a published figure", figure.setting, settings)
     comparison = Comparison(
-        name=_word(table, "name", name),
-        about=_word(table, "about", ""),
-        seeds=_seeds(table.get("seeds", 1)),
+        name=told.name,
+        about=told.about,
+        seeds=_seeds(told.seeds),
         base=_complete(merged(raw, above), next(iter(methods.values()))),
         methods=methods,
         settings=settings,
         runs=runs,
         paper=paper,
-        changed=(*changes, *(str(option) for option in table.get("changed", []) if option not in changes)),
+        changed=(*changes, *(option for option in told.changed if option not in changes)),
         leakage=_leakage(table),
     )
     check_paper(paper, [comparison.config(place).task for place in comparison.places()])
     return comparison
-
-
-@dataclass(frozen=True)
-class _Papers:
-    paper: tuple[PaperFigure, ...] = ()
 
 
 def _base(table: Table) -> tuple[Table, tuple[PaperFigure, ...]]:
@@ -194,7 +202,7 @@ def _base(table: Table) -> tuple[Table, tuple[PaperFigure, ...]]:
     """
     if "extends" in table:
         table = presets.parse(tomli_w.dumps(table), "base", RunConfig)
-    figures = read_table(_Papers, {"paper": table.get("paper", [])}).paper
+    figures = read_table(_File, {"name": "", "paper": table.get("paper", [])}).paper
     return {key: value for key, value in table.items() if key not in OWN}, figures
 
 
@@ -209,15 +217,12 @@ def _complete(base: Table, method: Table) -> Table:
     return complete
 
 
-def _methods(table: Mapping[str, Any]) -> dict[str, Table]:
+def _methods(names: Sequence[str], table: Mapping[str, Any]) -> dict[str, Table]:
     """Each method's complete table, by label."""
-    names = table.get("methods")
-    allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ArgumentError("methods", names, allowed)
     labels = _labels(names)
-    if len(set(labels)) < len(labels):
-        raise ArgumentError("methods", names, allowed)
+    if not names or len(set(labels)) < len(labels):
+        allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
+        raise ArgumentError("methods", list(names), allowed)
     given = _tables(table, "options", labels)
     return {
         label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
@@ -283,13 +288,12 @@ def _leakage(table: Mapping[str, Any]) -> Table | None:
     return complete
 
 
-def _seeds(given: object) -> tuple[int, ...]:
-    if type(given) is int and given >= 1:
-        return tuple(range(given))
-    listed = isinstance(given, list) and given and all(type(seed) is int and seed >= 0 for seed in given)
-    if isinstance(given, list) and listed and len(set(given)) == len(given):
-        return tuple(given)
-    raise ArgumentError("seeds", given, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
+def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
+    seeds = tuple(range(given)) if isinstance(given, int) else given
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        told = given if isinstance(given, int) else list(given)
+        raise ArgumentError("seeds", told, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
+    return seeds
 
 
 def _table(table: Mapping[str, Any], key: str) -> Table:
@@ -309,13 +313,6 @@ def _tables(
             allowed = f"options of what methods lists: {', '.join(labels)}"
             raise ArgumentError(key, label, allowed)
     return {label: _table(found, label) for label in found}
-
-
-def _word(table: Mapping[str, Any], key: str, default: str) -> str:
-    value = table.get(key, default)
-    if not isinstance(value, str):
-        raise ArgumentError(key, value, "a text")
-    return value
 
 
 def text_of(file: Path) -> str:

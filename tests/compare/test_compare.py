@@ -249,7 +249,10 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
         ('methods = ["a b"]', "methods is 'a b': allowed is letters"),
         ('methods = ["fedavg"]\nseed = 3', "unknown key 'seed': did you mean 'seeds'?"),
         ('methods = ["fedavg"]\nseeds = 0', "seeds is 0: allowed is how many"),
-        ('methods = ["fedavg"]\nseeds = true', "seeds is True: allowed is how many"),
+        (
+            'methods = ["fedavg"]\nseeds = true',
+            "seeds is True: allowed is a whole number or a list, each a whole number",
+        ),
         ('methods = ["fedavg"]\nseeds = [1, 1]', "seeds is [1, 1]: allowed is how many"),
         ('methods = ["fedavg"]\n[base]\nseed = 3', "base: seed is 3: allowed is nothing"),
         ('methods = ["fedavg"]\n[base.splt]', "unknown key 'splt': did you mean 'split'?"),
