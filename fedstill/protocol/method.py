@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
@@ -78,9 +77,9 @@ class Ask:
 class Method(Registered):
     """A method, all of it: its options, its part at the nodes and its program at the server.
 
-    A method is a frozen dataclass; its fields are its options, checked in ``__post_init__``. Its questions
-    are functions that are marked with :func:`fedstill.protocol.questions.question` and run at the nodes. Its
-    program is :meth:`begin` and then :meth:`turn`, again and again; between two turns a run may be stopped,
+    A method is a frozen dataclass; its fields are its options, whose types say what they may be
+    (:mod:`fedstill.core.checked`). Its questions are functions that are marked with
+    :func:`fedstill.protocol.questions.question` and run at the nodes. Its program is :meth:`begin` and then :meth:`turn`, again and again; between two turns a run may be stopped,
     and goes on from there with all that stands in what :meth:`begin` gave.
 
     Attributes:
@@ -97,6 +96,7 @@ class Method(Registered):
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
     """
 
+    under: ClassVar[str] = "method"
     title: ClassVar[str]
     paper: ClassVar[str] = ""
     unit: ClassVar[Literal["step", "epoch", "round"]] = "round"
@@ -105,14 +105,6 @@ class Method(Registered):
     one_round: ClassVar[bool] = False
     longer: ClassVar[tuple[str, ...]] = ("rounds",)
     later: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        """Checks options; a method that checks more calls this, too.
-
-        Raises:
-            ArgumentError: a value that a field's ``Literal`` does not list.
-        """
-        check_choices(self, "method")
 
     def needs(self) -> Needs:
         """What a federation must have; it is refused before any training where it has not."""

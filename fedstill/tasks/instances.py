@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.checked import NonNegativeInt
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import objects, overlap
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask, check_weights
+from fedstill.tasks.maps import MapTask, Weights
 from fedstill.tasks.shapes import objects_of, separate, three_classes
 from fedstill.tasks.stitching import stitch
 from fedstill.tasks.synthetic import nuclei
@@ -132,17 +133,11 @@ class InstancesConfig(TaskConfig):
 
     makes = Instances
 
-    class_weights: tuple[float, ...] = WEIGHTS
+    class_weights: Weights = WEIGHTS
     """Weights of background, inside and contour in the cross-entropy."""
 
-    smallest: int = SMALLEST
+    smallest: NonNegativeInt = SMALLEST
     """Objects of fewer pixels are taken for noise."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(self.class_weights)
-        if self.smallest < 0:
-            raise ArgumentError("task.smallest", self.smallest, "0 or more")
 
 
 def _dice(found: Objects, there: Objects) -> float:
