@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import Column, check_labels
 from fedstill.core.checked import PositiveInt
+from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.registry import Registered, Registry
 from fedstill.data.units import Ints, labels_of, unit_labels

@@ -79,8 +79,9 @@ class Method(Registered):
 
     A method is a frozen dataclass; its fields are its options, whose types say what they may be
     (:mod:`fedstill.core.checked`). Its questions are functions that are marked with
-    :func:`fedstill.protocol.questions.question` and run at the nodes. Its program is :meth:`begin` and then :meth:`turn`, again and again; between two turns a run may be stopped,
-    and goes on from there with all that stands in what :meth:`begin` gave.
+    :func:`fedstill.protocol.questions.question` and run at the nodes. Its program is :meth:`begin` and then
+    :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with all
+    that stands in what :meth:`begin` gave.
 
     Attributes:
         title: in tables.
