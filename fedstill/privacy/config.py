@@ -162,6 +162,8 @@ class PrivacyConfig(Registered):
         for name, table in tables.items():
             if not {"noise", "share"} <= {part.name for part in fields(table)}:
                 return f"one whose table {name} has fields noise and share"
+        if kind.shards is not PrivacyConfig.shards and kind.ensemble is PrivacyConfig.ensemble:
+            return "one with a method ensemble, as it has shards"
         for role, name in kind.learns.items():
             if role not in ("model", "critic") or tables.get(name) is not StepsConfig:
                 return f"one whose model or critic learns as a StepsConfig says, and not {role} as {name}"
@@ -197,8 +199,8 @@ class PrivacyConfig(Registered):
         return ()
 
     def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
-        """What takes the place of the node's model, made of such copies."""
-        raise NotImplementedError
+        """What takes the place of the node's model, made of such copies; whoever has shards says it."""
+        return networks[0]
 
     # --- what is said of it ---------------------------------------------------------------------------
 

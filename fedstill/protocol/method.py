@@ -107,6 +107,14 @@ class Method(Registered):
     longer: ClassVar[tuple[str, ...]] = ("rounds",)
     later: ClassVar[tuple[str, ...]] = ()
 
+    @staticmethod
+    def lacks(kind: Any) -> str | None:
+        """As of all that have a name; and what asks all at once must say what that is."""
+        if missing := Registered.lacks(kind):
+            return missing
+        silent = kind.one_round and kind.asks is Method.asks
+        return "one with a method asks, as one_round says that all it asks is known" if silent else None
+
     def needs(self) -> Needs:
         """What a federation must have; it is refused before any training where it has not."""
         return Needs()
@@ -137,7 +145,7 @@ class Method(Registered):
         For evaluation in a simulation only: nothing is trained, released or counted. A method with an
         ensemble has one.
         """
-        raise NotImplementedError
+        return {}
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         """What a run should be told: what is switched off here, and why."""
@@ -195,12 +203,12 @@ class Method(Registered):
         return None
 
     def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
-        """All that a ``one_round`` method asks, in order.
+        """All that a ``one_round`` method asks, in order; every such method says it.
 
         Raises:
             ArgumentError: an option makes a question depend on an answer.
         """
-        raise NotImplementedError
+        return ()
 
 
 def side_of(method: Method, at: NodeSetting) -> NodeSide:
