@@ -82,7 +82,8 @@ def check(config: object, under: str) -> None:
     for name, kind in _limited(of):
         value = getattr(config, name)
         if not _fits(kind, value):
-            raise ArgumentError(f"{under}.{name}" if under else name, value, allowed(kind))
+            told = list(value) if isinstance(value, tuple) else value
+            raise ArgumentError(f"{under}.{name}" if under else name, told, allowed(kind))
 
 
 def allowed(kind: Any) -> str:
