@@ -130,12 +130,6 @@ def test_every_method_has_defaults_that_survive(method: str) -> None:
     assert config.read_toml(config.to_toml(run)) == run
 
 
-def test_what_is_not_named_has_its_default() -> None:
-    run = config.from_dict({"split": {"nodes": 8}, **FEDIOD})
-    assert run.split == Dirichlet(nodes=8)
-    assert run.nodes == config.NodesConfig()
-
-
 def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
     run = config.read_toml('method = {name = "fediod", tau = inf}\nsplit.alpha = 1')
     assert run.method.tau == math.inf
@@ -146,38 +140,23 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
     ("table", "line"),
     [
         ({"splt": {}}, "unknown key 'splt': did you mean 'split'?"),
-        ({"split": {"node": 3}}, "unknown key 'split.node': did you mean 'split.nodes'?"),
         ({"nodes": {"local": {"epoch": 3}}}, "unknown key 'nodes.local.epoch': did you mean "),
         ({"method": {"name": "fediod", "taus": 1}}, "unknown key 'method.taus': did you mean 'method.tau'?"),
-        ({"student": {"zzz": 1}}, "unknown key 'student.zzz': allowed are student.model"),
-        ({"method": {"name": "fediot"}}, "unknown method 'fediot': did you mean 'fediod'?"),
         ({"method": {}}, "method.name is '': allowed is one of standalone"),
         ({"method": "fediod"}, "method is 'fediod': allowed is a table"),
-        ({"method": {"name": 3}}, "method.name is 3: allowed is a text"),
-        ({"split": 3}, "split is 3: allowed is a table"),
         ({"seed": "1"}, "seed is '1': allowed is a whole number"),
-        ({"seed": True}, "seed is True: allowed is a whole number"),
-        ({"seed": 1.0}, "seed is 1.0: allowed is a whole number"),
         ({"seed": -1}, "seed is -1: allowed is 0 or more"),
         ({"name": "a/b"}, "name is 'a/b': allowed is letters, digits"),
-        ({"name": ""}, "name is '': allowed is letters, digits"),
-        ({"task": "regression"}, "task is 'regression': allowed is a table"),
         ({"task": {"name": "regression"}}, "unknown task 'regression': allowed are classification, text"),
-        ({"split": {"how": "random"}}, "unknown split 'random': allowed are iid, dirichlet"),
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
-        ({"split": {"alpha": True}}, "split.alpha is True: allowed is a number"),
         ({"split": {"alpha": math.nan}}, "split.alpha is nan: allowed is a number"),
         ({"split": {"alpha": 10**400}}, "split.alpha is 1000"),
         ({"evaluation": {"centralised": 1}}, "evaluation.centralised is 1: allowed is true or false"),
         ({"evaluation": {"every": -1}}, "evaluation.every is -1: allowed is 0 or more"),
-        ({"evaluation": {"samples": -1}}, "evaluation.samples is -1: allowed is 0 or more"),
-        ({"nodes": {"models": "mlp"}}, "nodes.models is 'mlp': allowed is a list, each a text"),
         ({"nodes": {"models": ["mlp", 3]}}, "nodes.models[1] is 3: allowed is a text"),
         ({"nodes": {"models": []}}, "nodes.models is []: allowed is a list of one model or more"),
         ({"student": {"model": ""}}, "student.model is '': allowed is the name of a model"),
-        ({"nodes": {"local": {"epochs": -1}}}, "nodes.local.epochs is -1.0: allowed is "),
         ({"nodes": {"policy": {"most_bytes": -1}}}, "nodes.policy.most_bytes is -1: allowed is "),
-        ({"engine": {"threads": -1}}, "engine.threads is -1: allowed is "),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) -> None:
@@ -190,12 +169,9 @@ def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) 
     ("values", "line"),
     [
         ({"choice": "c"}, "x.choice is 'c': allowed is one of 'a', 'b'"),
-        ({"number": "b"}, "x.number is 'b': allowed is one of 'auto' or a whole number"),
         ({"number": True}, "x.number is True: allowed is one of 'auto' or a whole number"),
         ({"pair": [1]}, "x.pair is [1]: allowed is a list of a whole number, a number"),
-        ({"pair": [1, 2, 3]}, "x.pair is [1, 2, 3]: allowed is a list of a whole number, a number"),
         ({"pair": [1.5, 2]}, "x.pair[0] is 1.5: allowed is a whole number"),
-        ({"maybe": 1}, "x.maybe is 1: allowed is a text or 'none'"),
         ({"inner": {"size": 1.5}}, "x.inner.size is 1.5: allowed is a whole number or 'none'"),
         # A part that names itself by the end of its path is completed, and never misnamed.
         ({"inner": {"rate": -1}}, "x.inner.rate is -1.0: allowed is 0 or more"),
@@ -211,11 +187,6 @@ def test_a_refusal_about_another_part_keeps_its_name() -> None:
     assert config.full_path(error, ["nodes", "split"]) is error
     assert config.full_path(error, ["split.nodes", "a.split.nodes"]) is error
     assert config.full_path(error, ["a.split.nodes", "b.split.nodes"]) is error
-
-
-def test_none_is_a_word_in_toml() -> None:
-    assert config.read_table(Outer, {"maybe": "none"}) == Outer(maybe=None)
-    assert config.read_table(Inner, {"size": "none"}) == Inner(size=None)
 
 
 def test_what_is_no_method_cannot_be_written() -> None:
@@ -330,10 +301,6 @@ def test_every_preset_of_ours_is_a_run(name: str) -> None:
     assert run.name == name
     assert presets.describe(name)
     assert config.read_toml(config.to_toml(run)) == run
-
-
-def test_there_is_a_demo() -> None:
-    assert "demo" in presets.names()
 
 
 def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
