@@ -245,7 +245,7 @@ def test_seconds_cover_the_phases_and_the_time_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("fedstill.runs.loop.time", clock)
+    monkeypatch.setattr("fedstill.core.clock.time", clock)
     whole = fedstill.distil(**few(out=tmp_path / "whole")).figures["seconds"]
     assert whole["local_training"] > 0 < whole["distillation"]
     phases = sum(value for name, value in whole.items() if name != "total")
@@ -334,7 +334,7 @@ def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path, monkeypatch: 
 def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     """Or else another run could go on in its folder."""
     given = few()
-    parts = {"mark", "samples"}  # not arguments of distil
+    parts = {"mark", "samples", "model_names", "student_name", "values"}  # not arguments of distil
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
         task=task,

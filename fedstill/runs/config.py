@@ -22,7 +22,7 @@ from annotated_types import MinLen
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import check_named
-from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
+from fedstill.core.tables import as_table, read_table
 from fedstill.data.config import DataConfig
 from fedstill.data.dividing import SplitConfig
 from fedstill.data.public import PublicConfig
@@ -36,26 +36,6 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
 from fedstill.tasks import TASKS, TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
-
-__all__ = [
-    "EvaluationConfig",
-    "NodesConfig",
-    "PaperFigure",
-    "RunConfig",
-    "StudentConfig",
-    "choices",
-    "describe",
-    "from_dict",
-    "full_path",
-    "load",
-    "load_toml",
-    "options",
-    "read_table",
-    "read_toml",
-    "to_dict",
-    "to_toml",
-]
-
 
 Name = Annotated[str, MinLen(1), "the name of a model"]
 
@@ -212,11 +192,6 @@ class RunConfig(Checked):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
         check_named(self.method, "method")
         check_paper(self.paper, [self.task])
-
-
-def _at_least_zero(name: str, value: int) -> None:
-    if value < 0:
-        raise ArgumentError(name, value, "a whole number from 0 up")
 
 
 def load(target: str) -> RunConfig:

@@ -21,6 +21,7 @@ from fedstill import __version__, report
 from fedstill.cli import main as cli
 from fedstill.compare.plan import Comparison
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
+from fedstill.core.tables import options
 from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
@@ -108,7 +109,7 @@ def test_version(command: Main) -> None:
 def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> None:
     code, out, err = command("run", "mine.toml", "--help")
     assert (code, err) == (0, "")
-    for name in config.options(config.from_dict({"method": {"name": "fediod"}})):
+    for name in options(config.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
     assert "Every random draw of the run follows from this number. (default: 4)" in words
