@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError, UnknownName
 C = TypeVar("C")
 
 
-class Given(NamedTuple):
+class Option(NamedTuple):
     """An option as it was given: ``--split.nodes 8`` or ``--split.nodes=8``."""
 
     option: str
@@ -61,7 +61,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     return read_table(kind, table)
 
 
-def choose(config: C, given: Sequence[Given]) -> tuple[C, list[Given]]:
+def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
     """The configuration with those methods, tasks, splits that options choose by name; and the other options.
 
     What is chosen anew has its defaults, but for such options as all that could be chosen have.
@@ -93,20 +93,20 @@ def _choices(config: Any) -> str:
     return "\n".join(lines)
 
 
-def group(words: list[str]) -> list[Given]:
+def group(words: list[str]) -> list[Option]:
     """Each option with the values behind it.
 
     Raises:
         ArgumentError: a word before the first option.
 
     >>> group(["--seed", "3", "--split.nodes=8"])
-    [Given(option='--seed', values=['3']), Given(option='--split.nodes', values=['8'])]
+    [Option(option='--seed', values=['3']), Option(option='--split.nodes', values=['8'])]
     """
-    given: list[Given] = []
+    given: list[Option] = []
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            given.append(Given(option, [value] if equals else []))
+            given.append(Option(option, [value] if equals else []))
         elif given:
             given[-1].values.append(word)
         else:

@@ -15,7 +15,18 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le, Lt, MinLen, MultipleOf
+from annotated_types import (
+    BaseMetadata,
+    Ge,
+    GroupedMetadata,
+    Gt,
+    Interval,
+    Le,
+    Lt,
+    MaxLen,
+    MinLen,
+    MultipleOf,
+)
 
 from fedstill.core.errors import ArgumentError
 
@@ -34,6 +45,7 @@ _CONSTRAINTS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
     Le: (operator.le, "up to {}"),
     MultipleOf: (lambda value, factor: value % factor == 0, "a multiple of {}"),
     MinLen: (lambda value, least: len(value) >= least, "{} or more of them"),
+    MaxLen: (lambda value, most: most is None or len(value) <= most, "{} of them at most"),
 }
 
 
@@ -142,6 +154,9 @@ def _constraints(kind: Any) -> Iterator[tuple[Any, Any]]:
     """Each constraint of a type, and its number."""
     for extra in get_args(kind)[1:]:
         for each in extra if isinstance(extra, GroupedMetadata) else (extra,):
+            constraint: Any = each
+            if isinstance(each, BaseMetadata) and type(each) not in _CONSTRAINTS:
+                known = ", ".join(kind.__name__ for kind in _CONSTRAINTS)
+                raise TypeError(f"{each} says nothing of an option: allowed are {known}, Interval and Len")
             if isinstance(each, BaseMetadata):
-                constraint: Any = each
                 yield constraint, astuple(constraint)[0]
