@@ -77,7 +77,7 @@ def test_public_data_may_be_it_too(lab: Lab) -> None:
     ("options", "said"),
     [
         (["--data", "plate"], "data.name is 'plate': allowed is one of digits, mnist"),
-        (["--data.white", "0"], "data.white is 0.0: allowed is a number above 0"),
+        (["--data.white", "0"], "data.white is 0.0: allowed is above 0"),
     ],
 )
 def test_what_is_wrong_with_it_is_one_line(lab: Lab, options: list[str], said: str) -> None:

@@ -81,7 +81,7 @@ def test_only_its_own_options_are_shown_and_taken(lab: Lab) -> None:
     assert "--split.power" in lab("run", "small.toml", "--help")
     assert "split.alpha is '1': allowed is none" in lab.refused("--split.alpha", "1")
     line = lab.refused("--split.power", "-1")
-    assert line == "fedstill: split.power is -1.0: allowed is a number from 0 to 10\n"
+    assert line == "fedstill: split.power is -1.0: allowed is 0 or more and up to 10\n"
 
 
 def test_list_names_what_is_installed(lab: Lab) -> None:

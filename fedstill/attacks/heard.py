@@ -70,7 +70,7 @@ class Replay:
     @property
     def setting(self) -> Setting:
         """Data and networks in their first state, as objects; made anew each time."""
-        return assemble(self.config, self.data, self.parts, self.public)[0]
+        return assemble(self.config, self.data, self.parts, self.public)
 
     def experiment(self, **changes: Any) -> Overheard:
         """The run's experiment, with other parts of its setting where they are given."""

@@ -1,23 +1,22 @@
-"""Options of a command line from the fields of a frozen configuration: bad ones are one line.
+"""Options of a command line from the fields of a frozen configuration, as a table of TOML gives them.
 
-tyro reads the values and writes the help. What it says about bad words is a box of many lines; here it
-becomes one error that names the option, its value and what is allowed.
+So a command line and a file take the same values, and refuse others in the same line. tyro writes the help.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar, get_args
+from itertools import zip_longest
+from types import UnionType
+from typing import Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.errors import ArgumentError, UnknownName
 
 C = TypeVar("C")
 
 
-class Given(NamedTuple):
+class Option(NamedTuple):
     """An option as it was given: ``--split.nodes 8`` or ``--split.nodes=8``."""
 
     option: str
@@ -48,25 +47,21 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     helps = [word for word in words if word in ("-h", "--help")]
     config, given = choose(config, group([word for word in words if word not in helps]))
     if helps:
-        _tyro(config, ["--help"], prog, f"{about}\n{_choices(config)}")
+        _help(config, prog, f"{about}\n{_choices(config)}")
     known = options(config)
     for option in given:
         if option.name not in known:
             refuse_anothers(config, option.name, " ".join(option.values))
             names = [*also, *(f"--{name}" for name in known)]
             raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
-    given = [Given(option.option, _spelled(known[option.name], option.values)) for option in given]
-    captured = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(captured):
-            changed = _tyro(config, _flat(given), prog, about)
-    except SystemExit as exit:
-        raise _diagnose(exit, config, given, captured.getvalue()) from exit
-    # Through the reader again: it refuses what a text can say but a configuration cannot hold, as nan.
-    return read_table(kind, as_table(changed))
+    table = as_table(config)
+    for option in given:
+        *places, last = option.name.split(".")
+        reduce(dict.__getitem__, places, table)[last] = _value(known[option.name], option.values)
+    return read_table(kind, table)
 
 
-def choose(config: C, given: Sequence[Given]) -> tuple[C, list[Given]]:
+def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
     """The configuration with those methods, tasks, splits that options choose by name; and the other options.
 
     What is chosen anew has its defaults, but for such options as all that could be chosen have.
@@ -98,20 +93,20 @@ def _choices(config: Any) -> str:
     return "\n".join(lines)
 
 
-def group(words: list[str]) -> list[Given]:
+def group(words: list[str]) -> list[Option]:
     """Each option with the values behind it.
 
     Raises:
         ArgumentError: a word before the first option.
 
     >>> group(["--seed", "3", "--split.nodes=8"])
-    [Given(option='--seed', values=['3']), Given(option='--split.nodes', values=['8'])]
+    [Option(option='--seed', values=['3']), Option(option='--split.nodes', values=['8'])]
     """
-    given: list[Given] = []
+    given: list[Option] = []
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            given.append(Given(option, [value] if equals else []))
+            given.append(Option(option, [value] if equals else []))
         elif given:
             given[-1].values.append(word)
         else:
@@ -119,61 +114,41 @@ def group(words: list[str]) -> list[Given]:
     return given
 
 
-def _tyro(config: C, words: list[str], prog: str, about: str) -> C:
-    """What tyro makes of the words; on bad words it draws a box on stderr and raises SystemExit."""
+def _help(config: Any, prog: str, about: str) -> NoReturn:
+    """Print every option with its meaning and value, and leave with 0."""
     import tyro
 
-    made: C = tyro.cli(
+    tyro.cli(
         type(config),
         default=config,
-        args=words,
+        args=["--help"],
         prog=prog,
         description=about,
         use_underscores=True,  # an option is spelled as its key in TOML
         config=(tyro.conf.FlagConversionOff,),  # and has a value, as there
     )
-    return made
+    raise AssertionError("help ends the command")
 
 
-def _flat(given: Sequence[Given]) -> list[str]:
-    return [word for option in given for word in (option.option, *option.values)]
+def _value(kind: Any, words: list[str]) -> Any:
+    """Words as TOML would have what they say; what says nothing of the kind stays a text, to be refused.
 
-
-def _spelled(kind: Any, values: list[str]) -> list[str]:
-    """TOML's spelling of true, false and none in tyro's."""
-    if kind is bool:
-        return [value.capitalize() if value in ("true", "false") else value for value in values]
-    if type(None) in get_args(kind):
-        return ["None" if value == "none" else value for value in values]
-    return values
-
-
-def _diagnose(failure: SystemExit, config: Any, given: list[Given], text: str) -> FedstillError:
-    """tyro's box of many lines as one error of ours.
-
-    The options are tried one at a time to find the bad one, as tyro names it in no stable way.
+    >>> _value(tuple[float, ...], ["1", "x"]), _value(int | None, ["3"]), _value(bool, ["a", "b"])
+    ([1.0, 'x'], 3, 'a b')
     """
-    from fedstill.core.tables import describe, full_path, options
-
-    known = options(config)
-    refusal = _refusal(failure)
-    if refusal is not None:
-        return full_path(refusal, known) if isinstance(refusal, ArgumentError) else refusal
-    for option in given:
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                _tyro(config, _flat([option]), "", "")
-        except SystemExit as alone:
-            if _refusal(alone) is None:  # else it is good beside the others, and only alone it is not
-                return ArgumentError(option.name, " ".join(option.values), describe(known[option.name]))
-    # A configuration refused them in words of its own: what tyro wrote, without its box, has to do.
-    words = "".join(letter for letter in text if not "\u2500" <= letter <= "\u257f")
-    return FedstillError(" ".join(words.split()))
+    parts = get_args(kind)
+    if get_origin(kind) is tuple:
+        inner = parts if parts[1:] != (...,) else parts[:1] * len(words)
+        return [_one(part, word) for part, word in zip_longest(inner, words)][: len(words)]
+    return _one(kind, " ".join(words))
 
 
-def _refusal(failure: BaseException) -> FedstillError | None:
-    """The error of a configuration that refused its values, which tyro has caught and put into its box."""
-    cause = failure.__context__
-    while cause is not None and not isinstance(cause, FedstillError):
-        cause = cause.__context__
-    return cause
+def _one(kind: Any, word: str) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        return next((value for part in get_args(kind) if (value := _one(part, word)) != word), word)
+    if kind is bool:
+        return {"true": True, "false": False}.get(word.lower(), word)
+    try:
+        return kind(word) if kind in (int, float) else word
+    except ValueError:
+        return word

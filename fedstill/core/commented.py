@@ -10,10 +10,10 @@ import dataclasses
 import inspect
 import json
 import textwrap
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from fedstill.core.checked import allowed
 from fedstill.core.registry import Registered
-from fedstill.core.tables import describe
 
 WIDTH = 100  # columns of a comment
 
@@ -31,7 +31,7 @@ def commented(config: Any, path: str = "") -> str:
     name = ...
     """
     kind: Any = type(config)
-    hints, meanings = get_type_hints(kind), dict[str, str]()
+    hints, meanings = get_type_hints(kind, include_extras=True), dict[str, str]()
     for base in reversed(kind.__mro__):
         if dataclasses.is_dataclass(base):
             meanings |= _meanings(base)
@@ -43,9 +43,9 @@ def commented(config: Any, path: str = "") -> str:
         lines += [*_comment(which), f"{config.key} = {_toml(config.called)}"]
     for name, value in values.items():
         if not dataclasses.is_dataclass(value):
-            meaning = meanings.get(name, "")
-            if get_origin(hints[name]) is Literal:
-                meaning = f"{meaning} {describe(hints[name]).capitalize()}.".strip()
+            meaning, limits = meanings.get(name, ""), allowed(hints[name])
+            if limits:
+                meaning = f"{meaning} Allowed: {limits}.".strip()
             lines += [*_comment(meaning), f"{name} = {_toml(value)}"]
     for name, value in values.items():
         if dataclasses.is_dataclass(value):

@@ -15,10 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import NonNegativeFloat, PositiveFloat
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
-from fedstill.methods._averaging import finite
 from fedstill.methods._generators import FeatureGenerators, Received, imagined
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._uploads import Uploads, crossed, ensembled
@@ -65,19 +64,12 @@ class LocalGenerators(FeatureGenerators, ABC):
     beta: ClassVar[float] = 0.9  # Adam's first, for these
     renewed: ClassVar[bool] = False  # whether G_i starts from G in each round
 
-    generator_lr: float = 1e-3
+    generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the nodes' generators, the same in all rounds."""
-    generator_passes: float = 1.0
+    generator_passes: PositiveFloat = 1.0
     """Steps of a node's generator for each step of its model."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
     """At the server: crossed distillation (Eq. 12), FedCG's distillation, or averages alone."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "generator_lr", "generator_passes")
-        if self.generator_passes == 0:
-            raise ArgumentError("method.generator_passes", self.generator_passes, "above 0")
-        check_choices(self, "method")
 
     # --- at the nodes -----------------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
 from fedstill.federation.contract import Federation
 from fedstill.methods._asking import ask_those
-from fedstill.methods._averaging import finite
 from fedstill.methods._noise import Wish
 from fedstill.methods.server import ServerSetting
 from fedstill.node.group import Group
@@ -44,27 +44,20 @@ class MapsConfig(Method):
     """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
     "label maps" (policy label_maps); drawn: random shapes, for which nothing leaves; public: those of the
     public data's labels."""
-    most_maps: int = 0
+    most_maps: NonNegativeInt = 0
     """conditions = nodes: a node tells so many maps at most, drawn at random; 0 is all."""
     map_augment: Literal["none", "mirror", "turn"] = "none"
     """What is done to a map before an image is made from it: nothing, mirrored half the time, or mirrored and
     turned by quarters."""
-    map_noise: int = 0
+    map_noise: NonNegativeInt = 0
     """Channels of noise beside a map, so that one map gives many images; 0: as published."""
     critic_sees: Literal["pair", "image"] = "pair"
     """What critics judge: map and image together, as published, or the image alone."""
-    perceptual: float = 1.0
+    perceptual: NonNegativeFloat = 1.0
     """Weight of the distance in VGG features between an image and the real one of the same map, computed at
     the node that owns it. It needs conditions = nodes and the features (nodes.perceptual): else it is off."""
-    pixel: float = 1.0
+    pixel: NonNegativeFloat = 1.0
     """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "perceptual", "pixel")
-        for name in ("most_maps", "map_noise"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"method.{name}", getattr(self, name), "0 or more")
 
     def compares(self, task: Task) -> bool:
         """Whether nodes compare images with their own."""

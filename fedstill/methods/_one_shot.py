@@ -9,11 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
-from fedstill.methods._averaging import finite
-from fedstill.methods._options import above_zero, at_least
 from fedstill.methods._public import known
 from fedstill.methods._weights import Weighed, WeighsNodes
 from fedstill.methods.server import Server
@@ -41,25 +39,11 @@ class OneShot(WeighsNodes, ABC):
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
 
-    tau: float
-    epochs: int
-    batch: int
-    lr: float
-    lr_end: float
-
-    def check(self, *least_one: str) -> None:
-        """Refuse options that make no sense.
-
-        Args:
-            least_one: names of further ones that must be 1 or more.
-
-        Raises:
-            ArgumentError: naming the first one.
-        """
-        check_choices(self, "method")
-        at_least(self, 1, *least_one, "epochs", "batch")
-        finite(self, "lr", "lr_end", "weight_decay")
-        above_zero(self, "tau")
+    tau: PositiveOrInf
+    epochs: PositiveInt
+    batch: PositiveInt
+    lr: NonNegativeFloat
+    lr_end: NonNegativeFloat
 
     @property
     def turns(self) -> int:

@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn
-from fedstill.methods._averaging import finite
 from fedstill.methods._imagine import made
 from fedstill.methods._maps import Maps
 from fedstill.methods._noise import Wish
-from fedstill.methods._options import at_least
 from fedstill.methods.server import Server
 from fedstill.protocol.method import Method
 from fedstill.protocol.schedule import cosine, set_lr
@@ -26,21 +25,16 @@ from fedstill.protocol.schedule import cosine, set_lr
 class LearnsPairs(Method):
     """How the task network learns."""
 
-    student_steps: int = 1000
+    student_steps: PositiveInt = 1000
     """Steps of the task network, when the generator is done."""
-    student_batch: int = 16
+    student_batch: PositiveInt = 16
     """Generated pairs in such a step."""
     student_augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
     """What is done to generated pairs: as local.augment."""
-    student_lr: float = 1e-3
+    student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the task network, falling on a cosine to student_lr_end."""
-    student_lr_end: float = 1e-6
+    student_lr_end: NonNegativeFloat = 1e-6
     """Learning rate of its last step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "student_steps", "student_batch")
-        finite(self, "student_lr", "student_lr_end")
 
     def learn_pairs(
         self,

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.errors import NodeFault
 from fedstill.core.seeds import seeded
 from fedstill.federation.contract import Answers
 from fedstill.methods._asking import ask_those
-from fedstill.methods._averaging import finite
 from fedstill.methods._critics import CriticOptions, Critics
 from fedstill.methods._gan import doubts
 from fedstill.methods._histogram import TellsSize, Tensors
 from fedstill.methods._imagine import Imagines
 from fedstill.methods._maps import Maps, TellsMaps, notes
-from fedstill.methods._options import at_least
 from fedstill.methods._pairs import LearnsPairs
 from fedstill.methods._public import optimiser_of
 from fedstill.methods.server import Server
@@ -67,29 +68,22 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
     learns: ClassVar[bool] = False
     longer: ClassVar[tuple[str, ...]] = ("steps",)
 
-    steps: int = 400
+    steps: PositiveInt = 400
     """Steps of the generator, each with one question to every node."""
-    batch: int = 8
+    batch: PositiveInt = 8
     """Images in a question. With conditions = nodes each node is asked about as many of its own maps."""
-    generator_width: int = 64
+    generator_width: PositiveInt = 64
     """Channels of G's first convolution (published: 64)."""
-    critic_width: int = 64
+    critic_width: PositiveInt = 64
     """Channels of D_j's first convolution (published: 64)."""
-    gan: float = 1.0
+    gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
     """Weight of the critics' part in the generator's loss, a mean over patches."""
-    generator_lr: float = 2e-4
+    generator_lr: NonNegativeFloat = 2e-4
     """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
-    generator_lr_end: float = 2e-5
+    generator_lr_end: NonNegativeFloat = 2e-5
     """Learning rate of G's last step."""
-    critic_lr: float = 2e-4
+    critic_lr: NonNegativeFloat = 2e-4
     """Adam's learning rate for each D_j."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "steps", "generator_width")
-        finite(self, "generator_lr", "generator_lr_end")
-        if not 0 < self.gan < float("inf"):
-            raise ArgumentError("method.gan", self.gan, "above 0, as there is nothing but critics")
 
     def needs(self) -> Needs:
         """Images that can be made from label maps."""

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 
 from fedstill.core import deadline
-from fedstill.core.errors import ArgumentError
+from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import torch_generator
 from fedstill.data.public import Public
-from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._one_shot import Asked, OneShot
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
@@ -60,36 +60,30 @@ class FedAD(OneShot):
     title: ClassVar[str] = "FedAD"
     paper: ClassVar[str] = "Gong et al., ICCV 2021"
 
-    attention: float = 1.0
+    attention: NonNegativeFloat = 1.0
     """Weight of the attention loss; 0: no maps are told, and networks need no activations with places."""
     attend: Literal["between", "mean"] = "between"
     """Where the student should look: anywhere between the nodes' intersection and their union, or as their
     mean does, in which those count more who know what an image shows."""
-    side: int = 8
+    side: Annotated[int, Interval(ge=1, le=MOST_SIDE)] = 8
     """Cells of an attention map, each way."""
     weights: Literal["counts", "equal"] = "counts"
     """How nodes are weighed in the ensemble: by their share of the examples of each class, or equally."""
     ensemble: Ensemble = "logits"
     """How answers are ensembled: logits, log_probs, probs, consensus, or one of your own."""
-    tau: float = 1.0
+    tau: PositiveOrInf = 1.0
     """Temperature of the distillation; inf is its l2 limit."""
 
-    epochs: int = 100
+    epochs: PositiveInt = 100
     """Passes of the student over the public images."""
-    batch: int = 32
+    batch: PositiveInt = 32
     """Public images a step of the student."""
-    lr: float = 1e-3
+    lr: NonNegativeFloat = 1e-3
     """Adam's learning rate, falling on a cosine to lr_end."""
-    lr_end: float = 1e-5
+    lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last pass."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """L2 penalty on the student."""
-
-    def __post_init__(self) -> None:
-        self.check("side")
-        if self.side > MOST_SIDE:
-            raise ArgumentError("method.side", self.side, f"up to {MOST_SIDE}")
-        finite(self, "attention")
 
     def needs(self) -> Needs:
         """Public images."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
-from fedstill.methods._averaging import finite
 from fedstill.methods._critics import Critics
 from fedstill.methods._gan import doubts
 from fedstill.methods._histogram import Tensors
@@ -39,20 +39,19 @@ from fedstill.protocol.schedule import cosine, set_lr
 class FedIODMaps(TellsMaps, FedIOD):
     """FedIOD's options, and those of label maps."""
 
-    pretrain: int = 0
+    pretrain: NonNegativeInt = 0
     """Steps of generator and critics alone that come before."""
-    obey: float = 0.0
+    obey: NonNegativeFloat = 0.0
     """Weight in the generator's loss of the task's own loss of the nodes' ensembled answers on the labels of
     x's map, so that x shows them what its map says; beyond the paper."""
-    paired: float = 0.0
+    paired: NonNegativeFloat = 0.0
     """Weight of the task's own loss on x and the labels that its map gives, beside L_mimic; beyond the
     paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        finite(self, "obey", "paired")
-        if self.pretrain < 0 or (self.pretrain and not (self.through and self.gan)):
-            allowed = "0 or more, and 0 where critics do not teach the generator (gan = 0, through = false)"
+        if self.pretrain and not (self.through and self.gan):
+            allowed = "0 where critics do not teach the generator (gan = 0, through = false)"
             raise ArgumentError("method.pretrain", self.pretrain, allowed)
         if self.paired and self.student_augment == "mixup":
             raise ArgumentError("method.paired", self.paired, "0 with mixup, as maps do not mix")

@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.federation.contract import Federation
 from fedstill.methods._alignment import aligned, coarse, give_identifiers, latent
 from fedstill.methods._asking import ask_those
-from fedstill.methods._averaging import Averaged, Averaging, finite
+from fedstill.methods._averaging import Averaged, Averaging
 from fedstill.methods._histogram import Tensors
 from fedstill.methods.server import Server
 from fedstill.models.vector import load_vector, to_vector
@@ -70,21 +71,14 @@ class FLMRCM(Averaging):
     target: str = ""
     """The node whose latent features all others align theirs with; none: the first one. With a name, no
     other node tells its features, whoever asks."""
-    told: int = 64
+    told: PositiveInt = 64
     """Images of its own whose features the target tells in each round, drawn anew."""
-    lambda_adv: float = 1.0
+    lambda_adv: NonNegativeFloat = 1.0
     """Weight of the adversarial loss at the sources; 0 is FedAvg, and no features are told."""
-    identifier_lr: float = 1e-3
+    identifier_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the domain identifiers, the same in all rounds."""
-    identifier_width: int = 256
+    identifier_width: PositiveInt = 256
     """Width of their hidden layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("told", "identifier_width"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
-        finite(self, "lambda_adv", "identifier_lr")
 
     def needs(self) -> Needs:
         """Networks alike, in two parts, that learn from images."""

@@ -36,19 +36,16 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         raise MethodRefused(method.title, "every node", reason)
     task.check(data.train, "training data")
     parts, public = divide(config, data)
-    setting, specs = assemble(config, data, parts, public)
-    simulation = Simulation(setting)
+    simulation = Simulation(assemble(config, data, parts, public))
     if config.data.validation:
         simulation.notes.append(
             "measured on validation data (data.validation): what is called test data here is a part of the "
             "training examples that no node had"
         )
-    how, values = config.split, config.split.values(_columns(config, data))
-    stands = {} if values is None else {"values": values}
+    how, values = config.split, simulation.setting.values
+    stands = {"values": list(values)} if values else {}
     divided = {"how": how.called, "about": how.about, **how.own, "nodes": len(parts), **stands}
-    told = about(config, data, sum(map(len, parts)), divided)
-    models = {"nodes": specs, "student": config.student.model}
-    return simulation, {**told, "values": values, "models": models}
+    return simulation, about(config, data, sum(map(len, parts)), divided)
 
 
 def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, Any]) -> dict[str, Any]:
@@ -89,10 +86,8 @@ def told_cases(test: TensorData) -> dict[str, Any]:
     return {"test_cases": count, "case": "patient" if test.cases.places is None else "picture"}
 
 
-def assemble(
-    config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: Public | None
-) -> tuple[Setting, list[str]]:
-    """What a simulation is made of, from data that have been divided; and the names of the nodes' models.
+def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: Public | None) -> Setting:
+    """What a simulation is made of, from data that have been divided.
 
     Args:
         config: the run.
@@ -108,7 +103,7 @@ def assemble(
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
     specs = [names[index % len(names)] for index in range(len(parts))]
     mark = _network(config, data, config.student.model, "student") if config.evaluation.centralised else None
-    setting = replace(
+    return replace(
         servers(config, data, public),
         parts=parts,
         models=[_network(config, data, spec, "model", index) for index, spec in enumerate(specs)],
@@ -116,8 +111,9 @@ def assemble(
         policies=[config.nodes.policy] * len(parts),
         privacies=[config.nodes.privacy] * len(parts),
         perceptual=config.nodes.perceptual,
+        model_names=specs,
+        values=config.split.values(_columns(config, data)) or (),
     )
-    return setting, specs
 
 
 def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
@@ -140,6 +136,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         link=config.link,
         classes=data.classes,
         vocabulary=data.vocabulary,
+        student_name=config.student.model,
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
@@ -213,7 +213,7 @@ class Run(ABC):
         sums = self.ledger.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}
-        model = type(self.setting.student).__name__
+        model = self.setting.student_name or type(self.setting.student).__name__
         student = {"model": model, "parameters": parameter_count(self.student), **reached}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
         return {
@@ -314,52 +314,3 @@ class Run(ABC):
 def parameter_count(model: torch.nn.Module) -> int:
     """How many numbers a network learns, frozen ones included."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-class Clock:
-    """Seconds of a run by phase and in all, over stops.
-
-    >>> clock = Clock()
-    >>> with clock.phase("distillation"):
-    ...     clock.now("distillation") > 0
-    True
-    >>> list(clock.seconds)
-    ['local_training', 'centralised', 'distillation']
-    """
-
-    def __init__(self) -> None:
-        self.seconds = {"local_training": 0.0, "centralised": 0.0, "distillation": 0.0}
-        self._earlier = 0.0  # of the run before it was stopped
-        self._start = time.monotonic()
-        self._at: tuple[str, float] | None = None  # the phase at work, and when it began
-
-    def start(self) -> None:
-        """Count from now."""
-        self._start = time.monotonic()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count what is done in the block as a phase; a phase that fails counts for nothing."""
-        self._at = name, time.monotonic()
-        yield
-        self.seconds[name] = self.now(name)
-        self._at = None
-
-    def now(self, name: str) -> float:
-        """Seconds of a phase so far."""
-        at = self._at
-        return self.seconds[name] + (time.monotonic() - at[1] if at is not None and at[0] == name else 0.0)
-
-    @property
-    def total(self) -> float:
-        """Seconds of the run so far."""
-        return self._earlier + time.monotonic() - self._start
-
-    def kept(self) -> dict[str, Any]:
-        """What must be remembered."""
-        return {"seconds": {name: self.now(name) for name in self.seconds}, "total": self.total}
-
-    def load(self, kept: Mapping[str, Any] | None) -> None:
-        """Go on from what was remembered, if anything was."""
-        if kept is not None:
-            self.seconds, self._earlier = dict(kept["seconds"]), kept["total"]

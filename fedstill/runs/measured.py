@@ -76,16 +76,19 @@ class Measured(Prepared, ABC):
 
     def _about_nodes(self) -> list[dict[str, Any]]:
         """Each node: what it holds, and with what it learned."""
+        one = self.setting
+        names = one.model_names or [type(node.model).__name__ for node in self.nodes]
         return [
             {
                 "name": node.name,
-                "model": type(node.model).__name__,
+                "model": name,
                 "parameters": parameter_count(node.model),
                 "examples": len(part),
                 "label_counts": [round(float(count)) for count in self.task.counts(part)],
                 **_owners_own(node),
+                **({"site": one.values[place]} if one.values else {}),
             }
-            for node, part in zip(self.nodes, self.setting.parts, strict=True)
+            for place, (node, name, part) in enumerate(zip(self.nodes, names, one.parts, strict=True))
         ]
 
     def _grouped(self) -> Mapping[str, Any]:

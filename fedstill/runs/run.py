@@ -158,16 +158,7 @@ def finish(
     Returns:
         What ``result.json`` holds.
     """
-    if "models" in about:  # the names that the user knows them by
-        for node, spec in zip(figures["nodes"], about["models"]["nodes"], strict=True):
-            node["model"] = spec
-        if figures["student"] is not None:
-            figures["student"]["model"] = about["models"]["student"]
-    if about.get("values") is not None:  # what whoever divided the data knows, and no node was told
-        for node, value in zip(figures["nodes"], about["values"], strict=True):
-            node["site"] = value
-    known = {key: value for key, value in about.items() if key not in ("models", "values")}
-    result = {**known, **figures, **machine_and_date()}
+    result = {**about, **figures, **machine_and_date()}
     simulation.records.finish(result, simulation.setting.student if simulation.has_student else None)
     return result
 

@@ -121,8 +121,6 @@ class Served(Run):
         """See :class:`~fedstill.runs.loop.Run`; and what the link cost."""
         self.notes = self._said()
         figures = super().figures()
-        if figures["student"] is not None:
-            figures["student"]["model"] = self.config.student.model
         total, training = figures["seconds"]["total"], figures["seconds"]["local_training"]
         return {**figures, "link": self.federation.meter.figures(total, training)}
 

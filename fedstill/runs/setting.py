@@ -52,6 +52,8 @@ class Setting:
         classes: names of the task's classes or labels, for reports; none: their numbers.
         vocabulary: how many token ids there are, where inputs are texts.
         perceptual: a file of VGG weights at every node, for losses that compare images by features; none: "".
+        model_names, student_name: what the networks are called in results; none: as their classes are.
+        values: what of a column each node stands for, known to whoever divided the data; none: of none.
     """
 
     task: Task
@@ -76,6 +78,9 @@ class Setting:
     classes: Sequence[str] = ()
     vocabulary: int = 0
     perceptual: str = ""
+    model_names: Sequence[str] = ()
+    student_name: str = ""
+    values: Sequence[str] = ()
 
 
 def check_method(setting: Setting) -> None:

@@ -81,7 +81,7 @@ def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
     given = config.load_toml(folder / "run.toml")
-    experiment, about = assemble.prepare(given)
+    experiment, _ = assemble.prepare(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()
@@ -94,7 +94,7 @@ def make_nodes(folder: Path) -> Path:
             "seed": given.seed,
             "online": False,
             "data": {"path": "data.npz", "normalised": True},
-            "model": {"name": about["models"]["nodes"][index], "weights": "first.safetensors"},
+            "model": {"name": experiment.setting.model_names[index], "weights": "first.safetensors"},
             "local": dataclasses.asdict(given.nodes.local),
         }
         (own / "node.toml").write_text(tomli_w.dumps(table))

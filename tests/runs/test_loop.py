@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedstill.core.clock import Clock
 from fedstill.runs import assemble
 from fedstill.runs.config import from_dict
-from fedstill.runs.loop import Clock
 from fedstill.runs.simulation import Simulation
 
 

