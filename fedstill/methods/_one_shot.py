@@ -14,25 +14,20 @@ from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
 from fedstill.methods._averaging import finite
 from fedstill.methods._options import above_zero, at_least
-from fedstill.methods._public import known
-from fedstill.methods._weights import Weighed, WeighsNodes
+from fedstill.methods._public import Weighed, WeighsNodes, known
 from fedstill.methods.server import Server
 from fedstill.protocol.method import Ask
 from fedstill.protocol.schedule import cosine, set_lr
 
 # Options that only the student's learning depends on.
-STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end", "weight_decay")
+STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
 
 
 @dataclass
 class Asked(Weighed):
-    """What changes from pass to pass, beside the student.
+    """What changes from pass to pass, beside the student."""
 
-    Args:
-        targets: what the student learns from; empty until all is asked.
-    """
-
-    targets: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty until all is asked
 
 
 class OneShot(WeighsNodes, ABC):
@@ -48,17 +43,10 @@ class OneShot(WeighsNodes, ABC):
     lr_end: float
 
     def check(self, *least_one: str) -> None:
-        """Refuse options that make no sense.
-
-        Args:
-            least_one: names of further ones that must be 1 or more.
-
-        Raises:
-            ArgumentError: naming the first one.
-        """
+        """Refuse options that make no sense, and those of these names that are not 1 or more."""
         check_choices(self, "method")
         at_least(self, 1, *least_one, "epochs", "batch")
-        finite(self, "lr", "lr_end", "weight_decay")
+        finite(self, "lr", "lr_end")
         above_zero(self, "tau")
 
     @property

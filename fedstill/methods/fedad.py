@@ -62,9 +62,6 @@ class FedAD(OneShot):
 
     attention: float = 1.0
     """Weight of the attention loss; 0: no maps are told, and networks need no activations with places."""
-    attend: Literal["between", "mean"] = "between"
-    """Where the student should look: anywhere between the nodes' intersection and their union, or as their
-    mean does, in which those count more who know what an image shows."""
     side: int = 8
     """Cells of an attention map, each way."""
     weights: Literal["counts", "equal"] = "counts"
@@ -82,8 +79,6 @@ class FedAD(OneShot):
     """Adam's learning rate, falling on a cosine to lr_end."""
     lr_end: float = 1e-5
     """Learning rate of the last pass."""
-    weight_decay: float = 0.0
-    """L2 penalty on the student."""
 
     def __post_init__(self) -> None:
         self.check("side")
@@ -144,7 +139,7 @@ class FedAD(OneShot):
     def begin(self, server: Server) -> Looking:
         """Nobody has been asked yet; a student without attention is refused."""
         place = place_of(server.student, server.shape, "the student") if self.attention else ""
-        return Looking(optimiser_of(server.student, self.lr, weight_decay=self.weight_decay), place=place)
+        return Looking(optimiser_of(server.student, self.lr), place=place)
 
     def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
         """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, side^2)``."""
@@ -154,15 +149,9 @@ class FedAD(OneShot):
             z = server.task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C, ...)
             each.append({"outputs": z})
             if self.attention:
-                each[-1] |= self.bounds(answers["attention"], server.task.expertise(z, omega))
+                A = answers["attention"]  # (K, B, side^2)
+                each[-1] |= {"least": A.amin(0), "most": A.amax(0)}  # intersection and union
         return {name: torch.cat([part[name] for part in each]) for name in each[0]}
-
-    def bounds(self, A: torch.Tensor, knowing: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Between which maps ``(B, P)`` A should lie, of the nodes' ``(K, B, P)`` and shares ``(K, B)``."""
-        if self.attend == "mean":
-            mean = (knowing.unsqueeze(2) * A).sum(0)
-            return {"least": mean, "most": mean}
-        return {"least": A.amin(0), "most": A.amax(0)}
 
     def learn(self, server: Server, state: Looking, e: int) -> Mapping[str, float]:
         """One pass over the public images."""

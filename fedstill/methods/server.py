@@ -11,7 +11,7 @@ from torch import nn
 
 from fedstill.core.choices import check_named
 from fedstill.core.compute import Compute, lay_out
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.state import check_state
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers, Federation
@@ -116,6 +116,21 @@ class Server:
             name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
         }
         return self.federation.ask(question, of=of, **sent)
+
+    def ask_or_none(self, question: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:
+        """What some nodes answer; None if all of them are left out, and the run goes on with the others.
+
+        Raises:
+            NodeFault: too few nodes are left to go on, or it is not known whose answer is wrong.
+        """
+        federation = self.federation
+        try:
+            return self.ask(question, of=of, **inputs)
+        except NodeFault:
+            too_few = len(federation.present) < federation.link.least(len(federation.nodes))
+            if too_few or any(name in federation.present for name in of):
+                raise
+            return None
 
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""

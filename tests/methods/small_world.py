@@ -11,7 +11,8 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation import InProcess
+from fedstill.data.public import Public
+from fedstill.federation import InProcess, partition
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.split import split
@@ -22,7 +23,7 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
@@ -35,6 +36,13 @@ def made(name: str, *names: str | int, parted: bool = False) -> nn.Module:
     """A network, in two parts if wanted."""
     model = build(name, SHAPE, CLASSES, 0, *names)
     return split(model, "model") if parted else model
+
+
+def public_data(count: int) -> Public:
+    """Labelled public images."""
+    generator = torch.Generator().manual_seed(99)
+    inputs = torch.randn(count, *SHAPE, generator=generator)
+    return Public("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
 
 
 def make_nodes(
@@ -62,10 +70,19 @@ class World:
 
     nodes: list[Node]
     server: Server
+    side: NodeSide
 
     @property
     def ledger(self) -> Ledger:
         return self.nodes[0].gate.ledger
+
+    @property
+    def federation(self) -> Any:
+        return self.server.federation
+
+    @property
+    def public(self) -> Any:
+        return self.server.public
 
     def networks(self) -> list[nn.Module]:
         """All networks of the nodes."""
@@ -95,16 +112,21 @@ def world(
     local: LocalConfig,
     stacked: bool = True,
     task: Any = TASK,
+    protect: Callable[[NodeSide, NodeSetting], None] | None = None,
     **setting: Any,
 ) -> World:
-    """A server over nodes; ``setting`` goes to :class:`ServerSetting` (public, kinds)."""
+    """A server over nodes, stacked as far as they are alike; ``setting``: public, kinds.
+
+    ``protect`` puts the nodes under mechanisms, before they are prepared.
+    """
     at = NodeSetting(task, local, Compute(), public=setting.get("public"))
     side = method.node_side(at)
+    if protect is not None:
+        protect(side, at)
     side.prepare(nodes)
-    groups = [nodes] if stacked else [[node] for node in nodes]
-    federation = InProcess(nodes, groups, side, Compute())
-    place = (federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    return World(nodes, Server(method, ServerSetting(*place, **setting)))
+    federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
+    place = (federation, student, task, SHAPE, (0.5,), (0.25,), Compute(), SEED, local)
+    return World(nodes, Server(method, ServerSetting(*place, **setting)), side)
 
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
@@ -113,6 +135,19 @@ def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], 
     for node in nodes:
         found.setdefault(signature(node.model), []).append(node)
     return tuple((tuple(node.name for node in same), same[0].model) for same in found.values())
+
+
+def run(here: World, turns: int | None = None) -> World:
+    """Some turns, or all."""
+    for _ in range(here.server.total if turns is None else turns):
+        here.server.step()
+    return here
+
+
+def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    """All numbers of two networks are equal, or near."""
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
 
 
 def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:

@@ -75,7 +75,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [
-        {"predictions": 2, "student_augment": "shift"},
+        {"predictions": 2},
         {"labelled": True, "levels": 0},
     ],
     "fedmd": [{"public_epochs": 1, "weights": "counts", "distance": "kl"}],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.errors import NodeFault
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import LinkConfig
 from fedstill.methods._maps import told, whose
@@ -85,16 +84,17 @@ def test_first_the_generator_learns_and_then_the_student() -> None:
 
 
 def test_the_student_learns_on_generated_images_and_their_maps() -> None:
-    one = world(ASYN)
-    one.server.step()
-    wish = one.server.state.source.draw(6, "student", 0)
-    x, targets = ASYN.pairs(one.server, one.server.state.generator, wish, 0)
-    torch.testing.assert_close(x, one.server.state.generator(TASK.condition(wish.maps)))
-    assert torch.equal(targets, TASK.labels(wish.maps, x))
-    turning = replace(ASYN, student_augment="turn")
-    turned, labels = turning.pairs(one.server, one.server.state.generator, wish, 0)
-    assert not torch.equal(turned, x)
-    assert labels.sum() > 0
+    one, turning, plain = world(ASYN), world(ASYN, student_augment="turn"), world(ASYN)
+    losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
+    for _ in range(2):
+        plain.server.step()
+    wish = plain.server.state.source.draw(ASYN.student_batch, "student", 0)
+    with torch.no_grad():
+        x = plain.server.state.generator(TASK.condition(wish.maps))
+    z = plain.server.student.train()(x)
+    (loss,) = TASK.loss(z.unsqueeze(0), TASK.labels(wish.maps, x).unsqueeze(0))
+    assert losses[0]["student"] == pytest.approx(loss.item(), rel=1e-4)
+    assert losses[1] != losses[0]
 
 
 def test_its_nodes_train_no_task_networks() -> None:
@@ -122,9 +122,6 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images(options: dict[str, Any]) 
 def test_it_reconstructs_from_outlines() -> None:
     one = world(ASYN, task=RECONSTRUCTION, student_augment="turn")
     assert [set(one.server.step()) for _ in range(4)][-1] == {"student"}
-    wish = one.server.state.source.draw(4, "student", 0)
-    x, targets = ASYN.pairs(one.server, one.server.state.generator, wish, 0)
-    torch.testing.assert_close(x, RECONSTRUCTION.observe(targets))
 
 
 @pytest.mark.parametrize("stop", [1, 3])
@@ -132,12 +129,8 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(stop: int, tmp_path: 
     whole, first, second = (world(ASYN) for _ in range(3))
     expected = [whole.server.step() for _ in range(4)]
     assert [first.server.step() for _ in range(stop)] == expected[:stop]
-    kept = {"server": first.server.kept(), "nodes": [node.state() for node in first.nodes]}
-    save_state(tmp_path / "state", kept)
-    back = load_state(tmp_path / "state")
-    for node, state in zip(second.nodes, back["nodes"], strict=True):
-        node.load(state)
-    second.server.take_up(back["server"])
+    save_state(tmp_path / "state", first.kept())
+    second.take_up(load_state(tmp_path / "state"))
     assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]
     assert torch.equal(everything(second), everything(whole))
 
@@ -191,19 +184,3 @@ def test_it_runs_only_where_images_are_made_from_maps() -> None:
     assert refusal(needs, TASK) is None
     assert refusal(needs, RECONSTRUCTION) is None
     assert "label maps" in str(refusal(needs, Classification(3)))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("steps", 0),
-        ("batch", 0),
-        ("student_steps", 0),
-        ("student_batch", 0),
-        ("gan", 0.0),
-        ("critic_lr", -1.0),
-    ],
-)
-def test_impossible_options_are_named(name: str, value: float) -> None:
-    with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
-        AsynDGAN(**{name: value})  # type: ignore[arg-type]

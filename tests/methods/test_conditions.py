@@ -12,7 +12,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods._maps import Gallery, Maps, MapsConfig, told, whose
+from fedstill.methods._maps import FromMaps, Gallery, Maps, told, whose
 from fedstill.methods.server import ServerSetting
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
@@ -29,8 +29,8 @@ def setting(one: World, public: Public | None = None, shape: tuple[int, ...] = (
 
 
 def gathered(one: World, **options: Any) -> Maps:
-    maps = Maps(MapsConfig(**options), setting(one))
-    maps.gather(one.federation)
+    maps = Maps(FromMaps(**options), setting(one))
+    maps.gather(one.server)
     return maps
 
 
@@ -56,7 +56,7 @@ def test_a_node_tells_no_more_than_asked_for() -> None:
 def test_maps_are_asked_for_once() -> None:
     one = world()
     maps = gathered(one)
-    maps.gather(one.federation)
+    maps.gather(one.server)
     assert one.ledger.summary()["questions_by_name"] == {"tell_maps": 3}, "one a node"
 
 
@@ -72,7 +72,7 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
     assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
-    assert torch.equal(wish.told[0], TASK.condition(wish.maps))
+    assert torch.equal(wish.told, TASK.condition(wish.maps))
     again, other = maps.draw(60, "w", 3), maps.draw(60, "w", 4)
     assert torch.equal(again.maps, wish.maps)
     assert not torch.equal(other.maps, wish.maps)
@@ -80,12 +80,10 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     assert set(mine.source[:, 0].tolist()) == {whose("n1")}
 
 
-def test_drawn_maps_ask_nobody_and_noise_comes_beside_them() -> None:
+def test_drawn_maps_ask_nobody() -> None:
     one = world(conditions="drawn")
-    maps = gathered(one, conditions="drawn", map_noise=2)
-    condition, w = maps.draw(3, "w").told
-    assert w.shape == (3, 2, 16, 16)
-    assert condition.shape == (3, 3, 16, 16)
+    maps = gathered(one, conditions="drawn")
+    assert maps.draw(3, "w").told.shape == (3, 3, 16, 16)
     assert up(one) == {}
     assert maps.draw(3, "w").source[:, 0].tolist() == [-1] * 3
 
@@ -93,25 +91,23 @@ def test_drawn_maps_ask_nobody_and_noise_comes_beside_them() -> None:
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = Public("held-out", data.inputs, data.targets)
-    maps = Maps(MapsConfig(conditions="public"), setting(one, public))
+    maps = Maps(FromMaps(conditions="public"), setting(one, public))
     assert torch.equal(maps.pool, TASK.maps(data))
     for lacking in (None, Public("noise", data.inputs)):
         with pytest.raises(ArgumentError, match=r"method\.conditions is 'public': allowed is nodes or drawn"):
-            Maps(MapsConfig(conditions="public"), setting(one, lacking))
+            Maps(FromMaps(conditions="public"), setting(one, lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(ArgumentError, match=r"method\.map_augment is 'turn': allowed is none or mirror"):
-        Maps(MapsConfig(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
+        Maps(FromMaps(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
 
 
-@pytest.mark.parametrize(
-    "options", [{"most_maps": -1}, {"map_noise": -1}, {"pixel": -0.1}, {"perceptual": -1.0}]
-)
+@pytest.mark.parametrize("options", [{"most_maps": -1}, {"pixel": -0.1}])
 def test_impossible_options_are_named(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
-        MapsConfig(**options)
+        FromMaps(**options)
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -182,7 +178,7 @@ def test_a_gallery_is_worked_out_once() -> None:
 def test_what_was_gathered_is_remembered() -> None:
     one = world()
     maps = gathered(one)
-    other = Maps(MapsConfig(), setting(one))
+    other = Maps(FromMaps(), setting(one))
     assert not other.ready
     other.load(maps.state(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._critics import Critics
-from fedstill.methods._gan import critic_loss, doubts
+from fedstill.methods._critics import Critics, doubts, on_fake, on_real
 from fedstill.methods._maps import told, whose
 from fedstill.models.vector import to_vector
 from fedstill.node.group import Group
@@ -32,7 +31,7 @@ MAPS = torch.randint(3, (1, 4, 16, 16), generator=torch.Generator().manual_seed(
 
 
 def critics_of(config: Any = FIOD, task: Any = TASK, features: Any = None) -> Critics:
-    return Critics(config, NodeSetting(task, LocalConfig(), Compute(), None, features), maps=config)
+    return Critics(config, NodeSetting(task, LocalConfig(), Compute(), None, features))
 
 
 def test_a_critic_sees_the_map_as_channels_before_the_image() -> None:
@@ -139,9 +138,12 @@ def test_a_critic_of_pairs_learns_privately() -> None:
     assert node.data is data
 
 
-@pytest.mark.parametrize(("form", "expected"), [("eq2", 4 * 0.5), ("bce", 4 * math.log(2))])
-def test_doubts_are_summed_over_patches_by_hand(form: Any, expected: float) -> None:
-    config = replace(FIOD, gan_form=form)
-    torch.testing.assert_close(doubts(torch.zeros(2, 3, 2, 2), config), torch.full((2, 3), expected))
-    falling = critic_loss(torch.full((1, 1, 1, 1), -9.0), torch.full((1, 1, 1, 1), 9.0), config)
-    assert falling < 1e-3
+@pytest.mark.parametrize(
+    ("form", "doubted", "loss"),
+    [("eq2", 4 * 0.5, 0.25 + 1 - 0.5), ("bce", 4 * math.log(2), -math.log(0.75) - math.log(0.5))],
+)
+def test_critics_are_low_on_real_and_high_on_generated(form: Any, doubted: float, loss: float) -> None:
+    real, fake = torch.tensor(-math.log(3)), torch.tensor(0.0)  # D = 1/4 and 1/2
+    assert (on_real(real, form) + on_fake(fake, form)).item() == pytest.approx(loss)
+    summed = doubts(torch.zeros(2, 3, 2, 2), form)  # over patches
+    torch.testing.assert_close(summed, torch.full((2, 3), doubted))

@@ -227,8 +227,6 @@ def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("segmentation", {"student_augment": "shift"}, "method.student_augment is 'shift': allowed is none"),
-        ("text", {"student_augment": "shift"}, "method.student_augment"),
         ("text", {"predictions": 2}, "method.predictions is 2: allowed is 1 for task text: texts are never"),
         (
             "reconstruction",

@@ -71,7 +71,7 @@ def test_a_text_of_padding_alone_has_a_finite_answer_and_gradient(name: str) -> 
 
 def test_attention_is_that_of_torch() -> None:
     torch.manual_seed(0)
-    ours, theirs = Attention(8, 2).double(), nn.MultiheadAttention(8, 2, batch_first=True).double()
+    ours, theirs = Attention(8).double(), nn.MultiheadAttention(8, 4, batch_first=True).double()
     with torch.no_grad():
         theirs.in_proj_weight.copy_(ours.inside.weight)
         theirs.in_proj_bias.copy_(ours.inside.bias)

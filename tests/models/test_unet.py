@@ -43,7 +43,7 @@ def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int])
 )
 def test_levels_follow_from_the_sides(sides: tuple[int, int], depth: int) -> None:
     assert depth_of(*sides) == depth
-    latent = unet((1, *sides)).features(torch.zeros(1, 1, *sides))
+    latent = unet((1, *sides)).extractor.encoder(torch.zeros(1, 1, *sides))
     assert latent.shape == (1, 4 * 2**depth, sides[0] // 2**depth, sides[1] // 2**depth)
 
 
@@ -78,7 +78,7 @@ def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
     x = torch.randn(2, 1, 16, 16)
     assert parts.extractor(x).shape == (2, 4, 16, 16)
     assert torch.equal(parts(x), model(x))
-    assert torch.equal(parts.get_submodule("extractor.encoder")(x), model.features(x))
+    assert torch.equal(parts.get_submodule("extractor.encoder")(x), model.extractor.encoder(x))
     assert {id(p) for p in parts.parameters()} == {id(p) for p in model.parameters()}
 
 
