@@ -77,6 +77,14 @@ class Silent(PrivacyConfig):
     pass
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sharded(PrivacyConfig):
+    about: ClassVar[str] = "copies on parts of the records"
+
+    def shards(self, data):
+        return [torch.arange(len(data))]
+
+
 @dataclass(kw_only=True)
 class Thawed:
     about: ClassVar[str] = "anything"
@@ -211,6 +219,7 @@ def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule:
         ("flop", "unknown mechanism 'flop': did you mean 'flip'?"),
         ("rounding:Silent", "allowed is one with about: ClassVar[str]"),
         ("rounding:Learned", "model or critic learns as a StepsConfig says, and not generator as rounds"),
+        ("rounding:Sharded", "one with a method ensemble"),
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],
 )

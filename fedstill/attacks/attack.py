@@ -13,8 +13,7 @@ from torch import nn
 from fedstill.attacks.heard import Heard, Replay
 from fedstill.attacks.rows import Column, Pictures, Row, Strip
 from fedstill.attacks.tap import Overheard, Release
-from fedstill.core.choices import check_choices
-from fedstill.core.errors import ArgumentError
+from fedstill.core.checked import check
 from fedstill.core.registry import Registered, Registry
 from fedstill.node.node import Node
 from fedstill.protocol.questions import NodeSide
@@ -90,7 +89,6 @@ class Attack(Registered, ABC):
         title: of its section on the page.
         columns: of comparisons.
         notes: how to read its figures, for the page.
-        least: what options of numbers are at least, by name.
         mistakes: arguments whose refusal is a mistake of whoever attacks, and no property of the run; any
             other refusal is written down as an attack that was not tried.
     """
@@ -99,19 +97,15 @@ class Attack(Registered, ABC):
     title: ClassVar[str]
     columns: ClassVar[tuple[Column, ...]] = ()
     notes: ClassVar[tuple[str, ...]] = ()
-    least: ClassVar[Mapping[str, int]] = {}
     mistakes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Checks options; an attack that checks more calls this, too.
 
         Raises:
-            ArgumentError: a value that a field's ``Literal`` does not list, or below the ``least``.
+            ArgumentError: a value that the type of its field does not allow.
         """
-        check_choices(self, self.called)
-        for name, least in self.least.items():
-            if getattr(self, name) < least:
-                raise ArgumentError(f"{self.called}.{name}", getattr(self, name), f"{least} or more")
+        check(self, self.called)
 
     # --- what it hears ------------------------------------------------------------------------------------
 

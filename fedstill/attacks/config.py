@@ -8,6 +8,7 @@ from typing import Any
 
 from fedstill.attacks.attack import ATTACKS, Attack
 from fedstill.attacks.rows import Column
+from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, read_value
 
@@ -15,7 +16,7 @@ OWN = ("attacks", "seed")  # keys that no attack's options stand under
 
 
 @dataclass(frozen=True)
-class LeakageConfig:
+class LeakageConfig(Checked):
     """The attacks of ``fedstill attack``.
 
     Args:
@@ -26,14 +27,13 @@ class LeakageConfig:
     attacks: tuple[Attack, ...] = field(
         default_factory=lambda: tuple(ATTACKS[name]() for name in ATTACKS.own)
     )
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = [attack.called for attack in self.attacks]
         if not names or len(set(names)) < len(names):
             raise ArgumentError("attacks", names, f"some of {', '.join(ATTACKS)}, each once")
-        if self.seed < 0:
-            raise ArgumentError("seed", self.seed, "0 or more")
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeakageConfig:

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge
 
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.features import Extractor
 from fedstill.attacks.generated import Sample, apart, closest, scores, spaces
 from fedstill.attacks.rows import Column, Pictures, Row, Strip, with_interval
+from fedstill.core.checked import PositiveInt
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.runs.simulation import Simulation
 
@@ -55,13 +57,11 @@ class DataCopying(Attack):
         "frequent.",
     )
 
-    least: ClassVar[Mapping[str, int]] = {"images": 2, "drawings": 1, "pairs": 1}
-
-    images: int = 1000
+    images: Annotated[int, Ge(2)] = 1000
     """Of the inputs that the server made last, how many are looked at."""
-    drawings: int = 999
+    drawings: PositiveInt = 999
     """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
-    pairs: int = 10
+    pairs: PositiveInt = 10
     """Closest pairs of a generated and a private image that are kept."""
     extractor: str = ""
     """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them: one more space that

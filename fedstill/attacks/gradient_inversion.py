@@ -20,6 +20,7 @@ from fedstill.attacks.heard import Replay
 from fedstill.attacks.recovered import Pixels, psnr
 from fedstill.attacks.rows import Column, Pictures, Row, Strip
 from fedstill.attacks.victims import PARTS, attacked, known, victims
+from fedstill.core.checked import NonNegativeInt, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive
@@ -60,14 +61,13 @@ class GradientInversion(Attack):
         "images; what stays near it shows little more than what such images look like. An attack that "
         "fails does not prove that the images cannot be worked out from what was sent.",
     )
-    least: ClassVar[Mapping[str, int]] = {"victims": 1, "images": 1, "round": 0}
     mistakes: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
 
-    victims: int = 4
+    victims: PositiveInt = 4
     """Nodes that are attacked, each with images of its own."""
-    images: int = 1
+    images: PositiveInt = 1
     """Images that each of them holds."""
-    round: int = 0
+    round: NonNegativeInt = 0
     """The round whose release is attacked; 0 is the first. Before a later one, the run's own nodes take part,
     so that parameters are what they would be then."""
     attacks: tuple[str, ...] = ("dlg", "idlg", "inverting", "layers")

@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 from torch import nn
 
 from fedstill import models
@@ -30,6 +31,7 @@ from fedstill.attacks.rates import Rates, rates, split
 from fedstill.attacks.rows import Column, Row, with_interval
 from fedstill.attacks.shadows import halves, together
 from fedstill.attacks.tap import Overheard
+from fedstill.core.checked import NonNegativeInt
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
@@ -90,16 +92,14 @@ class MembershipInference(Attack):
         "little above guessing by chance.",
     )
 
-    least: ClassVar[Mapping[str, int]] = {"records": 10, "answers": 0}
-
     shadows: int = 16
     """Models that the attacker trains itself, an even number from 4 up; 0: only attacks that need none."""
     trained: Literal["alone", "federations"] = "alone"
     """Each shadow by itself, as a node trains its model; or each by the whole run, with the run's method:
     stronger, and as many runs as shadows."""
-    records: int = 2000
+    records: Annotated[int, Ge(10)] = 2000
     """Members that are looked at, at most; and at most as many others. Shadows learn from half of them."""
-    answers: int = 2000
+    answers: NonNegativeInt = 2000
     """Answers of a node that a copy of its model is distilled from, at most; 0: none."""
 
     def __post_init__(self) -> None:

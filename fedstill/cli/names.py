@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.console import print_facts
 from fedstill.cli.usage import Given
 from fedstill.core.errors import UnknownName
 from fedstill.runs import presets
@@ -37,8 +39,6 @@ def names(given: Given) -> None:
 
 def _print_names(console: Console) -> None:
     """What else can be named, a line each."""
-    from rich.table import Table
-
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
     from fedstill.data.dividing import SPLITS
@@ -46,17 +46,16 @@ def _print_names(console: Console) -> None:
     from fedstill.privacy.config import MECHANISMS
     from fedstill.tasks import ENSEMBLES, TASKS
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for what, names in (
-        ("tasks", TASKS),
-        ("data sets", DATA),
-        ("splits", SPLITS),
-        ("models", MODELS),
-        ("ensembles", ENSEMBLES),
-        ("mechanisms", MECHANISMS),
-        ("attacks", ATTACKS),
-    ):
-        table.add_row(what, ", ".join(names))
-    table.add_row("presets", f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets")
-    console.print(table)
-    console.print("\nMore of one method: fedstill list METHOD; which runs which task: fedstill list tasks")
+    found: dict[str, Mapping[str, Any]] = {
+        "tasks": TASKS,
+        "data sets": DATA,
+        "splits": SPLITS,
+        "models": MODELS,
+        "ensembles": ENSEMBLES,
+        "mechanisms": MECHANISMS,
+        "attacks": ATTACKS,
+    }
+    few = f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets"
+    told = {what: ", ".join(names) for what, names in found.items()}
+    print_facts(console, {**told, "presets": few}, indent="")
+    console.print("More of one method: fedstill list METHOD; which runs which task: fedstill list tasks")

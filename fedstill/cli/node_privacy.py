@@ -11,7 +11,7 @@ from fedstill.data.groups import limit_groups
 from fedstill.node import owner
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner import Examined
+from fedstill.node.owner import Examined, Spent
 from fedstill.node.planning import forecast, objection
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.accounting import within
@@ -39,16 +39,13 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
     ):
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
-    try:
-        told = owner.spent(found.file, folder)
+    told = _spent(found.file, folder)
+    if told is not None and told.trouble is not None:
+        lines.append(f"nothing can be charged: {told.trouble}")
+    elif told is not None and math.isfinite(config.over_all[0]):
         budget = Budget(*config.over_all, config.accountant)
-        if math.isfinite(budget.epsilon) and told.trouble is None:
-            left = 0.0 if told.bare else budget.left(from_text(told.events))
-            lines[-1] += f", of which {math.floor(1000 * left) / 1000:g} is left"
-        elif told.trouble is not None:
-            lines.append(f"nothing can be charged: {told.trouble}")
-    except FedstillError:  # a fault, and told as one
-        pass
+        left = 0.0 if told.bare else budget.left(from_text(told.events))
+        lines[-1] += f", of which {math.floor(1000 * left) / 1000:g} is left"
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
@@ -82,7 +79,9 @@ def unprotected(
         return {}, str(error), None
     rules = {name: unpriced(mechanism, question) for name, question in side.questions.items()}
     bare = {name: rule for name, rule in rules.items() if rule is not None}
-    against = objection(mechanism, file.privacy) if folder is None else _dear(mechanism, file, folder)
+    against = (
+        objection(mechanism, file.privacy) if folder is None else refusal(mechanism, _spent(file, folder))
+    )
     return bare, None if bare and folder is None else against, mechanism
 
 
@@ -97,25 +96,32 @@ def payment(mechanism: Mechanism) -> str:
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 
-def _dear(mechanism: Mechanism, file: NodeFile, folder: Path) -> str | None:
-    """Why a run costs more than its owner allows, or None."""
+def refusal(mechanism: Mechanism, spent: Spent | None) -> str | None:
+    """Why a node would refuse a run as its mechanism charges it, or None.
+
+    Args:
+        mechanism: of the node in the run.
+        spent: what its data have cost so far; None: not known, and the run is held against its own budget.
+    """
     config, price = mechanism.config, total(mechanism.schedule())
+    so_far = Spent({}) if spent is None else spent
+    if so_far.trouble is not None:
+        return f"nothing can be charged: {so_far.trouble}"
     if price is None:
         return objection(mechanism)
-    if not within(price, config.epsilon, config.delta, config.accountant):
-        return f"the run costs more than privacy.epsilon = {config.epsilon:g}"
-    try:
-        told = owner.spent(file, folder)
-    except FedstillError:  # a fault, and told as one
-        return None
-    if told.trouble is not None:
-        return f"nothing can be charged: {told.trouble}"
     most, delta = config.over_all
-    if math.isinf(most):
-        return None
-    name = "epsilon" if config.total_epsilon is None else "total_epsilon"
-    if told.bare:
-        return f"privacy.{name} is set, and releases without guarantee have left"
-    if not within(from_text(told.events) + price, most, delta, config.accountant):
-        return f"the run costs more than is left of privacy.{name} = {most:g} for all runs on these data"
+    if so_far.bare and math.isfinite(most):
+        return "nothing is left: releases without guarantee have left"
+    if not within(price, config.epsilon, config.delta, config.accountant):
+        return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
+    if spent is not None and not within(from_text(spent.events) + price, most, delta, config.accountant):
+        return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
     return None
+
+
+def _spent(file: NodeFile, folder: Path) -> Spent | None:
+    """What the ledger says; None where it cannot be read, which is a fault and told as one."""
+    try:
+        return owner.spent(file, folder)
+    except FedstillError:
+        return None

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.privacy_tables import Place, Plan, Run, refusal, show
+from fedstill.cli.node_privacy import refusal
+from fedstill.cli.privacy_tables import Place, Plan, Run, show
 from fedstill.cli.run import configured
 from fedstill.cli.usage import Given, number
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
 from fedstill.node.mechanism import Mechanism
+from fedstill.node.owner import Spent
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
-from fedstill.privacy.events import Price, from_text
+from fedstill.privacy.events import Price
 from fedstill.protocol.method import side_of
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def plan(given: Given) -> None:
         plans.append(replace(known[place.examples], place=place))
     show(console, run, plans, folder)
     for one in plans:
-        if (reason := refusal(one)) is not None:
+        if (reason := refusal(one.mechanism, one.place.spent)) is not None:
             raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
 
 
@@ -107,8 +109,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
     run = Run(target, asking.config.method, spec, asking.public, notes)
     _require_public(run, asking.note)
     spent = owner.spent(file, folder)
-    place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.events))
-    return run, [replace(place, bare=spent.bare, trouble=spent.trouble)]
+    return run, [Place(file.name, file.privacy, file.local, len(data), spent)]
 
 
 def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
@@ -125,7 +126,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     own = (config.nodes.privacy, config.nodes.local)
     if wanted(config.nodes.privacy):  # as the run itself does then
         parts = [limit_groups(part, config.nodes.privacy.group_size) for part in parts]
-    return made, [Place(f"node-{k}", *own, len(part), Price()) for k, part in enumerate(parts)]
+    return made, [Place(f"node-{k}", *own, len(part), Spent({})) for k, part in enumerate(parts)]
 
 
 def _require_public(run: Run, note: str) -> None:

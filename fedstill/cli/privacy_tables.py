@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.console import print_facts, print_table
 from fedstill.cli.ledger_tables import events
+from fedstill.cli.node_privacy import refusal
 from fedstill.cli.privacy import up
 from fedstill.node.mechanism import Mechanism
-from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
-from fedstill.privacy.accounting import epsilon, within
-from fedstill.privacy.events import Price, as_text
+from fedstill.node.owner import Spent
+from fedstill.node.planning import MOST_STEPS, Forecast, Knob, rounded_up
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Price, as_text, from_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,17 +56,13 @@ class Place:
         local: how it trains.
         examples: its records, without those that a limit of groups leaves out.
         spent: what its data have cost so far.
-        bare: releases without guarantee so far.
-        trouble: what is wrong with its ledger, or None.
     """
 
     name: str
     privacy: PrivacyConfig
     local: LocalConfig
     examples: int
-    spent: Price
-    bare: int = 0
-    trouble: str | None = None
+    spent: Spent
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
             "epsilon": "epsilon, from noise and length",
         }[most.found]
         facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
-    _pairs(console, facts)
+    print_facts(console, facts)
     if len(plans) > 1:
         _print_nodes(console, plans)
     _print_lines(console, most)
@@ -137,16 +136,6 @@ def _steps_note(plans: Sequence[Plan]) -> str:
     return "" if len(lengths) == 1 else f", what every node can pay; one could pay {max(lengths):.10g}"
 
 
-def _pairs(console: Console, facts: Mapping[str, str]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for head, text in facts.items():
-        table.add_row(f"  {head}", text)
-    console.print(table)
-    console.print()
-
-
 def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
     parts = [part for part in plans[0].mechanism.config.parts if any(_levels(plans, part))]
     rows = [
@@ -161,24 +150,7 @@ def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
         for plan in plans
     ]
     steps = ["steps"] if plans[0].found == "steps" and plans[0].length is not None else []
-    _table(console, ["node", "records", *parts, *steps, "epsilon", "by RDP"], rows, left=1)
-
-
-def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for place, head in enumerate(heads):
-        table.add_column(
-            f"  {head}" if place == 0 else head,
-            justify="left" if place < left else "right",
-            overflow="fold",
-            header_style="bold",
-        )
-    for first, *rest in rows:
-        table.add_row(f"  {first}", *rest)
-    console.print(table)
-    console.print()
+    print_table(console, ["node", "records", *parts, *steps, "epsilon", "by RDP"], rows, left=1)
 
 
 def _print_lines(console: Console, plan: Plan) -> None:
@@ -198,50 +170,33 @@ def _print_lines(console: Console, plan: Plan) -> None:
     ]
     for name in free:
         rows.append([name, "nothing", "free", _often(plan.mechanism.side.questions[name].times), "0"])
-    _table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
+    print_table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
 
 
 def _often(times: int) -> str:
     return f"{times:,}" if times else "any"  # as a method that does not say how often
 
 
-def refusal(plan: Plan) -> str | None:
-    """Why a node would refuse the run as planned, or None."""
-    config, cost, place = plan.mechanism.config, plan.cost, plan.place
-    if place.trouble is not None:
-        return f"nothing can be charged: {place.trouble}"
-    if cost.price is None:
-        return objection(plan.mechanism)
-    most, delta = config.over_all
-    if place.bare and math.isfinite(most):
-        return "nothing is left: releases without guarantee have left"
-    if not within(cost.price, config.epsilon, config.delta, config.accountant):
-        return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
-    if not within(place.spent + cost.price, most, delta, config.accountant):
-        return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
-    return None
-
-
 def _print_budgets(console: Console, plan: Plan) -> None:
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
-    refused = refusal(plan)
+    refused = refusal(plan.mechanism, place.spent)
     if cost.price is None:
         told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
-        _pairs(console, {"whole run": told})
+        print_facts(console, {"whole run": told})
         return
     facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
     if endless := [name for name, asked in plan.mechanism.side.questions.items() if not asked.times]:
         facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
     facts["of the run"] = _left(config.epsilon, config.delta, cost.by(config.accountant), "")
-    if place.trouble is not None or (place.bare and refused is not None):
+    if place.spent.trouble is not None or (place.spent.bare and refused is not None):
         facts["of the data"] = f"REFUSED: {refused}"
     else:
         most, delta = config.over_all
-        after = epsilon(place.spent + cost.price, delta, config.accountant)
-        before = epsilon(place.spent, delta, config.accountant)
-        told = f"{up(before)} spent before, " if place.spent else ""
+        spent = from_text(place.spent.events)
+        after = epsilon(spent + cost.price, delta, config.accountant)
+        told = f"{up(epsilon(spent, delta, config.accountant))} spent before, " if spent else ""
         facts["of the data"] = _left(most, delta, after, told)
-    _pairs(console, facts)
+    print_facts(console, facts)
 
 
 def _left(budget: float, delta: float, reached: float | None, told: str) -> str:

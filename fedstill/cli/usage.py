@@ -89,7 +89,7 @@ def dispatch(
     usage = _fitting(_usages(name, about), rest)
     anywhere = rest[:1] if OPTIONS in usage else rest  # else help is about the options that follow
     if any(word in HELPS for word in anywhere):
-        print(about, end="")
+        print(about if room else _of_one(words[0], about), end="")
         return
     command = commands[words[0]]
     given = read(name, usage, rest)
@@ -190,6 +190,15 @@ def _usages(name: str, about: str) -> list[str]:
     words = r"\S+(?: \S+)*"
     found = re.findall(rf"^  fedstill {name}((?: {words})?(?:\n +\[{words})*)(?=\s|$)", lines, re.MULTILINE)
     return [" ".join(usage.split()) for usage in found if "--help" not in usage]
+
+
+def _of_one(command: str, about: str) -> str:
+    """What the general help says of one command: its lines, and its options."""
+    usage, *others = about.partition("usage:\n")[2].split("\n\n")
+    entries = re.split(r"^(?=  fedstill )", usage, flags=re.MULTILINE)
+    own = [entry for entry in entries if entry.startswith(f"  fedstill {command} ")]
+    told = [part for part in others if part.startswith(f"options of `{command}`")]
+    return "\n".join(["usage:", *(entry.rstrip("\n") for entry in own), *(f"\n{part}" for part in told), ""])
 
 
 def _fitting(usages: Sequence[str], words: Sequence[str]) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 
 from fedstill.core import deadline
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Checked):
     """How the federation is computed. Precision apart, it changes speed and only the last digits."""
+
+    under: ClassVar[str] = "engine"
 
     name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
     """Equal architectures in one stacked call, one by one, or whichever measures faster here; or nodes as
@@ -29,16 +32,14 @@ class EngineConfig:
     where the processor computes in it, and float32 elsewhere: faster, but figures differ by machine."""
     channels_last: bool = True
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
-    threads: int = 0
+    threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
     """CPU threads; 0 leaves it to torch."""
     startup_kit: str = ""
     """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
     their own data, models and policies."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "engine")
-        if self.threads < 0:
-            raise ArgumentError("engine.threads", self.threads, "0 (torch's own choice) or more")
+        super().__post_init__()
         if self.startup_kit and self.name != "flare":
             raise ArgumentError("engine.startup_kit", self.startup_kit, "none, unless engine.name is flare")
 

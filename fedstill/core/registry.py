@@ -15,8 +15,9 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
+from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError, PluginError, UnknownName
 from fedstill.core.imports import find, first_line, is_path
 
@@ -228,7 +229,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return found
 
 
-class Registered:
+class Registered(Checked):
     """What a configuration chooses by name: a method, a task, a split.
 
     Each is a frozen dataclass below a base class: its fields are its options, its methods do its work. In a
@@ -275,14 +276,39 @@ class Registered:
         return self.registry.name_of(type(self))
 
 
+def check_named(config: object, under: str) -> None:
+    """Refuse a name that nothing has, in a field of type ``Annotated[str, a registry]``.
+
+    What has the name is imported. So this is for whoever chooses it: a node that a server sends such a name
+    neither needs what it means nor imports it.
+
+    Args:
+        config: a dataclass.
+        under: what its fields stand under, for the error.
+
+    Raises:
+        ArgumentError: nothing has the name, or it cannot be imported or is something else.
+    """
+    for name, hint in get_type_hints(type(config), include_extras=True).items():
+        for registry in getattr(hint, "__metadata__", ()):
+            if isinstance(registry, Registry):
+                value = getattr(config, name)
+                try:
+                    registry[value]
+                except ArgumentError as error:
+                    raise ArgumentError(f"{under}.{name}", value, error.allowed) from error
+
+
 def _not_options(kind: Any) -> str | None:
     """What is wrong with a class whose fields should be options, each with a default."""
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
     key = getattr(kind, "key", "name")
-    if any(part.name in (key, "key", "default", "registry", "called", "lacks") for part in fields(kind)):
-        taken = f"{key}, key, default, registry, called or lacks"
+    if any(
+        part.name in (key, "key", "default", "registry", "called", "lacks", "under") for part in fields(kind)
+    ):
+        taken = f"{key}, key, default, registry, called, lacks or under"
         return f"one without an option called {taken}: these mean other things"
     bare = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
     return f"one with a default for each option, and {', '.join(bare)} has none" if bare else None

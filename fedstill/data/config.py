@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast, get_args
+from typing import Annotated, Any, ClassVar, cast, get_args
 
+from annotated_types import Ge, Interval, MultipleOf
+
+from fedstill.core.checked import NonNegativeInt
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry
 from fedstill.core.tables import read_table
 from fedstill.tasks import Targets, TaskConfig
 
+Limit = Annotated[int, Ge(0), "0 (all) or a whole number from 1 up"]
+Side = Annotated[int, Ge(0), MultipleOf(4), "0, or a multiple of 4"]  # of images: others do not fit networks
 MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
 
 
@@ -28,6 +33,7 @@ class DataConfig(Registered, ABC):
         note: what a reader of a figure must know of it.
     """
 
+    under: ClassVar[str] = "data"
     default: ClassVar[str | None] = "digits"
     alike: ClassVar[bool] = True
     targets: ClassVar[tuple[Targets, ...]]
@@ -37,33 +43,20 @@ class DataConfig(Registered, ABC):
     """The folder that holds the data files; without it ./data, then the folders that the
     environment variable FEDSTILL_DATA lists, as PATH does."""
 
-    train_limit: int = 0
+    train_limit: Limit = 0
     """Use only so many training examples, drawn with the classes' shares kept; 0 is all. Of data with
     patients, whole patients with at most so many examples."""
 
-    test_fraction: float = 0.2
+    test_fraction: Annotated[float, Interval(gt=0, lt=1), "a number between 0 and 1"] = 0.2
     """The part of the examples kept for testing, where the source has no split of its own; of data with
     patients, the part of each site's patients."""
 
-    validation: float = 0.0
+    validation: Annotated[float, Interval(ge=0, lt=1), "0 (none), or a number between 0 and 1"] = 0.0
     """To choose options by: measure on this part of the training examples (of each site's patients or
     pictures, where there are such) instead of on the test examples, which the run then does not use."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of that split and of the draw for train_limit."""
-
-    def __post_init__(self) -> None:
-        """Checks options; a class that checks more calls this, too.
-
-        Raises:
-            ArgumentError: naming option, value and what is allowed.
-        """
-        if self.train_limit < 0:
-            raise ArgumentError("data.train_limit", self.train_limit, "0 (all) or a whole number from 1 up")
-        if not 0 < self.test_fraction < 1:
-            raise ArgumentError("data.test_fraction", self.test_fraction, "a number between 0 and 1")
-        if not 0 <= self.validation < 1:
-            raise ArgumentError("data.validation", self.validation, "0 (none), or a number between 0 and 1")
 
     @staticmethod
     def lacks(kind: Any) -> str | None:
@@ -85,16 +78,6 @@ class DataConfig(Registered, ABC):
             ArgumentError: an option that cannot be followed.
             DataError: nothing found (what was looked for, and where), or data that cannot be used.
         """
-
-
-def multiple_of_four(option: str, value: int) -> None:
-    """Refuse a side of images that networks cannot take.
-
-    Raises:
-        ArgumentError: it is neither 0 nor a multiple of 4.
-    """
-    if value < 0 or value % 4:
-        raise ArgumentError(option, value, "0, or a multiple of 4")
 
 
 DATA: Registry[type[DataConfig]] = Registry(

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.core.checked import PositiveInt
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.registry import Registered, Registry
@@ -29,13 +30,14 @@ NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 class SplitConfig(Registered, ABC):
     """How the training examples are divided over the nodes.
 
-    A split is a frozen dataclass below this one; its fields are its options, checked in ``__post_init__``
-    under the names ``split.FIELD``. What it must bring is :meth:`divide`.
+    A split is a frozen dataclass below this one; its fields are its options, and their types say what
+    these may be (:mod:`fedstill.core.checked`). What it must bring is :meth:`divide`.
 
     Attributes:
         fewest: the least that ``nodes`` may be; 0 where the data can say how many there are.
     """
 
+    under: ClassVar[str] = "split"
     key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "dirichlet"
     fewest: ClassVar[int] = 1
@@ -43,7 +45,7 @@ class SplitConfig(Registered, ABC):
     nodes: int = 5
     """Number of nodes; with how = column also 0, as many as the column has values."""
 
-    minimum: int = 10
+    minimum: PositiveInt = 10
     """The least number of examples a node holds."""
 
     findings: int = 0
@@ -259,8 +261,6 @@ def split(
     # Here and not where a split is made: what another split had, as 0 nodes, may be replaced a moment later.
     if config.nodes < config.fewest:
         raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.fewest} up")
-    if config.minimum < 1:
-        raise ArgumentError("split.minimum", config.minimum, "a whole number from 1 up")
     if config.fewest:
         _check_enough(config.nodes, config.minimum, total)
     items = Items(targets, classes, columns, unit, config)

@@ -11,7 +11,7 @@ from typing import ClassVar, get_args
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.data import nuclei, text
-from fedstill.data.config import DATA, DataConfig, multiple_of_four
+from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.formats import form_of, read
 from fedstill.data.located import located
 from fedstill.data.pictures import Picture, read_pictures
@@ -41,23 +41,20 @@ class Files(nuclei.PictureData, text.TextData):
     name: str
     """The path, from this folder or from data.root."""
 
-    size: int = 0
+    size: Side = 0
     """Findings, maps and images: height and width that images are averaged down to, masks by majority; 0: as
     they are."""
 
     channels: tuple[int, ...] = ()
     """Maps and images: which channels; empty: all, and for reconstruction the first."""
 
-    slices: int = 0
+    slices: Limit = 0
     """NIfTI volumes: at most so many axial slices of each, evenly spread; 0: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.name:
             raise ArgumentError("data.name", self.name, f"one of {DATA.allowed}")
-        multiple_of_four("data.size", self.size)
-        if self.slices < 0:
-            raise ArgumentError("data.slices", self.slices, "0 (all) or a whole number from 1 up")
 
     def read(self, task: TaskConfig) -> DataSet:
         """What the path holds for a task."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError
-from fedstill.data.config import DataConfig, multiple_of_four
+from fedstill.data.config import DataConfig, Side
 from fedstill.data.located import find_file
 from fedstill.data.npz import read_npz
 from fedstill.data.preparation import PATIENT, SITE, of_images
@@ -26,7 +26,7 @@ class BrainMRI(DataConfig):
 
     targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
 
-    size: int = 0
+    size: Side = 0
     """Height and width that images are averaged down to, masks by majority; 0: as they are."""
 
     channels: tuple[int, ...] = ()
@@ -34,10 +34,6 @@ class BrainMRI(DataConfig):
 
     sites: tuple[str, ...] = ()
     """Use only these institutions; empty: those with two patients or more."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        multiple_of_four("data.size", self.size)
 
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""
@@ -54,12 +50,8 @@ class ChestXray(DataConfig):
 
     targets: ClassVar[tuple[Targets, ...]] = ("labels",)
 
-    size: int = 0
+    size: Side = 0
     """Height and width that images are averaged down to; 0: as they are."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        multiple_of_four("data.size", self.size)
 
     def read(self, task: TaskConfig) -> DataSet:
         """From its pack."""

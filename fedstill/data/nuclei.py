@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from fedstill.core import deadline
+from fedstill.core.checked import Share
 from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
-from fedstill.core.errors import ArgumentError
-from fedstill.data.config import MEAN, STD, DataConfig, multiple_of_four
+from fedstill.data.config import MEAN, STD, DataConfig, Side
 from fedstill.data.images import decoded, instance_map
 from fedstill.data.located import find_file
 from fedstill.data.npz import read_npz
@@ -48,17 +48,11 @@ class PictureData(DataConfig):
     sites: tuple[str, ...] = ()
     """Use only these sites; empty: all."""
 
-    patch: int = 0
+    patch: Side = 0
     """Side of the square patches that pictures are cut into; 0: 256."""
 
-    scale: float = 1.0
+    scale: Share = 1.0
     """Pictures are first averaged down to this part of their height and width; 0.5: 20x from 40x."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        multiple_of_four("data.patch", self.patch)
-        if not 0 < self.scale <= 1:
-            raise ArgumentError("data.scale", self.scale, "above 0 and at most 1")
 
     @abstractmethod
     def pictures(self) -> Sequence[Picture]:

@@ -5,19 +5,22 @@ May import ``dividing``, which has what all of them share.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Interval
 
+from fedstill.core.checked import PositiveInt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import ArgumentError
 from fedstill.data.dividing import Items, SplitConfig, topped_up
 from fedstill.data.units import Ints
 
-ALPHAS = (1e-12, 1e12)  # beyond these the draws leave double precision, and nothing changes any more
+# Beyond these the draws leave double precision, and nothing changes any more.
+Alpha = Annotated[float, Interval(ge=1e-12, le=1e12), "a number from 1e-12 to 1e+12"]
 DRAWS = 20  # how often a Dirichlet split is drawn before small nodes are topped up instead
 
 
@@ -38,11 +41,8 @@ class IID(SplitConfig):
 class Dirichlet(SplitConfig):
     """Each class in shares drawn from Dirichlet(alpha) (Hsu, Qi and Brown 2019, arXiv:1909.06335; FedIOD)."""
 
-    alpha: float = 0.5
+    alpha: Alpha = 0.5
     """Small is skewed (each class at few nodes), large is even."""
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
 
     def divide(self, items: Items, generator: np.random.Generator) -> Ints:
         """The last node has what rounding leaves of a class. A draw with too small a node is repeated, a
@@ -74,12 +74,8 @@ class Shards(SplitConfig):
     examples than nodes that should hold it.
     """
 
-    classes_per_node: int = 2
+    classes_per_node: PositiveInt = 2
     """How many classes a node holds."""
-
-    def __post_init__(self) -> None:
-        if self.classes_per_node < 1:
-            raise ArgumentError("split.classes_per_node", self.classes_per_node, "a whole number from 1 up")
 
     def divide(self, items: Items, generator: np.random.Generator) -> Ints:
         """First which node holds which classes, then which examples."""
@@ -173,11 +169,8 @@ class Sorted(SplitConfig):
 class Positives(SplitConfig):
     """Findings: equal sizes, but examples that have one in shares from Dirichlet(alpha) (FedKD, Table 4)."""
 
-    alpha: float = 0.5
+    alpha: Alpha = 0.5
     """Small is skewed (findings at few nodes), large is even."""
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
 
     def divide(self, items: Items, generator: np.random.Generator) -> Ints:
         """Positive items in drawn shares, as far as a node can hold them; then negative ones until all nodes
@@ -206,12 +199,6 @@ def dirichlet_shares(alpha: float, nodes: int, generator: np.random.Generator) -
     shares: npt.NDArray[np.float64] = np.exp(logs - logs.max())
     shares /= shares.sum()
     return shares
-
-
-def _check_alpha(alpha: float) -> None:
-    low, high = ALPHAS
-    if not (math.isfinite(alpha) and low <= alpha <= high):
-        raise ArgumentError("split.alpha", alpha, f"a number from {low:g} to {high:g}")
 
 
 def _level(owner: Ints, order: Ints, sizes: Ints, held: npt.NDArray[np.float64]) -> None:

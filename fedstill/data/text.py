@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from annotated_types import Interval
 
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
@@ -61,10 +62,10 @@ class TextData(DataConfig):
 
     targets: ClassVar[tuple[Targets, ...]] = ("texts",)
 
-    length: int | None = None
+    length: Annotated[int, Interval(ge=1, le=100_000), f"a whole number from 1 up ({LENGTH})"] | None = None
     """Texts: how many tokens of each, cut or filled with padding; none: 64."""
 
-    words: int | None = None
+    words: Annotated[int, Interval(ge=2, le=MOST_WORDS), f"from 2 to {MOST_WORDS} ({WORDS})"] | None = None
     """Texts: how many ids words are hashed to, or how many of the most frequent public words are known; none:
     16384."""
 
@@ -75,10 +76,6 @@ class TextData(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length is not None and not 1 <= self.length <= 100_000:
-            raise ArgumentError("data.length", self.length, f"a whole number from 1 up, or none ({LENGTH})")
-        if self.words is not None and not 2 <= self.words <= MOST_WORDS:
-            raise ArgumentError("data.words", self.words, f"from 2 to {MOST_WORDS}, or none ({WORDS})")
         how = self.vocabulary or HASH
         if how == self.called:
             raise ArgumentError(

@@ -6,14 +6,13 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.checked import PositiveInt, Share
 from fedstill.core.seeds import torch_generator
 from fedstill.methods._histogram import TellsSize, Tensors
 from fedstill.methods.server import Server
@@ -30,34 +29,17 @@ from fedstill.protocol.schedule import Span
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 
 
-def finite(method: object, *names: str) -> None:
-    """Refuse options that are negative or not finite.
-
-    Raises:
-        ArgumentError: naming the first one.
-    """
-    for name in names:
-        if not 0 <= getattr(method, name) < math.inf:
-            raise ArgumentError(f"method.{name}", getattr(method, name), "0 or more")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Method):
     """What all methods in rounds have."""
 
     before: ClassVar[Span | None] = None  # local training happens in the rounds
 
-    rounds: int = 20
+    rounds: PositiveInt = 20
     """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
-    participation: float = 1.0
+    participation: Share = 1.0
     """Share of the nodes that take part in a round, drawn anew each round; at least one node does. Who is
     not drawn leaves out that part of its local training."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ArgumentError("method.rounds", self.rounds, "1 or more")
-        if not 0 < self.participation <= 1:
-            raise ArgumentError("method.participation", self.participation, "above 0, up to 1")
 
     @property
     def starts(self) -> bool:

@@ -17,13 +17,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
-from fedstill.methods._averaging import finite
 from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
-from fedstill.methods._options import at_least
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import private_training
@@ -41,21 +40,16 @@ GANForm = Literal["eq2", "bce"]
 class CriticOptions(Method):
     """A critic at each node, which learns with each question."""
 
-    batch: int = 64
+    batch: PositiveInt = 64
     """Inputs x in a question."""
-    critic_width: int = 32
+    critic_width: PositiveInt = 32
     """Channels of D_k's first convolution (published: 128)."""
-    gan: float = 1.0
+    gan: NonNegativeFloat = 1.0
     """Weight of L_gan (Eq. 2); 0: the nodes have no critics."""
     gan_form: GANForm = "bce"
     """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
-    critic_lr: float = 1e-3
+    critic_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for each D_k."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "batch", "critic_width")
-        finite(self, "gan", "critic_lr")
 
     @property
     def critical(self) -> bool:
@@ -96,7 +90,7 @@ class Critics:
         self.config, self.setting, self.task = config, setting, setting.task
         self.maps = config if isinstance(config, FromMaps) else None
         self.gallery = setting.once("gallery", lambda: Gallery(setting.task))
-        self.pairs = self.maps is not None and config.critical and self.maps.critic_sees == "pair"
+        self.pairs = self.maps is not None and config.critical
         self.compares = self.maps is not None and self.maps.compares(self.task)
 
     @property
@@ -233,7 +227,7 @@ class Critics:
         The mean absolute difference and the distance in VGG features, weighed as configured.
         """
         assert self.maps is not None
-        mine = told(node, self.maps)
+        mine = told(node)
         owner, row, pose = source.long().unbind(1)
         # A row that was never told is nobody's.
         rows = torch.nonzero((owner == whose(node.name)) & (row >= 0) & (row < len(mine))).flatten()

@@ -15,15 +15,16 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded, torch_generator
-from fedstill.methods._averaging import Rounds, finite
+from fedstill.methods._averaging import Rounds
 from fedstill.methods._histogram import CountsLabels
 from fedstill.methods.server import Server
 from fedstill.models import example
@@ -42,23 +43,16 @@ class FeatureGenerators(CountsLabels, Rounds):
 
     central: ClassVar[Literal["virtual"]] = "virtual"
 
-    noise: int = 32
+    noise: PositiveInt = 32
     """Values q in z, the generator's noise."""
-    generator_width: int = 128
+    generator_width: PositiveInt = 128
     """Width of the generator's two hidden layers."""
-    server_steps: int = 50
+    server_steps: NonNegativeInt = 50
     """Steps that the server learns in each round."""
-    server_batch: int = 64
+    server_batch: Annotated[int, Ge(2)] = 64
     """Generated examples in such a step."""
-    server_lr: float = 1e-3
+    server_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate at the server."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("noise", 1), ("generator_width", 1), ("server_steps", 0), ("server_batch", 2)):
-            if getattr(self, name) < least:
-                raise ArgumentError(f"method.{name}", getattr(self, name), f"{least} or more")
-        finite(self, "server_lr")
 
     def needs(self) -> Needs:
         """Networks alike, in two parts, that learn to name one class for each input."""

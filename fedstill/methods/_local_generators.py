@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
-from fedstill.methods._averaging import finite
 from fedstill.methods._generators import FeatureGenerators, Received, imagined, uploaded
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods.server import Server
@@ -58,14 +58,10 @@ class LocalGenerators(FeatureGenerators, ABC):
     beta: ClassVar[float] = 0.9  # Adam's first, for these
     renewed: ClassVar[bool] = False  # whether G_i starts from G in each round
 
-    generator_lr: float = 1e-3
+    generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the nodes' generators, the same in all rounds."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
     """At the server: crossed distillation (Eq. 12), FedCG's distillation, or averages alone."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "generator_lr")
 
     # --- at the nodes -----------------------------------------------------------------------------------
 

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
-from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._noise import Wish
 from fedstill.methods.server import Server, ServerSetting
@@ -45,26 +45,16 @@ class FromMaps(Method):
     """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
     "label maps" (policy label_maps); drawn: random shapes, for which nothing leaves; public: those of the
     public data's labels."""
-    most_maps: int = 0
-    """conditions = nodes: a node tells so many maps at most, drawn at random; 0 is all."""
     map_augment: Literal["none", "mirror", "turn"] = "none"
     """What is done to a map before an image is made from it: nothing, mirrored half the time, or mirrored and
     turned by quarters."""
-    critic_sees: Literal["pair", "image"] = "pair"
-    """What critics judge: map and image together, as published, or the image alone."""
-    perceptual: float = 1.0
+    perceptual: NonNegativeFloat = 1.0
     """Weight of the distance in VGG features between an image and the real one of the same map, computed at
     the node that owns it. It needs conditions = nodes and the features (nodes.perceptual): else it is off."""
-    pixel: float = 1.0
+    pixel: NonNegativeFloat = 1.0
     """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
-    generator_width: int = 64
+    generator_width: PositiveInt = 64
     """Channels of G's first convolution (published: 64)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "perceptual", "pixel")
-        if self.most_maps < 0:
-            raise ArgumentError("method.most_maps", self.most_maps, "0 or more")
 
     def needs(self) -> Needs:
         """Images that can be made from label maps."""
@@ -86,7 +76,7 @@ class FromMaps(Method):
     def tell_maps(self, nodes: Group) -> Tensors:
         """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
         node, gallery = nodes.nodes[0], nodes.at.once("gallery", lambda: Gallery(nodes.at.task))
-        return {"maps": gallery.of(node.data).targets[told(node, self)].unsqueeze(0)}
+        return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         """What is switched off for want of something, so that it is said."""
@@ -128,10 +118,10 @@ class Gallery:
         return found
 
 
-def told(node: Node, config: FromMaps) -> torch.Tensor:
-    """Which of its maps a node tells, in this order: indices ``(n,)``, the same whenever it is asked."""
+def told(node: Node) -> torch.Tensor:
+    """In which order a node tells its maps: indices ``(n,)``, the same whenever it is asked."""
     order = torch.randperm(len(node.data), generator=node.draw("maps told"))
-    return order[: config.most_maps or len(order)].to(node.data.inputs.device)
+    return order.to(node.data.inputs.device)
 
 
 @dataclass

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._averaging import finite
-from fedstill.methods._options import at_least
 from fedstill.methods.server import Server
 from fedstill.models.generator import Generator
 from fedstill.protocol.method import Method
@@ -94,20 +94,14 @@ def made(generator: nn.Module, w: Wish) -> torch.Tensor:
 class FromNoise(Method):
     """A generator G that makes inputs x from noise w."""
 
-    noise: int = 100
+    noise: PositiveInt = 100
     """Values in w, the generator's noise."""
-    generator_width: int = 64
+    generator_width: Annotated[int, Ge(2)] = 64
     """Channels of G's first convolution (published: 128)."""
-    generator_lr: float = 1e-3
+    generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
-    generator_lr_end: float = 1e-4
+    generator_lr_end: NonNegativeFloat = 1e-4
     """Learning rate of G's last step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "noise")
-        at_least(self, 2, "generator_width")
-        finite(self, "generator_lr", "generator_lr_end")
 
     def source(self, server: Server) -> Any:
         """Of what x is made: noise w."""

@@ -9,11 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
-from fedstill.methods._averaging import finite
-from fedstill.methods._options import above_zero, at_least
 from fedstill.methods._public import Weighed, WeighsNodes, known
 from fedstill.methods.server import Server
 from fedstill.protocol.method import Ask
@@ -36,18 +34,11 @@ class OneShot(WeighsNodes, ABC):
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
 
-    tau: float
-    epochs: int
-    batch: int
-    lr: float
-    lr_end: float
-
-    def check(self, *least_one: str) -> None:
-        """Refuse options that make no sense, and those of these names that are not 1 or more."""
-        check_choices(self, "method")
-        at_least(self, 1, *least_one, "epochs", "batch")
-        finite(self, "lr", "lr_end")
-        above_zero(self, "tau")
+    tau: PositiveOrInf
+    epochs: PositiveInt
+    batch: PositiveInt
+    lr: NonNegativeFloat
+    lr_end: NonNegativeFloat
 
     @property
     def turns(self) -> int:

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import torch
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.compute import lay_out
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import posed, shifted
-from fedstill.methods._averaging import finite
-from fedstill.methods._options import above_zero, at_least
 from fedstill.methods.server import Server
 from fedstill.protocol.method import Method
 from fedstill.protocol.schedule import cosine, set_lr
@@ -30,29 +29,23 @@ class StudentOptions(Method):
     ensemble: Ensemble = "consensus"
     """How answers are ensembled: logits (Eq. 9), log_probs, probs, consensus, which listens to those who
     know the classes that an input shows, or one of your own."""
-    tau: float = 1.0
+    tau: PositiveOrInf = 1.0
     """Temperature of L_mimic; inf is the l2 limit of Eq. 10."""
     student_inputs: Literal["remembered", "fresh"] = "remembered"
     """What S learns on: remembered questions, or (published code) a fresh question for each step."""
     memory: int = 100_000
     """Remembered inputs with their ensembled answers; at least one batch."""
-    student_steps: int = 5
+    student_steps: PositiveInt = 5
     """Student steps after each question."""
-    student_batch: int = 64
+    student_batch: PositiveInt = 64
     """Remembered inputs in a student step."""
     student_augment: Augment = "none"
     """What is done to remembered inputs, and to answers that are maps: nothing, random shifts by up to an
     eighth of the image, or quarter turns and mirror images."""
-    student_lr: float = 1e-3
+    student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for S, falling on a cosine to student_lr_end."""
-    student_lr_end: float = 1e-6
+    student_lr_end: NonNegativeFloat = 1e-6
     """Learning rate of S's last step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "student_steps", "student_batch")
-        finite(self, "student_lr", "student_lr_end")
-        above_zero(self, "tau")
 
 
 class Student:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.errors import NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.augment import augmented, drawn
 from fedstill.federation.contract import Answers
-from fedstill.methods._averaging import finite
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._histogram import TellsSize, Tensors
 from fedstill.methods._maps import FromMaps, Maps
 from fedstill.methods._noise import Imagines, made
-from fedstill.methods._options import at_least
 from fedstill.methods._public import optimiser_of
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
@@ -55,38 +56,31 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     learns: ClassVar[bool] = False
     longer: ClassVar[tuple[str, ...]] = ("steps",)
 
-    steps: int = 400
+    steps: PositiveInt = 400
     """Steps of the generator, each with one question to every node."""
-    batch: int = 8
+    batch: PositiveInt = 8
     """Images in a question. With conditions = nodes each node is asked about as many of its own maps."""
-    critic_width: int = 64
+    critic_width: PositiveInt = 64
     """Channels of D_j's first convolution (published: 64)."""
-    gan: float = 1.0
+    gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
     """Weight of the critics' part in the generator's loss, a mean over patches."""
-    generator_lr: float = 2e-4
+    generator_lr: NonNegativeFloat = 2e-4
     """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
-    generator_lr_end: float = 2e-5
+    generator_lr_end: NonNegativeFloat = 2e-5
     """Learning rate of G's last step."""
-    critic_lr: float = 2e-4
+    critic_lr: NonNegativeFloat = 2e-4
     """Adam's learning rate for each D_j."""
 
-    student_steps: int = 1000
+    student_steps: PositiveInt = 1000
     """Steps of the task network, when the generator is done."""
-    student_batch: int = 16
+    student_batch: PositiveInt = 16
     """Generated pairs in such a step."""
     student_augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
     """What is done to generated pairs: as local.augment."""
-    student_lr: float = 1e-3
+    student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the task network, falling on a cosine to student_lr_end."""
-    student_lr_end: float = 1e-6
+    student_lr_end: NonNegativeFloat = 1e-6
     """Learning rate of its last step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "steps", "generator_width", "student_steps", "student_batch")
-        finite(self, "generator_lr", "generator_lr_end", "student_lr", "student_lr_end")
-        if not 0 < self.gan < float("inf"):
-            raise ArgumentError("method.gan", self.gan, "above 0, as there is nothing but critics")
 
     @property
     def turns(self) -> int:

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._public import WeighsNodes
 from fedstill.methods.server import Server
@@ -43,9 +42,6 @@ class NodeEnsemble(WeighsNodes):
     ensemble: Ensemble = "consensus"
     """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
     consensus, which listens to those who know the classes that an input shows, or one of your own."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "method")
 
     @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
     def predict(self, nodes: Group, x: torch.Tensor) -> Tensors:

@@ -20,10 +20,9 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.core import deadline
-from fedstill.core.errors import ArgumentError
+from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import torch_generator
 from fedstill.data.public import Public
-from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._one_shot import Asked, OneShot
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
@@ -37,7 +36,7 @@ from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a question
-MOST_SIDE = 64  # cells each way: a node's answer grows with the square of them
+SIDE = 8  # cells of an attention map, each way
 ATTENTION = Kind(
     "attention maps",
     "where a node's model looks in each public image",  # what its layers say of it, pooled
@@ -60,31 +59,23 @@ class FedAD(OneShot):
     title: ClassVar[str] = "FedAD"
     paper: ClassVar[str] = "Gong et al., ICCV 2021"
 
-    attention: float = 1.0
+    attention: NonNegativeFloat = 1.0
     """Weight of the attention loss; 0: no maps are told, and networks need no activations with places."""
-    side: int = 8
-    """Cells of an attention map, each way."""
     weights: Literal["counts", "equal"] = "counts"
     """How nodes are weighed in the ensemble: by their share of the examples of each class, or equally."""
     ensemble: Ensemble = "logits"
     """How answers are ensembled: logits, log_probs, probs, consensus, or one of your own."""
-    tau: float = 1.0
+    tau: PositiveOrInf = 1.0
     """Temperature of the distillation; inf is its l2 limit."""
 
-    epochs: int = 100
+    epochs: PositiveInt = 100
     """Passes of the student over the public images."""
-    batch: int = 32
+    batch: PositiveInt = 32
     """Public images a step of the student."""
-    lr: float = 1e-3
+    lr: NonNegativeFloat = 1e-3
     """Adam's learning rate, falling on a cosine to lr_end."""
-    lr_end: float = 1e-5
+    lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last pass."""
-
-    def __post_init__(self) -> None:
-        self.check("side")
-        if self.side > MOST_SIDE:
-            raise ArgumentError("method.side", self.side, f"up to {MOST_SIDE}")
-        finite(self, "attention")
 
     def needs(self) -> Needs:
         """Public images."""
@@ -107,7 +98,7 @@ class FedAD(OneShot):
         reads=(),
     )
     def predict(self, nodes: Group, rows: torch.Tensor) -> Tensors:
-        """z_k ``(G, B, C, ...)`` and A_k ``(G, B, side^2)`` of public images from one row up to another."""
+        """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
         first, last = rows[0].tolist()
         x = known(nodes.at.public).inputs[first:last]
         nodes.bench("model").train(False)
@@ -122,7 +113,7 @@ class FedAD(OneShot):
         each = []
         for part in torch.split(x, AT_ONCE):
             deadline.check()
-            each.append(looked(node.model, place, part, self.side))
+            each.append(looked(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
     def rehearse(self, nodes: Group) -> None:
@@ -142,14 +133,14 @@ class FedAD(OneShot):
         return Looking(optimiser_of(server.student, self.lr), place=place)
 
     def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
-        """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, side^2)``."""
+        """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, 64)``."""
         each: list[dict[str, torch.Tensor]] = []
         for ask in self.about(known(server.public), server.seed):
             answers, omega = self.ask(server, state, ask)  # (K, 1, C)
             z = server.task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C, ...)
             each.append({"outputs": z})
             if self.attention:
-                A = answers["attention"]  # (K, B, side^2)
+                A = answers["attention"]  # (K, B, 64)
                 each[-1] |= {"least": A.amin(0), "most": A.amax(0)}  # intersection and union
         return {name: torch.cat([part[name] for part in each]) for name in each[0]}
 
@@ -168,7 +159,7 @@ class FedAD(OneShot):
         L_A = target["outputs"].new_zeros(())
         with server.compute.step(server.seed, "student", e, step):
             if self.attention:
-                z, A = looked(server.student, state.place, x, self.side)
+                z, A = looked(server.student, state.place, x, SIDE)
                 L_A = outside(A, target["least"], target["most"]).mean()
             else:
                 z = server.student(x)

@@ -8,12 +8,13 @@ weighted mean of w - w_k.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Interval
 
-from fedstill.core.errors import ArgumentError
-from fedstill.methods._averaging import Averaged, Averaging, finite, trained_places
+from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods._averaging import Averaged, Averaging, trained_places
 from fedstill.methods.server import Server
 from fedstill.models.vector import to_vector, weighted_mean
 
@@ -33,16 +34,10 @@ class FedAvgM(Averaging):
     title: ClassVar[str] = "FedAvgM"
     paper: ClassVar[str] = "Hsu et al., arXiv:1909.06335"
 
-    beta: float = 0.7
+    beta: Annotated[float, Interval(ge=0, lt=1)] = 0.7
     """Momentum of the server, from 0 (FedAvg) to below 1."""
-    server_lr: float = 1.0
+    server_lr: NonNegativeFloat = 1.0
     """Server learning rate: w <- w - server_lr v."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "server_lr")
-        if not 0 <= self.beta < 1:
-            raise ArgumentError("method.beta", self.beta, "from 0 to below 1")
 
     def begin(self, server: Server) -> Moving:
         """The server stands still."""

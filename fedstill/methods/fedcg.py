@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.checked import NonNegativeFloat
 from fedstill.core.seeds import seeded
-from fedstill.methods._averaging import finite
 from fedstill.methods._generators import Received, draw_noise
 from fedstill.methods._local_generators import LocalGenerators
 from fedstill.models.features import FeatureCritic, condition, hidden_widths
@@ -42,15 +42,11 @@ class FedCG(LocalGenerators):
     beta: ClassVar[float] = 0.5
     renewed: ClassVar[bool] = True
 
-    gamma: float = 1.0
+    gamma: NonNegativeFloat = 1.0
     """Weight of the distance of features from what the global generator gives. It rises to this from 0 in
     the first round, 2 / (1 + e^(-10 t / rounds)) - 1 of it in round t."""
     aggregation: Literal["kd", "kdc", "ave*"] = "kd"
     """At the server: its own distillation, FedMD-CG's crossed one, or averages alone (FedMD-CG, Table 3)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "gamma")
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         """A generator and a critic for each node."""

@@ -19,12 +19,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._averaging import Averaged, Averaging, finite
+from fedstill.methods._averaging import Averaged, Averaging
 from fedstill.methods._histogram import CountsLabels
-from fedstill.methods._options import above_zero, at_least
 from fedstill.methods._public import Batch, distil, known, optimiser_of
 from fedstill.methods.server import Server
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -53,9 +52,9 @@ class FedDF(CountsLabels, Averaging):
     title: ClassVar[str] = "FedDF"
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
 
-    steps: int = 50
+    steps: NonNegativeInt = 50
     """N, distillation steps a round; 0 leaves the averages as they are."""
-    batch: int = 64
+    batch: PositiveInt = 64
     """Public inputs d a step."""
     weights: Literal["equal", "counts"] = "equal"
     """How teachers are weighed: equally, as in the paper, or by their nodes' shares of each class's examples
@@ -63,20 +62,12 @@ class FedDF(CountsLabels, Averaging):
     ensemble: Ensemble = "logits"
     """How the teachers' answers are ensembled: logits, as in the paper, log_probs, probs,
     consensus, or one of your own."""
-    tau: float = 1.0
+    tau: PositiveOrInf = 1.0
     """Temperature of the distillation; the paper's is 1, inf is the l2 limit."""
-    lr: float = 1e-4
+    lr: NonNegativeFloat = 1e-4
     """Adam's learning rate, falling within each round on a cosine to lr_end."""
-    lr_end: float = 0.0
+    lr_end: NonNegativeFloat = 0.0
     """Learning rate of a round's last step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices(self, "method")
-        at_least(self, 0, "steps")
-        at_least(self, 1, "batch")
-        finite(self, "lr", "lr_end")
-        above_zero(self, "tau")
 
     def needs(self) -> Needs:
         """A student of one of the nodes' architectures, and inputs d."""

@@ -18,7 +18,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.methods._averaging import KINDS, finite
+from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods._averaging import KINDS
 from fedstill.methods._generators import (
     Diversity,
     FeatureGenerators,
@@ -57,16 +58,12 @@ class FedGEN(FeatureGenerators):
 
     shares: Literal["head", "model"] = "head"
     """What nodes share: the head alone (partial sharing, as FedMD-CG compares with it) or the whole model."""
-    alpha: float = 1.0
+    alpha: NonNegativeFloat = 1.0
     """Weight of the head's cross-entropy on what G gives, at the nodes."""
     diversity: Diversity = "div0"
     """The generator's diversity loss: none, div0 (FedMD-CG's Eq. 7), or FedMD-CG's own div1 and div2."""
-    eta: float = 1.0
+    eta: NonNegativeFloat = 1.0
     """Weight of the diversity loss."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "alpha", "eta")
 
     @property
     def part(self) -> str:

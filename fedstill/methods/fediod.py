@@ -22,14 +22,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
 from fedstill.federation.contract import Answers
-from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
 from fedstill.methods._noise import FromNoise, Imagines, Wish
-from fedstill.methods._options import at_least
 from fedstill.methods._student import Known, Student
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
@@ -59,15 +58,15 @@ class FedIOD(Importance, FromNoise, Imagines):
     unit: ClassVar[Literal["step"]] = "step"
     longer: ClassVar[tuple[str, ...]] = ("steps",)
 
-    steps: int = 400
+    steps: PositiveInt = 400
     """Distillation steps, each with one question to all nodes."""
-    conf: float = 0.2
+    conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
-    unique: float = 0.2
+    unique: NonNegativeFloat = 0.2
     """Weight of L_unique (Eq. 5)."""
-    mimic: float = 0.02
+    mimic: NonNegativeFloat = 0.02
     """Weight of L_mimic in the generator's loss (Eq. 10)."""
-    balance: float = 10.0
+    balance: NonNegativeFloat = 10.0
     """Weight of the class balance, in the published code but not in the paper."""
     through: bool = True
     """Pull losses back through the nodes; false: they only answer, and G learns from S (and from what else
@@ -75,8 +74,6 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "steps")
-        finite(self, "conf", "unique", "mimic", "balance")
         if not self.through and self.mimic == 0:
             allowed = "above 0, where nothing else teaches the generator"
             raise ArgumentError("method.mimic", self.mimic, allowed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedstill.core.checked import NonNegativeInt
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._critics import doubts
 from fedstill.methods._histogram import Tensors
@@ -30,13 +31,13 @@ from fedstill.protocol.schedule import cosine, set_lr
 class FedIODMaps(FromMaps, FedIOD):
     """FedIOD's options, and those of label maps."""
 
-    pretrain: int = 0
+    pretrain: NonNegativeInt = 0
     """Steps of generator and critics alone that come before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pretrain < 0 or (self.pretrain and not (self.through and self.gan)):
-            allowed = "0 or more, and 0 where critics do not teach the generator (gan = 0, through = false)"
+        if self.pretrain and not (self.through and self.gan):
+            allowed = "0 where critics do not teach the generator (gan = 0, through = false)"
             raise ArgumentError("method.pretrain", self.pretrain, allowed)
 
     @property

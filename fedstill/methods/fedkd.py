@@ -17,19 +17,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
 from fedstill.data.public import Public
-from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._one_shot import STUDENT, Asked, OneShot
-from fedstill.methods._options import above_zero
 from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import (
     AT_ONCE,
@@ -86,45 +86,38 @@ class FedKD(OneShot):
     later: ClassVar[tuple[str, ...]] = (*STUDENT, "optimiser")
     longer: ClassVar[tuple[str, ...]] = ("predictions",)
 
-    levels: int = 200
+    levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
     """S, the quantiser's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
-    gamma: float = 10.0
+    gamma: PositiveOrInf = 10.0
     """Noise Lap(1 / gamma) that the server adds to each ensembled logit (Eq. 2), where it hides nothing from
     the server and carries no epsilon; inf is none. The paper's 1 wants many public examples (it has 50,000)
     or logits taught without label smoothing. For noise at the nodes see nodes.privacy."""
-    z_max: float = 0.0
+    z_max: NonNegativeFloat = 0.0
     """Bound of the logits, fixed beforehand; 0: the nodes tell their largest one, and all take the
     largest of these, as in the paper."""
     weights: Literal["counts", "equal"] = "counts"
     """omega_k^c: a node's share of the examples of class c (Eq. 1), or 1 / K."""
     ensemble: Ensemble = "logits"
     """How answers are ensembled: logits (Eq. 2), log_probs, probs, consensus, or one of your own."""
-    tau: float = math.inf
+    tau: PositiveOrInf = math.inf
     """Temperature of the distillation (Eq. 5-6); inf is its l2 limit (Eq. 7)."""
 
-    predictions: int = 1
+    predictions: PositiveInt = 1
     """How often a node predicts each public example (Table 2): the first time as it is, then shifted by up
     to an eighth of the image. The student learns on the same images."""
     labelled: bool = False
     """Table 4: public labels are known, and public examples join every node's local training."""
 
-    epochs: int = 200
+    epochs: PositiveInt = 200
     """Passes of the student over the public data."""
-    batch: int = 64
+    batch: PositiveInt = 64
     """Public examples a step of the student."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum 0.9."""
-    lr: float = 1e-3
+    lr: NonNegativeFloat = 1e-3
     """The student's learning rate, falling on a cosine to lr_end."""
-    lr_end: float = 1e-3
+    lr_end: NonNegativeFloat = 1e-3
     """Learning rate of the last pass; the paper's is constant."""
-
-    def __post_init__(self) -> None:
-        self.check("predictions")
-        finite(self, "z_max")
-        if not 0 <= self.levels < 2**32 - 1:
-            raise ArgumentError("method.levels", self.levels, "1 or more, up to 4294967294, or 0 (none)")
-        above_zero(self, "gamma")
 
     def needs(self) -> Needs:
         """Public data, and their labels where nodes learn from them."""

@@ -22,11 +22,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._averaging import finite
 from fedstill.methods._histogram import Tensors
-from fedstill.methods._options import above_zero, at_least
 from fedstill.methods._public import (
     AT_ONCE,
     Batch,
@@ -74,13 +72,13 @@ class FedMD(WeighsNodes):
     paper: ClassVar[str] = "Li and Wang, NeurIPS 2019 workshop"
     ensemble = "logits"  # no option: f~ is the mean of class scores
 
-    public_epochs: int = 0
+    public_epochs: NonNegativeInt = 0
     """Transfer learning: passes of each node over labelled public data, before it sees its own; 0: none."""
-    first: int = 10
+    first: NonNegativeInt = 10
     """Local training before the first round, in parts as long as a round's."""
-    rounds: int = 10
+    rounds: PositiveInt = 10
     """P, rounds; the local training budget (nodes.local.epochs) is divided into first + rounds parts."""
-    subset: int = 5000
+    subset: PositiveInt = 5000
     """Examples of d_j, drawn anew each round; at most all public ones."""
     weights: Literal["equal", "counts"] = "equal"
     """How nodes are weighed: equally, as in the paper, or by their share of the examples of each class."""
@@ -88,28 +86,21 @@ class FedMD(WeighsNodes):
     distance: Literal["l1", "l2", "kl"] = "kl"
     """What digesting descends: absolute or squared differences of class scores, or the divergence of the
     distributions at temperature tau."""
-    tau: float = 1.0
+    tau: PositiveOrInf = 1.0
     """Temperature of kl."""
-    digest_epochs: int = 1
+    digest_epochs: NonNegativeInt = 1
     """Passes of each node over d_j."""
-    digest_batch: int = 32
+    digest_batch: PositiveInt = 32
     """Public examples a step, of nodes and student."""
-    digest_lr: float = 1e-3
+    digest_lr: NonNegativeFloat = 1e-3
     """Learning rate of the nodes' second optimiser, an Adam that starts anew each round."""
 
-    student_epochs: int = 10
+    student_epochs: NonNegativeInt = 10
     """Passes of the student over d_j."""
-    student_lr: float = 1e-3
+    student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the student, falling over the rounds on a cosine to student_lr_end."""
-    student_lr_end: float = 1e-4
+    student_lr_end: NonNegativeFloat = 1e-4
     """The student's learning rate in the last round."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "method")
-        at_least(self, 0, "public_epochs", "first", "digest_epochs", "student_epochs")
-        at_least(self, 1, "rounds", "subset", "digest_batch")
-        finite(self, "digest_lr", "student_lr", "student_lr_end")
-        above_zero(self, "tau")
 
     def needs(self) -> Needs:
         """D_0, and its labels for transfer learning."""

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods._averaging import finite
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.methods._generators import Diversity, Received, diversity, draw_noise
 from fedstill.methods._local_generators import LocalGenerators, kl
 from fedstill.models.features import condition
@@ -32,30 +32,26 @@ class FedMDCG(LocalGenerators):
     title: ClassVar[str] = "FedMD-CG"
     paper: ClassVar[str] = "Luo et al., arXiv:2409.06955"
 
-    rounds: int = 10
+    rounds: PositiveInt = 10
     """Rounds; the local training budget (nodes.local.epochs) is divided among them. In fewer, longer ones
     the generators know more before anybody listens to them."""
-    lambda1: float = 1.0
+    lambda1: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the head's cross-entropy on what G gives (Eq. 3)."""
-    lambda2: float = 1.0
+    lambda2: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the distance of features from what G gives (Eq. 2)."""
-    lambda3: float = 1.0
+    lambda3: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the divergence of predictions from those on what G gives (Eq. 2)."""
-    lambda4: float = 1.0
+    lambda4: NonNegativeFloat = 1.0
     """Weight in Eq. 9 of the generator's distance from features (Eq. 5)."""
-    lambda5: float = 1.0
+    lambda5: NonNegativeFloat = 1.0
     """Weight in Eq. 9 of the head's cross-entropy on what the generator gives (Eq. 6)."""
-    lambda6: float = 1.0
+    lambda6: NonNegativeFloat = 1.0
     """Weight in Eq. 9 of the diversity loss."""
     diversity: Diversity = "div2"
     """The diversity loss: none, div0 (Eq. 7), div1 (noise and label together) or div2 (Eq. 8)."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
     """At the server (Table 3): crossed distillation (Eq. 12), FedCG's distillation, or averages alone;
     ave* besides leaves out the divergence of predictions in Eq. 2."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, *(f"lambda{index}" for index in range(1, 7)))
 
     def model_work(self, nodes: Group, G: Received) -> Work:
         """Stage (a), Eq. 4: a step of F_i and D_i; before anybody has taught G, on Eq. 1 alone."""

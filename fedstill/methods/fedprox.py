@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.methods._averaging import Averaging, finite
+from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods._averaging import Averaging
 from fedstill.node.group import Group
 from fedstill.node.training import Work
 
@@ -24,12 +25,8 @@ class FedProx(Averaging):
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     beside: ClassVar[str] = "the proximal term"
 
-    mu: float = 0.01
+    mu: NonNegativeFloat = 0.01
     """Weight of the proximal term mu/2 ||w - w^t||^2; 0 is FedAvg."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite(self, "mu")
 
     def work(self, nodes: Group) -> Work:
         """A step on F_k(w) + mu/2 ||w - w^t||^2."""

@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
 from fedstill.core.seeds import seeded
-from fedstill.methods._averaging import Averaged, Averaging, finite
+from fedstill.methods._averaging import Averaged, Averaging
 from fedstill.methods._histogram import Tensors
 from fedstill.methods.server import Server
 from fedstill.models.split import EXTRACTOR, split
@@ -41,6 +42,7 @@ FEATURES = Kind(
     "what a node's model makes of its own training examples, half-way through",
     without="with method.lambda_adv = 0 none are told",
 )
+WIDTH = 256  # of the hidden layer of a domain identifier
 SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
@@ -81,21 +83,12 @@ class FLMRCM(Averaging):
     target: str = ""
     """The node whose latent features all others align theirs with; none: the first one. With a name, no
     other node tells its features, whoever asks."""
-    told: int = 64
+    told: PositiveInt = 64
     """Images of its own whose features the target tells in each round, drawn anew."""
-    lambda_adv: float = 1.0
+    lambda_adv: NonNegativeFloat = 1.0
     """Weight of the adversarial loss at the sources; 0 is FedAvg, and no features are told."""
-    identifier_lr: float = 1e-3
+    identifier_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the domain identifiers, the same in all rounds."""
-    identifier_width: int = 256
-    """Width of their hidden layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("told", "identifier_width"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"method.{name}", getattr(self, name), "1 or more")
-        finite(self, "lambda_adv", "identifier_lr")
 
     def needs(self) -> Needs:
         """Networks alike, in two parts, that learn from images."""
@@ -110,14 +103,14 @@ class FLMRCM(Averaging):
             ModelError: a network's latent features are neither maps nor vectors.
         """
         for node in nodes if self.lambda_adv else ():
-            model, width = split(node.model, node.name), self.identifier_width
+            model = split(node.model, node.name)
             with torch.no_grad():
                 z = coarse(model.eval().get_submodule(latent(model))(node.data.inputs[:2]))
             if z.ndim != 2:
                 found = tuple(z.shape[1:])
                 raise ModelError(f"latent features of {node.name} are {found}: allowed is (C, h, w) or (p,)")
             with seeded(node.seed, node.name, "identifier"):
-                layers = nn.Linear(z.shape[1], width), nn.LeakyReLU(0.2), nn.Linear(width, 1)
+                layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
             node.add("identifier", nn.Sequential(*layers), self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:

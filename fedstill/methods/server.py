@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.choices import check_named
 from fedstill.core.compute import Compute, lay_out
 from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.registry import check_named
 from fedstill.core.state import check_state
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers, Federation

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from fedstill.core.choices import check_choices
+from annotated_types import Ge, MinLen
+
+from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError
 from fedstill.data.private_config import PrivateConfig
 from fedstill.models.foreign import Gives
@@ -16,10 +18,12 @@ from fedstill.protocol.schedule import LocalConfig
 
 
 @dataclass(frozen=True)
-class OwnModelConfig:
+class OwnModelConfig(Checked):
     """Which model a node has."""
 
-    name: str = "small-cnn"
+    under: ClassVar[str] = "model"
+
+    name: Annotated[str, MinLen(1), "the name of a model, or package.module:factory"] = "small-cnn"
     """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
     own, called with the shape (channels, height, width) and the number of classes, which gives a torch
     module, an estimator with predict_proba, an ONNX session or a function."""
@@ -39,18 +43,15 @@ class OwnModelConfig:
     gives: Gives = "auto"
     """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
 
-    def __post_init__(self) -> None:
-        check_choices(self, "model")
-        if not self.name:
-            raise ArgumentError("model.name", self.name, "the name of a model, or package.module:factory")
-
 
 NAME = "1 to 64 letters, digits, '-' and '_'"
 
 
 @dataclass(frozen=True)
-class ComputeConfig:
+class ComputeConfig(Checked):
     """What a node computes on."""
+
+    under: ClassVar[str] = "compute"
 
     device: str = "cpu"
     """A torch device, for example cpu or cuda."""
@@ -61,23 +62,18 @@ class ComputeConfig:
     channels_last: bool = True
     """Keep images with channels last in memory, which is faster for convolutions."""
 
-    threads: int = 0
+    threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
     """CPU threads; 0 leaves it to torch."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "compute")
-        if self.threads < 0:
-            raise ArgumentError("compute.threads", self.threads, "0 (torch's own choice) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeFile:
+class NodeFile(Checked):
     """What an owner says of a node: ``node.toml``."""
 
     name: str
     """The node's name, as it was given with the startup kit."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Of first weights and of the order of training examples."""
 
     online: bool = True
@@ -104,7 +100,6 @@ class NodeFile:
     """What this machine computes on."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
             raise ArgumentError("name", self.name, NAME)
-        if self.seed < 0:
-            raise ArgumentError("seed", self.seed, "a whole number from 0 up")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
+from annotated_types import Ge
+
+from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError
 
 LEAST_MEMORY = 50_000_000  # bytes
 
 
+Limit = Annotated[int, Ge(0), "0 (no limit) or more, a whole number"]
+
+
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Checked):
     """What a node's owner allows."""
+
+    under: ClassVar[str] = "policy"
 
     questions: tuple[str, ...] = ("*",)
     """Questions that may be answered; "*" is all that the method declares."""
@@ -34,40 +43,34 @@ class PolicyConfig:
     maps do not stay with the server: it sends them on to all other nodes, with the images made from them
     (FedIOD; of AsynDGAN each node sees its own again). Both are data and no outputs; outputs_only = false
     allows them, too."""
-    most_questions: int = 0
+    most_questions: Limit = 0
     """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
     question; another gradient of the same answer is a question by itself."""
-    most_bytes: int = 0
+    most_bytes: Limit = 0
     """Refuse once so many bytes have left the node, over all runs; 0 is no limit."""
-    most_rows: int = 100_000
+    most_rows: Limit = 100_000
     """Refuse a question about more inputs than this at once; 0 is no limit."""
-    most_parameters: int = 50_000_000
+    most_parameters: Limit = 50_000_000
     """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
     them; 0 is no limit."""
-    most_memory: int | None = None
+    most_memory: Limit | None = None
     """Refuse what would take more bytes of memory than this, beside the program itself; none: three quarters
     of what this machine has, and of its GPU where it computes on one; 0 is no limit."""
-    most_seconds: int = 3600
+    most_seconds: Limit = 3600
     """Refuse a question whose answer takes longer than this to compute; 0 is no limit."""
-    most_message: int = 1_000_000_000
+    most_message: Limit = 1_000_000_000
     """Refuse messages and files of questions of more bytes than this; 0 is no limit."""
-    most_header: int = 1_000_000
+    most_header: Limit = 1_000_000
     """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
     tensors, options of the method, a file's list of questions; 0 is no limit."""
-    most_runs: int = 1000
+    most_runs: Limit = 1000
     """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
-    most_disk: int = 20_000_000_000
+    most_disk: Limit = 20_000_000_000
     """Refuse new runs, and whatever would write to the disk, once runs/ and public/ hold so many bytes; 0 is
     no limit."""
 
     def __post_init__(self) -> None:
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if not part.name.startswith("most_") or (value is None and part.default is None):
-                continue
-            if type(value) is not int or value < 0:
-                allowed = "0 (no limit) or more, a whole number"
-                raise ArgumentError(f"policy.{part.name}", value, allowed)
+        super().__post_init__()
         if self.most_memory and self.most_memory < LEAST_MEMORY:  # the program's own libraries would fail
             allowed = f"0 (no limit), or {LEAST_MEMORY} or more"
             raise ArgumentError("policy.most_memory", self.most_memory, allowed)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.checked import Checked, Fraction
+from fedstill.core.errors import FedstillError
 from fedstill.privacy.accounting import epsilon, most, within
-from fedstill.privacy.config import Accountant
+from fedstill.privacy.config import Accountant, Epsilon
 from fedstill.privacy.events import Event
 
 MOST_NAMED = 3  # runs in one message
@@ -76,7 +78,7 @@ class Unpriced(BudgetSpent):
 
 
 @dataclass
-class Budget:
+class Budget(Checked):
     """The most that may be spent; what is spent is told anew each time, and kept elsewhere.
 
     It remembers amounts that are known to fit (:meth:`check` compares counts with them) and nothing that
@@ -91,8 +93,10 @@ class Budget:
         ArgumentError: an argument outside its range.
     """
 
-    epsilon: float
-    delta: float
+    under: ClassVar[str] = "budget"
+
+    epsilon: Epsilon
+    delta: Fraction
     accountant: Accountant = "pld"
     _safe: dict[Event, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _first: dict[Event, int] | None = field(default=None, init=False, repr=False, compare=False)
@@ -100,12 +104,6 @@ class Budget:
     _costs: dict[frozenset[tuple[Event, int]], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise ArgumentError("epsilon of a budget", self.epsilon, "above 0, or inf (no budget)")
-        if not 0 < self.delta < 1:
-            raise ArgumentError("delta of a budget", self.delta, "above 0 and below 1")
 
     def check(self, spent: Mapping[Event, int], price: Mapping[Event, int] | None) -> None:
         """Whether a price can be paid, on top of what is spent.

@@ -10,22 +10,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import get_annotations
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
 import torch
+from annotated_types import Gt, Interval, MinLen
 from torch import nn
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import Checked, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry
-from fedstill.privacy.bounds import above_zero, not_negative, one_or_more
 from fedstill.privacy.rules import Exact, Rule
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.questions import Question
 from fedstill.tasks import Task
 
 Accountant = Literal["pld", "rdp"]
+Epsilon = Annotated[float, Gt(0), "above 0, or inf (no budget)"]
+Noise = Annotated[float, Interval(ge=0, lt=math.inf), "0 (none at all) or more"] | None
 P = TypeVar("P", bound="PrivacyConfig")
 
 # What guarantees rest on, as mechanisms say it.
@@ -65,36 +67,28 @@ class Release:
 
 
 @dataclass(frozen=True)
-class StepsConfig:
+class StepsConfig(Checked):
     """DP-SGD of one network: Poisson sampling, per-example clipping, Gaussian noise."""
 
-    noise: float | None = None
+    noise: Noise = None
     """Noise multiplier: standard deviation of the noise on a sum of clipped gradients over their clip; none:
     as much as privacy.epsilon asks for."""
-    clip: float = 1.0
+    clip: PositiveFloat = 1.0
     """Largest L2 norm of one example's gradient; longer ones are shortened."""
-    share: float = 1.0
+    share: PositiveFloat = 1.0
     """Of the epsilon that is divided among all whose noise is none, in parts."""
-
-    def __post_init__(self) -> None:
-        check_noise(self.noise)
-        check_positive(self, "clip", "share")
 
 
 @dataclass(frozen=True)
-class GradientsConfig:
+class GradientsConfig(Checked):
     """Sanitised gradients with respect to a question's inputs."""
 
-    noise: float | None = None
+    noise: Noise = None
     """Standard deviation of the Gaussian noise over the clip; none: as much as privacy.epsilon asks for."""
-    clip: float = 1.0
+    clip: PositiveFloat = 1.0
     """Largest L2 norm of the gradient of one input."""
-    share: float = 1.0
+    share: PositiveFloat = 1.0
     """Of the epsilon that is divided among all whose noise is none, in parts."""
-
-    def __post_init__(self) -> None:
-        check_noise(self.noise)
-        check_positive(self, "clip", "share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +107,7 @@ class PrivacyConfig(Registered):
         ArgumentError: a value outside its range.
     """
 
+    under: ClassVar[str] = "privacy"
     key: ClassVar[str] = "mechanism"
     default: ClassVar[str | None] = "none"
     alike: ClassVar[bool] = True  # tables of one name mean the same in all
@@ -121,41 +116,27 @@ class PrivacyConfig(Registered):
     learns: ClassVar[Mapping[str, str]] = {}
     protects: ClassVar[bool] = True
 
-    epsilon: float = math.inf
+    epsilon: Epsilon = math.inf
     """The most that one run may cost, at delta; what would cost more is refused. inf: no budget."""
-    delta: float = 1e-5
+    delta: Fraction = 1e-5
     """Of that epsilon; well below one over the number of records."""
-    total_epsilon: float | None = None
+    total_epsilon: Epsilon | None = None
     """The most that all runs about these data may cost together, at total_delta; none: as epsilon. More lets
     further runs be paid for; inf lets every run cost epsilon anew, and it is the server that names runs."""
-    total_delta: float | None = None
+    total_delta: Fraction | None = None
     """Of that epsilon; none: as delta."""
     accountant: Accountant = "pld"
     """pld is tighter; rdp holds too where the server chooses what to ask next by what it was told."""
-    group_size: int = 1
+    group_size: PositiveInt = 1
     """Records of one protected unit at most: 1 protects each record, more each group of data.group, of which
     further records are left out."""
     randomness: Literal["secure", "seeded"] = "secure"
     """Of all noise: a cryptographic generator keyed with the node's secret, or a faster one, for simulations,
     whose noise can be found by trying all seeds."""
-    ledger: str = "ledger.sqlite"
+    ledger: Annotated[str, MinLen(1), "the name of a file"] = "ledger.sqlite"
     """Where all that these data have cost is kept, over all runs; from the folder of this file."""
-    counts_noise: float = 10.0
+    counts_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "privacy")
-        most, delta = self.over_all
-        for name, value in (("epsilon", self.epsilon), ("total_epsilon", most)):
-            if not value > 0:
-                raise ArgumentError(f"privacy.{name}", value, "above 0, or inf (no budget)")
-        for name, value in (("delta", self.delta), ("total_delta", delta)):
-            if not 0 < value < 1:
-                raise ArgumentError(f"privacy.{name}", value, "above 0 and below 1")
-        one_or_more("privacy.group_size", self.group_size)
-        not_negative("privacy.counts_noise", self.counts_noise, "0 (exact) or more")
-        if not self.ledger:
-            raise ArgumentError("privacy.ledger", self.ledger, "the name of a file")
 
     @property
     def over_all(self) -> tuple[float, float]:
@@ -181,6 +162,8 @@ class PrivacyConfig(Registered):
         for name, table in tables.items():
             if not {"noise", "share"} <= {part.name for part in fields(table)}:
                 return f"one whose table {name} has fields noise and share"
+        if kind.shards is not PrivacyConfig.shards and kind.ensemble is PrivacyConfig.ensemble:
+            return "one with a method ensemble, as it has shards"
         for role, name in kind.learns.items():
             if role not in ("model", "critic") or tables.get(name) is not StepsConfig:
                 return f"one whose model or critic learns as a StepsConfig says, and not {role} as {name}"
@@ -216,8 +199,8 @@ class PrivacyConfig(Registered):
         return ()
 
     def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
-        """What takes the place of the node's model, made of such copies."""
-        raise NotImplementedError
+        """What takes the place of the node's model, made of such copies; whoever has shards says it."""
+        return networks[0]
 
     # --- what is said of it ---------------------------------------------------------------------------
 
@@ -280,26 +263,6 @@ class AnswersConfig(PrivacyConfig):
     """How the node's critic learns, where a method has one."""
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
     """What is pulled back to a question's inputs."""
-
-
-def check_noise(value: float | None) -> None:
-    """Check the noise of a table.
-
-    Raises:
-        ArgumentError: it is below 0, infinite or NaN.
-    """
-    if value is not None:
-        not_negative("noise", value, "0 (none at all) or more, or none (from privacy.epsilon)")
-
-
-def check_positive(config: object, *names: str) -> None:
-    """Check fields that must be above 0.
-
-    Raises:
-        ArgumentError: one is not, or infinite or NaN.
-    """
-    for name in names:
-        above_zero(name, getattr(config, name))
 
 
 MECHANISMS: Registry[type[PrivacyConfig]] = Registry(

@@ -26,8 +26,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.bounds import above_zero, kept, lengths, not_negative, one_or_more
+from fedstill.privacy.bounds import kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws
@@ -53,7 +54,7 @@ class DPSGD(PrivacyConfig):
 
 
 @dataclass(frozen=True)
-class PrivateSteps:
+class PrivateSteps(Checked):
     """How a network learns privately.
 
     Args:
@@ -67,15 +68,10 @@ class PrivateSteps:
         ArgumentError: a value outside its range.
     """
 
-    noise: float
-    clip: float
+    noise: NonNegativeFloat
+    clip: PositiveFloat
     draws: Callable[..., Draws]
-    group: int = 1
-
-    def __post_init__(self) -> None:
-        not_negative("noise of DP-SGD", self.noise, "0 (none: no guarantee) or more")
-        above_zero("clip of DP-SGD", self.clip)
-        one_or_more("group of DP-SGD", self.group)
+    group: PositiveInt = 1
 
 
 def rate(n: int, batch: int) -> float:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
-from fedstill.core.choices import check_choices
+from annotated_types import Interval
+
+from fedstill.core.checked import Checked, PositiveFloat
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.bounds import not_negative
 from fedstill.privacy.config import (
     COUNTED,
     AnswersConfig,
+    Noise,
     Release,
-    check_noise,
-    check_positive,
 )
 from fedstill.privacy.rules import NoisyRows, Rule, Sanitised
 from fedstill.protocol.questions import Question
@@ -23,25 +24,21 @@ from fedstill.tasks import Task
 
 
 @dataclass(frozen=True)
-class OutputsConfig:
+class OutputsConfig(Checked):
     """Noise on the outputs of a model that was trained without protection."""
+
+    under: ClassVar[str] = "outputs"
 
     how: Literal["laplace", "gaussian"] = "laplace"
     """Which noise."""
-    noise: float | None = None
+    noise: Noise = None
     """Its scale (Laplace) or standard deviation (Gaussian), in units of the outputs; none: as much as
     privacy.epsilon asks for."""
-    bound: float = 0.0
+    bound: Annotated[float, Interval(ge=0, lt=inf), "0 (none: no guarantee) or more"] = 0.0
     """Outputs are limited to this: each value (Laplace), or the L2 norm of a row (Gaussian). 0: no bound,
     and then no guarantee, whatever the noise."""
-    share: float = 1.0
+    share: PositiveFloat = 1.0
     """Of the epsilon that is divided among all whose noise is none, in parts."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "outputs")
-        check_noise(self.noise)
-        check_positive(self, "share")
-        not_negative("outputs.bound", self.bound, "0 (none: no guarantee) or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,25 +14,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from math import inf
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import nn
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import Checked, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import renyi
-from fedstill.privacy.bounds import not_negative, one_or_more
 from fedstill.privacy.config import (
     COUNTED,
     NOT_CHOSEN,
     AnswersConfig,
+    Noise,
     Release,
-    check_noise,
-    check_positive,
 )
 from fedstill.privacy.rules import Rule, Sanitised
 from fedstill.privacy.teachers import Teachers, shards
@@ -47,37 +47,35 @@ DROWNED = (
 
 
 @dataclass(frozen=True)
-class PateConfig:
+class PateConfig(Checked):
     """PATE at the node: teachers on disjoint parts of its data, and noisy votes."""
 
-    teachers: int = 10
+    under: ClassVar[str] = "pate"
+
+    teachers: PositiveInt = 10
     """How many; each has its own part of the records."""
-    noise: float | None = None
+    noise: Noise = None
     """Standard deviation of the Gaussian noise on the votes for each class; none: as much as
     privacy.epsilon asks for."""
     release: Literal["votes", "label"] = "votes"
     """What leaves: all noisy votes, or only the class with the most (GNMax). They cost the same."""
-    threshold: float = 0.0
+    threshold: Annotated[float, Interval(ge=0, lt=inf), "0 (answer everywhere) or more"] = 0.0
     """Answer only where the most votes, with noise of their own, reach this number (Confident-GNMax);
     elsewhere nothing is said of any class. 0: answer everywhere."""
-    threshold_noise: float = 10.0
+    threshold_noise: PositiveFloat = 10.0
     """Standard deviation of that noise, in votes."""
-    sharpness: float = 10.0
+    sharpness: PositiveFloat = 10.0
     """Votes are told as logits: this number times their share."""
     data_dependent: bool = False
     """Also compute what the labels have cost by the votes themselves (release = "label"). For your eyes only:
     that figure tells of the votes. No budget goes by it."""
-    share: float = 1.0
+    share: PositiveFloat = 1.0
     """Of the epsilon that is divided among all whose noise is none, in parts."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "pate")
-        check_noise(self.noise)
-        check_positive(self, "sharpness", "threshold_noise", "share")
+        super().__post_init__()
         if self.data_dependent and self.release != "label":
             raise ArgumentError("pate.data_dependent", True, 'false, unless pate.release = "label"')
-        one_or_more("pate.teachers", self.teachers)
-        not_negative("pate.threshold", self.threshold, "0 (answer everywhere) or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,13 +22,10 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.privacy.bounds import (
     SLACK,
-    above_zero,
-    not_negative,
     numbers,
-    one_or_more,
     rows_of,
     shorten,
 )
@@ -114,7 +111,7 @@ class Derived(_AsItIs):
 
 
 @dataclass(frozen=True)
-class NoisyCounts(Rule):
+class NoisyCounts(Checked, Rule):
     """Numbers of records, in all or by class, with Laplace noise, as whole numbers from ``least`` up.
 
     Assumes that one record moves the tensor by ``moves`` in L1 at most: by 1 where it is counted once, or in
@@ -133,17 +130,13 @@ class NoisyCounts(Rule):
         ArgumentError: a value outside its range.
     """
 
+    under: ClassVar[str] = "counts"
     pays: ClassVar[str] = "counts"
 
-    scale: float
-    group: int = 1
-    moves: float = 1.0
+    scale: NonNegativeFloat
+    group: PositiveInt = 1
+    moves: PositiveFloat = 1.0
     least: int = 0
-
-    def __post_init__(self) -> None:
-        not_negative("scale of counts", self.scale)
-        above_zero("moves of counts", self.moves)
-        one_or_more("group of counts", self.group)
 
     @property
     def text(self) -> str:
@@ -170,7 +163,7 @@ class NoisyCounts(Rule):
 
 
 @dataclass(frozen=True)
-class NoisyRows(Rule):
+class NoisyRows(Checked, Rule):
     """Answers of a network that was trained without protection, bounded and with noise.
 
     Nothing is known of how far one record (or any number of them) moves such a network, so a row is taken to
@@ -193,16 +186,12 @@ class NoisyRows(Rule):
         ArgumentError: a value outside its range.
     """
 
+    under: ClassVar[str] = "outputs"
     pays: ClassVar[str] = "outputs"
 
     how: Literal["laplace", "gaussian"]
-    scale: float
-    bound_to: float
-
-    def __post_init__(self) -> None:
-        check_choices(self, "outputs")
-        not_negative("scale of outputs", self.scale)
-        not_negative("bound of outputs", self.bound_to)
+    scale: NonNegativeFloat
+    bound_to: NonNegativeFloat
 
     @property
     def text(self) -> str:
@@ -244,7 +233,7 @@ class NoisyRows(Rule):
 
 
 @dataclass(frozen=True)
-class Sanitised(Rule):
+class Sanitised(Checked, Rule):
     """Gradients with respect to each input of a question, clipped and with Gaussian noise.
 
     Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
@@ -266,16 +255,12 @@ class Sanitised(Rule):
         ArgumentError: a value outside its range.
     """
 
+    under: ClassVar[str] = "gradients"
     pays: ClassVar[str] = "gradients"
 
-    clip: float
-    sigma: float
-    teachers: int = 1
-
-    def __post_init__(self) -> None:
-        above_zero("clip of gradients", self.clip)
-        not_negative("noise of gradients", self.sigma)
-        one_or_more("teachers of gradients", self.teachers)
+    clip: PositiveFloat
+    sigma: NonNegativeFloat
+    teachers: PositiveInt = 1
 
     @property
     def text(self) -> str:

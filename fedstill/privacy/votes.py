@@ -9,15 +9,15 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
-from fedstill.privacy.bounds import above_zero, not_negative, numbers, one_or_more, rows_of
+from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.privacy.bounds import numbers, rows_of
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 from fedstill.privacy.rules import Rule
 
 
 @dataclass(frozen=True)
-class Votes(Rule):
+class Votes(Checked, Rule):
     """Noisy votes of teachers that learned from disjoint parts of the records: PATE.
 
     Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson, "Scalable Private Learning with PATE", ICLR
@@ -44,22 +44,15 @@ class Votes(Rule):
         ArgumentError: a value outside its range.
     """
 
+    under: ClassVar[str] = "pate"
     pays: ClassVar[str] = "pate"
 
-    teachers: int
-    sigma: float
+    teachers: PositiveInt
+    sigma: NonNegativeFloat
     release: Literal["votes", "label"] = "votes"
-    threshold: float = 0.0
-    threshold_noise: float = 10.0
-    sharpness: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_choices(self, "pate")
-        one_or_more("pate.teachers", self.teachers)
-        not_negative("sigma of votes", self.sigma)
-        not_negative("pate.threshold", self.threshold)
-        above_zero("pate.threshold_noise", self.threshold_noise)
-        above_zero("pate.sharpness", self.sharpness)
+    threshold: NonNegativeFloat = 0.0
+    threshold_noise: PositiveFloat = 10.0
+    sharpness: PositiveFloat = 10.0
 
     @property
     def text(self) -> str:

@@ -11,13 +11,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.protocol.kinds import INPUTS, kind_named
 
@@ -29,16 +29,15 @@ MOST_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they t
 
 
 @dataclass(frozen=True)
-class WireConfig:
+class WireConfig(Checked):
     """In which form tensors travel. Shorter forms round what they carry, on every engine alike."""
+
+    under: ClassVar[str] = "wire"
 
     inputs: Form = "float32"
     """The inputs that the server asks about; the shorter forms have a scale for each input."""
     gradients: Form = "float32"
     """Gradients, down to the nodes and back up."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "wire")
 
     def form(self, kind: str) -> Form:
         """The form in which a kind of tensor travels."""

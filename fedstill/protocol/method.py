@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
@@ -78,10 +77,11 @@ class Ask:
 class Method(Registered):
     """A method, all of it: its options, its part at the nodes and its program at the server.
 
-    A method is a frozen dataclass; its fields are its options, checked in ``__post_init__``. Its questions
-    are functions that are marked with :func:`fedstill.protocol.questions.question` and run at the nodes. Its
-    program is :meth:`begin` and then :meth:`turn`, again and again; between two turns a run may be stopped,
-    and goes on from there with all that stands in what :meth:`begin` gave.
+    A method is a frozen dataclass; its fields are its options, whose types say what they may be
+    (:mod:`fedstill.core.checked`). Its questions are functions that are marked with
+    :func:`fedstill.protocol.questions.question` and run at the nodes. Its program is :meth:`begin` and then
+    :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with all
+    that stands in what :meth:`begin` gave.
 
     Attributes:
         title: in tables.
@@ -97,6 +97,7 @@ class Method(Registered):
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
     """
 
+    under: ClassVar[str] = "method"
     title: ClassVar[str]
     paper: ClassVar[str] = ""
     unit: ClassVar[Literal["step", "epoch", "round"]] = "round"
@@ -106,13 +107,13 @@ class Method(Registered):
     longer: ClassVar[tuple[str, ...]] = ("rounds",)
     later: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self) -> None:
-        """Checks options; a method that checks more calls this, too.
-
-        Raises:
-            ArgumentError: a value that a field's ``Literal`` does not list.
-        """
-        check_choices(self, "method")
+    @staticmethod
+    def lacks(kind: Any) -> str | None:
+        """As of all that have a name; and what asks all at once must say what that is."""
+        if missing := Registered.lacks(kind):
+            return missing
+        silent = kind.one_round and kind.asks is Method.asks
+        return "one with a method asks, as one_round says that all it asks is known" if silent else None
 
     def needs(self) -> Needs:
         """What a federation must have; it is refused before any training where it has not."""
@@ -144,7 +145,7 @@ class Method(Registered):
         For evaluation in a simulation only: nothing is trained, released or counted. A method with an
         ensemble has one.
         """
-        raise NotImplementedError
+        return {}
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         """What a run should be told: what is switched off here, and why."""
@@ -202,12 +203,12 @@ class Method(Registered):
         return None
 
     def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
-        """All that a ``one_round`` method asks, in order.
+        """All that a ``one_round`` method asks, in order; every such method says it.
 
         Raises:
             ArgumentError: an option makes a question depend on an answer.
         """
-        raise NotImplementedError
+        return ()
 
 
 def side_of(method: Method, at: NodeSetting) -> NodeSide:

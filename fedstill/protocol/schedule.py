@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+from annotated_types import Interval
 
-from fedstill.core.choices import check_choices
+from fedstill.core.checked import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.core.errors import ArgumentError
 
 
@@ -49,26 +50,28 @@ WHOLE = Span(0, 1, 1)
 
 
 @dataclass(frozen=True)
-class LocalConfig:
+class LocalConfig(Checked):
     """How each node trains its own model."""
 
-    epochs: float = 30.0
+    under: ClassVar[str] = "local"
+
+    epochs: NonNegativeFloat = 30.0
     """Passes over the node's own data."""
-    least_steps: int = 0
+    least_steps: NonNegativeInt = 0
     """Steps that even the smallest node takes."""
-    batch: int = 32
+    batch: PositiveInt = 32
     """Examples a step."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum."""
-    lr: float = 1e-3
+    lr: NonNegativeFloat = 1e-3
     """Learning rate of the first step."""
-    lr_end: float = 1e-5
+    lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last step; between them a cosine."""
-    momentum: float = 0.9
+    momentum: NonNegativeFloat = 0.9
     """Of SGD."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """L2 penalty."""
-    smoothing: float = 0.1
+    smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.1
     """Share of each label spread over all classes. A node that was taught certainty is certain of what
     it never saw, too; that costs the ensemble more than it gains the node."""
     augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
@@ -76,14 +79,7 @@ class LocalConfig:
     direction is up (tissue). A class of each pixel moves with its pixel. Not for texts."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "local")
-        names = ("epochs", "least_steps", "batch", "lr", "lr_end", "momentum", "weight_decay")
-        for name in names:
-            value, least = getattr(self, name), int(name == "batch")
-            if not math.isfinite(value) or value < least:
-                raise ArgumentError(f"local.{name}", value, f"{least} or more")
-        if not 0 <= self.smoothing < 1:
-            raise ArgumentError("local.smoothing", self.smoothing, "from 0 to below 1")
+        super().__post_init__()
         if self.epochs == 0 and self.least_steps == 0:
             raise ArgumentError("local.epochs", self.epochs, "above 0, or local.least_steps above 0")
 

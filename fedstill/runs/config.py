@@ -14,12 +14,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import tomli_w
+from annotated_types import MinLen
 
-from fedstill.core.choices import check_named
+from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.registry import check_named
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
 from fedstill.data.config import DataConfig
 from fedstill.data.dividing import SplitConfig
@@ -55,11 +57,16 @@ __all__ = [
 ]
 
 
+Name = Annotated[str, MinLen(1), "the name of a model"]
+
+
 @dataclass(frozen=True)
-class NodesConfig:
+class NodesConfig(Checked):
     """What the nodes are: their models, how they train them, what they answer."""
 
-    models: tuple[str, ...] = ("small-cnn",)
+    under: ClassVar[str] = "nodes"
+
+    models: Annotated[tuple[Name, ...], MinLen(1), "a list of one model or more"] = ("small-cnn",)
     """The nodes' networks, taken in turn: with two names the first node has the first, the second
     the second, the third the first again. "resnet8:16" is a ResNet-8 of width 16;
     "package.module:factory" is your own."""
@@ -77,44 +84,38 @@ class NodesConfig:
     """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, that every node has:
     for losses that compare images by its features. Without one these losses are off."""
 
-    def __post_init__(self) -> None:
-        if not self.models or not all(self.models):
-            raise ArgumentError("nodes.models", list(self.models), "a list of one model or more")
-
 
 @dataclass(frozen=True)
-class StudentConfig:
+class StudentConfig(Checked):
     """The central model, which learns from the nodes' answers."""
 
-    model: str = "small-cnn"
-    """The student's network, named as in nodes.models."""
+    under: ClassVar[str] = "student"
 
-    def __post_init__(self) -> None:
-        if not self.model:
-            raise ArgumentError("student.model", self.model, "the name of a model")
+    model: Name = "small-cnn"
+    """The student's network, named as in nodes.models."""
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Checked):
     """What is measured on the test set, and how often."""
 
-    every: int | None = None
+    under: ClassVar[str] = "evaluation"
+
+    every: NonNegativeInt | None = None
     """The server's steps or rounds between two evaluations; 0: only at the end, none: ten times a run."""
 
     centralised: bool = True
     """Also train one model on the data of all nodes together, as the mark to reach."""
 
-    samples: int = 12
+    samples: NonNegativeInt = 12
     """Generated inputs that are kept at each evaluation, for the report."""
-
-    def __post_init__(self) -> None:
-        _at_least_zero("evaluation.every", self.every or 0)
-        _at_least_zero("evaluation.samples", self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperFigure:
+class PaperFigure(Checked):
     """A published figure, to print beside ours."""
+
+    under: ClassVar[str] = "paper"
 
     method: str
     """The method that it belongs to, or the name that a comparison gives it."""
@@ -129,15 +130,11 @@ class PaperFigure:
     std: float | None = None
     """Its published standard deviation, if there is one."""
 
-    source: str
+    source: Annotated[str, MinLen(1), "the paper with its table or page"]
     """Where it stands: paper, table, page."""
 
     setting: str = ""
     """The setting of a comparison that it belongs to; none is every setting."""
-
-    def __post_init__(self) -> None:
-        if not self.source:
-            raise ArgumentError("paper.source", self.source, "the paper with its table or page")
 
 
 def check_paper(figures: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> None:
@@ -167,13 +164,13 @@ def check_paper(figures: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Checked):
     """One run: the data, the nodes that hold it, the method, and the student that learns."""
 
     name: str = "custom"
     """What this run is called; part of the name of its folder."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Every random draw of the run follows from this number."""
 
     task: TaskConfig = field(default_factory=ClassificationConfig)
@@ -210,9 +207,9 @@ class RunConfig:
     """Published figures of this setting, which `fedstill compare` prints beside ours."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
-        _at_least_zero("seed", self.seed)
         check_named(self.method, "method")
         check_paper(self.paper, [self.task])
 

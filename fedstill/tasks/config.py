@@ -7,7 +7,6 @@ from dataclasses import fields
 from inspect import isabstract
 from typing import Any, ClassVar, Literal, get_args
 
-from fedstill.core.choices import check_choices
 from fedstill.core.registry import Registered, Registry
 from fedstill.tasks.task import Figure, Kind, Task
 
@@ -22,16 +21,10 @@ class TaskConfig(Registered):
         makes: the class of the task; called with the number of classes, and with each field by its name.
     """
 
+    under: ClassVar[str] = "task"
+
     default = "classification"
     makes: ClassVar[type[Task]]
-
-    def __post_init__(self) -> None:
-        """Checks options; a configuration that checks more calls this, too.
-
-        Raises:
-            ArgumentError: a value that a field's ``Literal`` does not list.
-        """
-        check_choices(self, "task")
 
     @staticmethod
     def lacks(kind: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import objects, overlap
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask, check_weights
+from fedstill.tasks.maps import MapTask
 from fedstill.tasks.shapes import objects_of, separate, three_classes
 from fedstill.tasks.stitching import stitch
 from fedstill.tasks.synthetic import nuclei
@@ -32,8 +32,6 @@ class Instances(MapTask):
 
     Args:
         classes: 3.
-        class_weights: of background, inside and contour in the cross-entropy.
-        smallest: predicted objects of fewer pixels are taken for noise.
     """
 
     name = "instances"
@@ -48,13 +46,10 @@ class Instances(MapTask):
     )
     conditions = 3
 
-    def __init__(
-        self, classes: int = 3, class_weights: Sequence[float] = WEIGHTS, smallest: int = SMALLEST
-    ) -> None:
+    def __init__(self, classes: int = 3) -> None:
         if classes != 3:
             raise ArgumentError("classes", classes, "3: background, inside and contour")
-        super().__init__(classes, class_weights)
-        self.smallest = smallest
+        super().__init__(classes, WEIGHTS)
 
     # --- evaluation ---
 
@@ -82,7 +77,7 @@ class Instances(MapTask):
 
     def drawing(self, probabilities: torch.Tensor) -> torch.Tensor:
         """The objects in a picture of probabilities ``(3, H, W)``: ``(H, W)`` int32, 0 where none is."""
-        return torch.from_numpy(separate(probabilities.cpu().numpy(), self.smallest))
+        return torch.from_numpy(separate(probabilities.cpu().numpy(), SMALLEST))
 
     def _pictures(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None
@@ -91,12 +86,12 @@ class Instances(MapTask):
         probabilities = outputs.float().softmax(1)
         if cases is None or cases.places is None:
             for p, truth in zip(probabilities.cpu().numpy(), targets.cpu().numpy(), strict=True):
-                yield separate(p, self.smallest), objects_of(truth)
+                yield separate(p, SMALLEST), objects_of(truth)
             return
         known = self._known(targets, cases)
         for picture in stitch(probabilities, cases):
             covered = picture.covered.cpu().numpy()
-            found = separate(picture.values.cpu().numpy(), self.smallest)
+            found = separate(picture.values.cpu().numpy(), SMALLEST)
             yield np.where(covered, found, 0), np.where(covered, next(known), 0)
 
     def _known(self, targets: torch.Tensor, cases: Cases) -> Iterator[Objects]:
@@ -131,18 +126,6 @@ class InstancesConfig(TaskConfig):
     """Objects that touch, as nuclei, each by itself."""
 
     makes = Instances
-
-    class_weights: tuple[float, ...] = WEIGHTS
-    """Weights of background, inside and contour in the cross-entropy."""
-
-    smallest: int = SMALLEST
-    """Objects of fewer pixels are taken for noise."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(self.class_weights)
-        if self.smallest < 0:
-            raise ArgumentError("task.smallest", self.smallest, "0 or more")
 
 
 def _dice(found: Objects, there: Objects) -> float:

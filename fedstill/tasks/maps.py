@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 
 from fedstill.core.dataset import TensorData, check_images
 from fedstill.core.errors import ArgumentError, DataError
@@ -66,14 +68,7 @@ def soft_dice_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return 1 - shares.mean(1)
 
 
-def check_weights(weights: Sequence[float]) -> None:
-    """Refuse weights of classes that are not all above 0.
-
-    Raises:
-        ArgumentError: ``task.class_weights``.
-    """
-    if not all(0 < weight < 1e6 for weight in weights):
-        raise ArgumentError("task.class_weights", list(weights), "each above 0")
+Weights = tuple[Annotated[float, Interval(gt=0, lt=1e6), "above 0"], ...]
 
 
 class MapTask(SoftmaxTask):

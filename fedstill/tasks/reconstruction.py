@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Interval
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError, DataError
@@ -200,18 +202,11 @@ class ReconstructionConfig(TaskConfig):
 
     makes = Reconstruction
 
-    acceleration: int = ACCELERATION
+    acceleration: Annotated[int, Ge(2)] = ACCELERATION
     """One of so many lines of k-space is measured."""
 
-    centre: float = CENTRE
+    centre: Annotated[float, Interval(ge=0, lt=1)] = CENTRE
     """The share of lines in the middle of k-space that are always measured."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.acceleration < 2:
-            raise ArgumentError("task.acceleration", self.acceleration, "2 or more")
-        if not 0 <= self.centre < 1:
-            raise ArgumentError("task.centre", self.centre, "from 0 to below 1")
 
 
 def pixels(images: torch.Tensor) -> torch.Tensor:

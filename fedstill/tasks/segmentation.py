@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.tasks import overlap
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask, check_weights
+from fedstill.tasks.maps import MapTask, Weights
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
 from fedstill.tasks.task import Figure
@@ -118,20 +119,14 @@ class SegmentationConfig(TaskConfig):
 
     makes = Segmentation
 
-    class_weights: tuple[float, ...] | None = None
+    class_weights: Weights | None = None
     """Weight of each class in the cross-entropy; none: all 1."""
 
-    dice: float = 1.0
+    dice: Annotated[float, Interval(ge=0, lt=1e6), "0 or more"] = 1.0
     """Weight of the Dice loss beside the cross-entropy."""
 
     outline: bool = True
     """What inputs are generated from also tells the outline of the imaged body, as one more class."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weights(self.class_weights or ())
-        if not 0 <= self.dice < 1e6:
-            raise ArgumentError("task.dice", self.dice, "0 or more")
 
 
 def distances(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

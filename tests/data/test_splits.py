@@ -250,7 +250,7 @@ def test_sorting_is_stable() -> None:
         ({"alpha": 0.0}, "split.alpha", "from 1e-12 to 1e\\+12"),
         ({"alpha": float("nan")}, "split.alpha", "a number"),
         ({"alpha": float("inf")}, "split.alpha", "1e-12"),
-        ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "from 1 up"),
+        ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "1 or more"),
         ({"how": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),
         ({"nodes": 7}, "split.nodes", "at most 6, as there are 60 examples .* 10"),
         ({"how": "iid", "nodes": 7}, "split.nodes", "at most 6"),

@@ -67,7 +67,7 @@ TINY = {
 SMALL: dict[str, dict[str, Any]] = {
     "feddf": {"steps": 3},
     "fedad": {"attention": 0.0},  # its attention needs convolutions: see test_fedad.py
-    "fl-mrcm": {"told": 12, "identifier_width": 6},
+    "fl-mrcm": {"told": 12},
 }
 NEAR = 1e-4  # how far weights may lie apart on the two engines
 # Further ways to run a method that change what is asked or who holds what.

@@ -56,7 +56,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
         optimiser.step()
         gan = gan + sizes[k] / 24 * F.softplus(D(fake)).mean()
-        own = node.data.inputs[told(node, ASYN)][wish.source[:, 1]]
+        own = node.data.inputs[told(node)][wish.source[:, 1]]
         unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()
     assert losses == pytest.approx({"gan": gan.item(), "difference": unlike.item()}, rel=1e-4)
     (gan + unlike).backward()
@@ -108,11 +108,8 @@ def test_its_nodes_train_no_task_networks() -> None:
     assert torch.equal(weights(*[node.model for node in one.nodes]), before)
 
 
-@pytest.mark.parametrize(
-    "options", [{"conditions": "drawn"}, {"conditions": "drawn", "critic_sees": "image"}]
-)
-def test_of_drawn_maps_all_nodes_judge_the_same_images(options: dict[str, Any]) -> None:
-    one = world(ASYN, policy=PolicyConfig(), **options)
+def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
+    one = world(ASYN, policy=PolicyConfig(), conditions="drawn")
     for _ in range(4):
         one.server.step()
     assert set(up(one)) == {"data sizes", "critic", "gradients"}

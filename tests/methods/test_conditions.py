@@ -18,7 +18,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
-from tests.methods.map_world import FIOD, SEED, TASK, World, blobs, up, world
+from tests.methods.map_world import SEED, TASK, World, blobs, up, world
 
 
 def setting(one: World, public: Public | None = None, shape: tuple[int, ...] = (1, 16, 16)) -> ServerSetting:
@@ -39,25 +39,12 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
     maps = gathered(one)
     for node in one.nodes:
         mine = maps.owner == whose(node.name)
-        expected = TASK.maps(node.data)[told(node, FIOD)]
+        expected = TASK.maps(node.data)[told(node)]
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
-    assert told(one.nodes[2], FIOD).tolist() != list(range(11))
+    assert told(one.nodes[2]).tolist() != list(range(11))
+    maps.gather(one.server)  # once is enough
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
-
-
-def test_a_node_tells_no_more_than_asked_for() -> None:
-    one = world(most_maps=3)
-    maps = gathered(one, most_maps=3)
-    assert len(maps.pool) == 3 * 3
-    assert up(one) == {"label maps": 3 * 3 * 16 * 16}
-
-
-def test_maps_are_asked_for_once() -> None:
-    one = world()
-    maps = gathered(one)
-    maps.gather(one.server)
-    assert one.ledger.summary()["questions_by_name"] == {"tell_maps": 3}, "one a node"
 
 
 @pytest.mark.parametrize("augment", ["none", "mirror", "turn"])
@@ -68,7 +55,7 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     by_name = {whose(node.name): node for node in one.nodes}
     for drawn, (owner, row, pose) in zip(wish.maps, wish.source.tolist(), strict=True):
         node = by_name[owner]
-        real = TASK.maps(node.data)[told(node, FIOD)][row]
+        real = TASK.maps(node.data)[told(node)][row]
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
     assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
@@ -103,7 +90,7 @@ def test_images_that_are_not_square_are_not_turned() -> None:
         Maps(FromMaps(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
 
 
-@pytest.mark.parametrize("options", [{"most_maps": -1}, {"pixel": -0.1}])
+@pytest.mark.parametrize("options", [{"pixel": -0.1}])
 def test_impossible_options_are_named(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ArgumentError, match=rf"method\.{name} is "):

@@ -39,9 +39,6 @@ def test_a_critic_sees_the_map_as_channels_before_the_image() -> None:
     assert seen.shape == (1, 4, 3 + 1, 16, 16)
     assert torch.equal(seen[:, :, 3:], X)
     assert torch.equal(seen[0, :, :3].argmax(1), MAPS[0].long())
-    alone = critics_of(replace(FIOD, critic_sees="image"))
-    assert alone.seen(X, MAPS) is X
-    assert "maps" not in alone.sends
 
 
 def test_real_pairs_are_the_nodes_own_maps_and_images() -> None:
@@ -82,10 +79,10 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
     x = X.expand(2, *X.shape[1:]).clone().requires_grad_()
     answer = critics.judge(Group([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
     difference = answer["difference"]  # (2, 4)
-    own = a.data.inputs[told(a, config)]
+    own = a.data.inputs[told(a)]
     turned = torch.rot90(own[4].flip(-1), 1, (-2, -1))
     expected = torch.zeros(2, 4)
-    for row, node, real in ((0, 0, own[1]), (1, 0, turned), (2, 1, b.data.inputs[told(b, config)][0])):
+    for row, node, real in ((0, 0, own[1]), (1, 0, turned), (2, 1, b.data.inputs[told(b)][0])):
         expected[node, row] = 2.0 * (X[0, row] - real).abs().mean()
         theirs, mine = features(real.unsqueeze(0)), features(X[0, row].unsqueeze(0))
         far = [(i - j).square().mean() for i, j in zip(mine, theirs, strict=True)]
@@ -111,7 +108,7 @@ def test_without_features_only_pixels_are_compared() -> None:
     critics, node = critics_of(replace(FIOD, perceptual=3.0, pixel=2.0)), one.nodes[0]
     source = torch.tensor([[[whose("n0"), 0, 0]] * 4])
     difference = critics.judge(Group([node]), 0, X, MAPS, source)["difference"][0]
-    real = node.data.inputs[told(node, FIOD)][0]
+    real = node.data.inputs[told(node)][0]
     torch.testing.assert_close(difference, 2.0 * (X[0] - real).abs().flatten(1).mean(1))
 
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 N = 13
 IMAGES, LABELS = Reconstruction(), Classification(3)
 LOCAL = LocalConfig(epochs=1, batch=4)
-CONFIG = FedAD(epochs=3, batch=5, side=4)
+CONFIG = FedAD(epochs=3, batch=5)
 ALIKE, MIXED = ("unet:4",) * 3, ("unet:4", "unet:2", "unet:6")
 
 
@@ -75,7 +75,7 @@ def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
                 node.model.eval(),
                 place_of(node.model, SHAPE, "it"),
                 made.public.inputs,
-                made.server.method.side,
+                fedad.SIDE,
             )
             for node in made.nodes
         ]
@@ -162,7 +162,7 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     assert summary["questions_by_name"] == {"count_labels": 1, "predict": 3}
     assert made.side.questions["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
-    assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 16 * 4, "down": 0}
+    assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 64 * 4, "down": 0}
     for name, value in whole.server.state.targets.items():
         torch.testing.assert_close(made.server.state.targets[name], value, rtol=1e-4, atol=1e-5)
     assert CONFIG.one_round
@@ -186,7 +186,7 @@ def test_attention_is_learned_only_where_it_weighs() -> None:
 
     def away(made: World) -> float:
         with torch.no_grad():
-            A = looked(made.server.student.eval(), "extractor", made.public.inputs, 4)[1]
+            A = looked(made.server.student.eval(), "extractor", made.public.inputs, fedad.SIDE)[1]
         return outside(A, made.server.state.targets["least"], made.server.state.targets["most"]).mean().item()
 
     assert away(with_it) < 0.5 * away(hardly)
@@ -243,7 +243,7 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("side", 0), ("side", 65), ("attention", math.inf)],
+    [("attention", math.inf)],
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):

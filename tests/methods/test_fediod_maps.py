@@ -41,7 +41,7 @@ FULL = replace(FIOD, perceptual=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3,
 
 
 def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
-    image = node.data.inputs[told(node, FULL)][row]
+    image = node.data.inputs[told(node)][row]
     return torch.rot90(image.flip(-1) if pose % 2 else image, pose // 2, (-2, -1))
 
 
@@ -121,9 +121,6 @@ def test_of_drawn_maps_nothing_leaves_and_nothing_is_compared() -> None:
     losses = one.server.step()
     assert set(up(one)) == {"label counts", "logits", "critic", "gradients"}
     assert "difference" not in losses
-    alone = world(conditions="drawn", critic_sees="image", policy=PolicyConfig())
-    alone.server.step()
-    assert "label maps" not in alone.ledger.summary()["by_kind"], "nor do maps go down"
 
 
 def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
@@ -232,7 +229,7 @@ def test_labels_of_whole_images_turn_with_nothing() -> None:
     [
         {},
         {"importance": "realness", "student_inputs": "fresh", "gan_weights": "expertise"},
-        {"conditions": "drawn", "critic_sees": "image", "pretrain": 1},
+        {"conditions": "drawn", "pretrain": 1},
         {"student_augment": "turn", "map_augment": "mirror", "ensemble": "consensus"},
     ],
 )

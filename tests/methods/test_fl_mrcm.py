@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 
 TASK = Reconstruction()
 LOCAL = LocalConfig(epochs=2, batch=4, lr=5e-3)
-CONFIG = FLMRCM(rounds=2, told=6, identifier_width=4)
+CONFIG = FLMRCM(rounds=2, told=6)
 SIZES = (6, 11, 8)
 ENGINES = ["stacked", "one-by-one"]
 

@@ -528,11 +528,11 @@ def test_prices_by_hand() -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"noise": -1.0}, "noise of DP-SGD is -1.0"),
-        ({"noise": math.inf}, "noise of DP-SGD is inf"),
-        ({"clip": 0.0}, "clip of DP-SGD is 0.0"),
-        ({"clip": math.nan}, "clip of DP-SGD is nan"),
-        ({"group": 0}, "group of DP-SGD is 0"),
+        ({"noise": -1.0}, "^noise is -1.0"),
+        ({"noise": math.inf}, "^noise is inf"),
+        ({"clip": 0.0}, "^clip is 0.0"),
+        ({"clip": math.nan}, "^clip is nan"),
+        ({"group": 0}, "^group is 0"),
     ],
 )
 def test_values_outside_their_range(how: dict[str, Any], words: str) -> None:

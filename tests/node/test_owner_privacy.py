@@ -212,8 +212,8 @@ def test_a_run_that_the_data_cannot_pay_any_more_is_told(
     assert "It can take part." in said(capsys, str(folder), "digits-fediod")
     charge(folder, {"gaussian(1.2)": 1})
     told = said(capsys, str(folder), "digits-fediod")
-    left = "privacy.total_epsilon = 4 for all runs on these data"
-    assert f"It cannot take part: the run costs more than is left of {left}." in told
+    left = "the data's budget, epsilon 4 at delta 1e-05"
+    assert f"It cannot take part: it costs more than is left of {left}." in told
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fediod")
@@ -273,7 +273,7 @@ def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest
         (
             'mechanism = "dp-sgd"\nepsilon = 0.5\ntraining = { noise = 1.0 }\n',
             "digits-fedkd",
-            "the run costs more than privacy.epsilon = 0.5",
+            "it costs more than the budget of a run, epsilon 0.5",
         ),
         (
             'mechanism = "dp-sgd"\nepsilon = 3.0\ncounts_noise = 0.0\n',

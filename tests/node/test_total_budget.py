@@ -187,7 +187,7 @@ def test_check_says_what_all_runs_have(tmp_path: Path, capsys: pytest.CaptureFix
     assert "anew" not in told
     charge(folder, {"gaussian(2.0)": 1})
     told = said(capsys, str(folder), "digits-fediod")
-    assert "costs more than is left of privacy.epsilon = 3 for all runs on these data" in told
+    assert "it costs more than is left of the data's budget, epsilon 3 at delta" in told
 
 
 def test_check_remarks_on_runs_without_end_and_finds_no_fault(

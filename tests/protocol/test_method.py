@@ -185,12 +185,14 @@ def test_what_a_method_of_somebody_elses_lacks_is_one_line(
         "class Bare(Method):\n    rounds: int = 3\n"
         "@dataclass\nclass Loose(Method):\n    title = 'Loose'\n"
         "@dataclass(frozen=True)\nclass Untitled(Method):\n    rounds: int = 3\n"
+        "@dataclass(frozen=True)\nclass Silent(Method):\n    title = 'Silent'\n    one_round = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, said in (
         ("Bare", "a frozen dataclass"),
         ("Loose", "a frozen"),
         ("Untitled", "with title: ClassVar"),
+        ("Silent", "one with a method asks"),
     ):
         with pytest.raises(ArgumentError, match=rf"^method is 'careless:{name}': allowed is .*{said}"):
             METHODS[f"careless:{name}"]

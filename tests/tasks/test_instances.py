@@ -106,10 +106,11 @@ def test_figures_are_means_over_pictures() -> None:
 
 
 def test_small_finds_are_noise() -> None:
-    told, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 34)))  # 256 and 16 pixels
-    _, targets = whole(boxes((2, 18, 2, 18)))
-    assert TASK.metrics(told, targets)["aji"] == 100
-    assert Instances(smallest=16).metrics(told, targets)["aji"] == pytest.approx(100 * 256 / 272)
+    _, targets = whole(boxes((2, 18, 2, 18)))  # 256 pixels
+    small, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
+    large, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
+    assert TASK.metrics(small, targets)["aji"] == 100
+    assert TASK.metrics(large, targets)["aji"] == pytest.approx(100 * 256 / 276)
 
 
 def test_the_objects_of_a_picture_can_be_had_for_drawing() -> None:
@@ -201,15 +202,11 @@ def test_drawn_maps_have_objects_with_contours() -> None:
 # --- configuration ---------------------------------------------------------------------------------
 
 
-def test_options_come_from_the_configuration() -> None:
-    plain = InstancesConfig().make(["background", "inside", "contour"])
-    assert isinstance(plain, Instances)
-    assert plain.class_weights is not None
-    assert (plain.class_weights.tolist(), plain.smallest, plain.dice) == ([1, 1, 2], 20, 0)
-    told = InstancesConfig(class_weights=(1.0, 1.0, 5.0), smallest=0).make(3)
-    assert isinstance(told, Instances)
-    assert told.class_weights is not None
-    assert (told.class_weights.tolist(), told.smallest) == ([1, 1, 5], 0)
+def test_contours_weigh_double() -> None:
+    task = InstancesConfig().make(["background", "inside", "contour"])
+    assert isinstance(task, Instances)
+    assert task.class_weights is not None
+    assert task.class_weights.tolist() == [1, 1, 2]
 
 
 def test_there_are_three_classes() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt
 
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import DataError
 from fedstill.data import ArrayData, Targets, find_file
 
 
@@ -24,13 +25,8 @@ class Plates(ArrayData):
     file: str = "plates.csv"
     """The table, in data.root: a header, then a line a plate: label, site, pixels row by row."""
 
-    white: float = 255.0
+    white: Annotated[float, Gt(0)] = 255.0
     """The value of white; black is 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.white > 0:
-            raise ArgumentError("data.white", self.white, "a number above 0")
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
         """All plates: images (N, side, side) from 0 to 1, labels (N,) and sites (N,) as they are called."""

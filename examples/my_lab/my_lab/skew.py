@@ -7,10 +7,11 @@ draws the shares from a Dirichlet distribution. Here they follow a power law and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
-from fedstill.core.errors import ArgumentError
 from fedstill.data import Items, SplitConfig
 
 
@@ -18,12 +19,8 @@ from fedstill.data import Items, SplitConfig
 class QuantitySkew(SplitConfig):
     """At random, in shares that fall as k to the power of -``power`` from node to node."""
 
-    power: float = 1.0
+    power: Annotated[float, Interval(ge=0, le=10)] = 1.0
     """0: equal shares. 1: the second node has half as many examples as the first, the third a third."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.power <= 10:
-            raise ArgumentError("split.power", self.power, "a number from 0 to 10")
 
     def divide(self, items: Items, generator: np.random.Generator) -> np.ndarray:
         shares = np.arange(1.0, self.nodes + 1) ** -self.power  # (K,)

@@ -1,0 +1,147 @@
+"""Frozen dataclasses whose types say what their fields may hold: ``lr: Annotated[float, Gt(0)]``.
+
+The constraints are those of the library annotated-types. A text beside them says what is allowed in better
+words: ``Annotated[int, Ge(0), "0 (no limit) or more"]``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from functools import cache
+from math import inf
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le, Lt, MinLen, MultipleOf
+
+from fedstill.core.errors import ArgumentError
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Interval(gt=0, lt=inf)]
+NonNegativeFloat = Annotated[float, Interval(ge=0, lt=inf)]
+PositiveOrInf = Annotated[float, Gt(0), "above 0, or inf"]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Fraction = Annotated[float, Interval(gt=0, lt=1)]
+
+_CONSTRAINTS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
+    Gt: (operator.gt, "above {}"),
+    Ge: (operator.ge, "{} or more"),
+    Lt: (operator.lt, "below {}"),
+    Le: (operator.le, "up to {}"),
+    MultipleOf: (lambda value, factor: value % factor == 0, "a multiple of {}"),
+    MinLen: (lambda value, least: len(value) >= least, "{} or more of them"),
+}
+
+
+class Checked:
+    """A dataclass that holds only what the types of its fields allow, also where Python code makes it.
+
+    One that checks more, as two fields against each other, does so in ``__post_init__`` and calls this one's.
+
+    Attributes:
+        under: what its fields stand under in a configuration, for errors.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Training(Checked):
+    ...     under: ClassVar[str] = "local"
+    ...     lr: Annotated[float, Gt(0)] = 0.1
+    ...     optimiser: Literal["adam", "sgd"] = "adam"
+    >>> Training(lr=-1)
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.ArgumentError: local.lr is -1: allowed is above 0
+    """
+
+    under: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Checks each field by itself.
+
+        Raises:
+            ArgumentError: naming field, value and what is allowed.
+        """
+        check(self, self.under)
+
+
+def check(config: object, under: str) -> None:
+    """Refuse a value that the type of its field does not allow.
+
+    Args:
+        config: a dataclass.
+        under: what its fields stand under, for the error.
+
+    Raises:
+        ArgumentError: naming field, value and what is allowed.
+    """
+    of: Any = type(config)
+    for name, kind in _limited(of):
+        value = getattr(config, name)
+        if not _fits(kind, value):
+            told = list(value) if isinstance(value, tuple) else value
+            raise ArgumentError(f"{under}.{name}" if under else name, told, allowed(kind))
+
+
+def allowed(kind: Any) -> str:
+    """What a type allows among the values of its kind, in words; empty: all.
+
+    >>> allowed(PositiveInt), allowed(Share), allowed(NonNegativeFloat | None)
+    ('1 or more', 'above 0 and up to 1', '0 or more, or none')
+    >>> allowed(tuple[Literal["a", "b"], ...])
+    'each one of a, b'
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin is Annotated:
+        told = [extra for extra in parts[1:] if isinstance(extra, str)]
+        told = told or [
+            _CONSTRAINTS[type(each)][1].format(of) for each, of in _constraints(kind) if of != inf
+        ]
+        return told[0] if len(told) == 1 else " and ".join(told) or allowed(parts[0])
+    if origin in (Union, UnionType):
+        told = [words for part in parts if (words := allowed(part))]
+        return ", or ".join([*told, "none"] if told and NoneType in parts else told)
+    words = allowed(parts[0]) if _is_list(kind) else ""
+    return f"each {words}" if words else ""
+
+
+@cache  # each instance asks, and hints are slow
+def _limited(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The fields whose types say more than what kind of value they hold."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = getattr(kind, "__dataclass_fields__", ())
+    return tuple((name, hints[name]) for name in names if allowed(hints[name]))
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return value in parts
+    if origin is Annotated:
+        tests = [(_CONSTRAINTS[type(each)][0], of) for each, of in _constraints(kind)]
+        return _fits(parts[0], value) and all(test(value, of) for test, of in tests)
+    if origin in (Union, UnionType):
+        return any(_fits(part, value) for part in parts)
+    if _is_list(kind):
+        return isinstance(value, (list, tuple)) and all(_fits(parts[0], each) for each in value)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, kind) if isinstance(kind, type) else value is not None
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is tuple and get_args(kind)[1:] == (...,)
+
+
+def _constraints(kind: Any) -> Iterator[tuple[Any, Any]]:
+    """Each constraint of a type, and its number."""
+    for extra in get_args(kind)[1:]:
+        for each in extra if isinstance(extra, GroupedMetadata) else (extra,):
+            if isinstance(each, BaseMetadata):
+                constraint: Any = each
+                yield constraint, astuple(constraint)[0]
