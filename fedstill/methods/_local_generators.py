@@ -20,7 +20,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
 from fedstill.methods._generators import FeatureGenerators, Received, imagined, uploaded
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.models.features import condition
 from fedstill.models.split import HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -202,9 +202,7 @@ class LocalGenerators(FeatureGenerators, ABC):
                     losses = crossed(uploads, G, D, c, tau[:, y])
                 else:
                     losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
-            adam.zero_grad()
-            losses.sum().backward()  # type: ignore[no-untyped-call]
-            adam.step()
+            descend(adam, losses.sum())
         names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
         return dict(zip(names, losses.tolist(), strict=False))
 
@@ -213,7 +211,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         z, y = imagined(server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency")
         tau = server.task.importance(n_y).squeeze(1)[:, y]  # (K, B)
         with torch.no_grad(), server.compute.autocast():
-            told = uploads.judged(uploads.features(condition(z, y, server.task.classes)))
+            told = uploads.heads(uploads.features(condition(z, y, server.task.classes)))
             told = told.log_softmax(-1)  # (K, B, C)
         right = told.gather(2, y.expand(len(n_y), -1).unsqueeze(2)).squeeze(2)  # (K, B)
         return -(tau * right).sum(0).mean().item()
@@ -228,10 +226,6 @@ class Uploads:
     def features(self, c: torch.Tensor) -> torch.Tensor:
         """G_i(z, y): ``c = [z; y]`` (B, q + C) to ``(K, B, p)``."""
         return self.generators(c.expand(len(self.generators.modules), *c.shape))
-
-    def judged(self, f: torch.Tensor) -> torch.Tensor:
-        """D_i of features ``(K, B, p)``: ``(K, B, C)``."""
-        return self.heads(f)
 
 
 def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -257,11 +251,11 @@ def crossed(uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, tau: 
     """
     with torch.no_grad():
         f_i = uploads.features(c)  # G_i(z, y)  (K, B, p)
-        d_i = uploads.judged(f_i)  # D_i(G_i(z, y))  (K, B, C)
+        d_i = uploads.heads(f_i)  # D_i(G_i(z, y))  (K, B, C)
     f = G(c)  # G(z, y)  (B, p)
     d_g = D(f).expand_as(d_i)  # D(G(z, y))
     d_ig = D(f_i.flatten(0, 1)).view_as(d_i)  # D(G_i(z, y))
-    d_gi = uploads.judged(f.expand_as(f_i))  # D_i(G(z, y))
+    d_gi = uploads.heads(f.expand_as(f_i))  # D_i(G(z, y))
     return torch.stack([(tau * kl(d, d_i)).sum(0).mean() for d in (d_g, d_ig, d_gi)])
 
 
@@ -277,7 +271,7 @@ def ensembled(
         pi: the nodes' weights ``(K,)``, summing to 1.
     """
     with torch.no_grad():
-        d_i = uploads.judged(uploads.features(c))  # (K, B, C)
+        d_i = uploads.heads(uploads.features(c))  # (K, B, C)
         teacher = torch.tensordot(pi, d_i.softmax(-1), 1)  # (B, C)
         log_teacher = teacher.clamp_min(torch.finfo(teacher.dtype).tiny).log()
     return kl(log_teacher, D(G(c))).mean()

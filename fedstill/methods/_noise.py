@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.seeds import torch_generator
+from fedstill.core.seeds import seeded, torch_generator
 from fedstill.methods.server import Server
 from fedstill.models.generator import Generator
 from fedstill.protocol.method import Method
@@ -71,6 +71,15 @@ class Noise:
 
 class Imagines(Method):
     """A method whose state has a ``source`` of noise or maps, and a ``generator`` G of inputs."""
+
+    generator_lr: float
+
+    def first_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """G with its first weights, on the device, and its optimiser."""
+        with seeded(server.seed, "generator"):
+            G: nn.Module = self.generator(server)  # type: ignore[attr-defined]
+        placed = server.compute.place(G)
+        return placed, torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
 
     def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
         """Inputs as G makes them now, of the same noise or maps each time: ``(count, C, H, W)``."""

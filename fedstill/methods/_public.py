@@ -20,7 +20,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.node.training import at_once, make_optimiser
@@ -215,8 +215,6 @@ def distil(
     for step, (x, target) in enumerate(batches):
         with compute.step(seed, *purpose, step):
             loss = distance(student(x).float(), target).mean()
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        descend(optimiser, loss)
         losses.append(loss.detach())
     return torch.stack(losses).mean().item() if losses else 0.0

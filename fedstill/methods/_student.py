@@ -13,7 +13,7 @@ from fedstill.core.compute import lay_out
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import posed, shifted
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.protocol.method import Method
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble, Task
@@ -88,9 +88,7 @@ class Student:
             x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
             with server.compute.step(server.seed, "student", done, turn):
                 L_S = self.mimic(x, z)
-            self.adam.zero_grad()
-            L_S.backward()  # type: ignore[no-untyped-call]
-            self.adam.step()
+            descend(self.adam, L_S)
         return L_S
 
     def state(self) -> dict[str, Any]:

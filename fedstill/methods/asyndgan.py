@@ -19,7 +19,7 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import NodeFault
-from fedstill.core.seeds import seeded, torch_generator
+from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn
 from fedstill.federation.contract import Answers
 from fedstill.methods._critics import CriticOptions, doubts
@@ -27,7 +27,7 @@ from fedstill.methods._histogram import TellsSize, Tensors
 from fedstill.methods._maps import FromMaps, Maps
 from fedstill.methods._noise import Imagines, made
 from fedstill.methods._public import optimiser_of
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS
 from fedstill.protocol.questions import question
@@ -112,13 +112,8 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     def begin(self, server: Server) -> Synthesising:
         """G with its first weights."""
-        with seeded(server.seed, "generator"):
-            G = self.generator(server)
-        placed = server.compute.place(G)
-        g_adam = torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
-        return Synthesising(
-            self.source(server), placed, g_adam, optimiser_of(server.student, self.student_lr)
-        )
+        G, g_adam = self.first_generator(server)
+        return Synthesising(self.source(server), G, g_adam, optimiser_of(server.student, self.student_lr))
 
     def turn(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
         """One step of the generator, or later of the task network."""
@@ -147,9 +142,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
             if unlike:
                 losses["difference"] = shares @ torch.cat(unlike)
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
-        state.g_adam.zero_grad()
-        L_G.backward()  # type: ignore[no-untyped-call]
-        state.g_adam.step()
+        descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
     def answers(self, server: Server, state: Synthesising, t: int) -> list[Answers]:
@@ -190,7 +183,5 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
             server.student.train()
             outputs = server.student(x).float()
             loss = task.loss(outputs.unsqueeze(0), targets.unsqueeze(0))[0]
-        state.s_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        state.s_adam.step()
+        descend(state.s_adam, loss)
         return {"student": loss.item()}

@@ -26,7 +26,7 @@ from fedstill.data.public import Public
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._one_shot import Asked, OneShot
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.models.attention import looked, place_of
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -164,9 +164,7 @@ class FedAD(OneShot):
             else:
                 z = server.student(x)
             L_z = server.task.distance(z.float(), target["outputs"], self.tau).mean()
-        state.optimiser.zero_grad()
-        (L_z + self.attention * L_A).backward()  # type: ignore[no-untyped-call]
-        state.optimiser.step()
+        descend(state.optimiser, L_z + self.attention * L_A)
         return torch.stack([L_z.detach(), L_A.detach()])
 
 

@@ -29,7 +29,7 @@ from fedstill.methods._generators import (
     uploaded,
 )
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -155,9 +155,7 @@ class FedGEN(FeatureGenerators):
             z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
             with server.compute.step(server.seed, "student", t, turn):
                 losses = self.generator_loss(server.task, state.G, uploads, z, y, n_y)
-            state.adam.zero_grad()
-            (losses[0] + self.eta * losses[1]).backward()  # type: ignore[no-untyped-call]
-            state.adam.step()
+            descend(state.adam, losses[0] + self.eta * losses[1])
         state.G.eval()
         return dict(zip(("generator", "diversity"), losses.tolist(), strict=True))
 

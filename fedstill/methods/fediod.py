@@ -24,13 +24,12 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import seeded
 from fedstill.federation.contract import Answers
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
 from fedstill.methods._noise import FromNoise, Imagines, Wish
 from fedstill.methods._student import Known, Student
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS, LOGITS
 from fedstill.protocol.method import Needs
@@ -116,12 +115,8 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     def begin(self, server: Server) -> Distilling:
         """G with its first weights, and nothing remembered."""
-        source = self.source(server)
-        with seeded(server.seed, "generator"):
-            G = self.generator(server)
-        placed, student = server.compute.place(G), Student(self, server)
-        adam = torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
-        return Distilling(LabelHistogram(), source, placed, adam, student)
+        source, G = self.source(server), self.first_generator(server)
+        return Distilling(LabelHistogram(), source, *G, Student(self, server))
 
     def turn(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """One distillation step (Algorithm 1's second loop): one question, one step of G, some of S."""
@@ -161,9 +156,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             if "difference" in answers.tensors:  # told by the one node that owns each map
                 losses["difference"] = answers["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]
-        state.adam.zero_grad()
-        L_G.backward()  # type: ignore[no-untyped-call]
-        state.adam.step()
+        descend(state.adam, L_G)
 
         # Output distillation
         if self.student_inputs == "remembered":

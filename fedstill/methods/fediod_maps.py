@@ -20,7 +20,7 @@ from fedstill.methods._critics import doubts
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS
 from fedstill.protocol.questions import question
@@ -74,7 +74,5 @@ class FedIODMaps(FromMaps, FedIOD):
             if "difference" in answers.tensors:
                 losses["difference"] = answers["difference"].sum(0).mean()
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
-        state.adam.zero_grad()
-        L_G.backward()  # type: ignore[no-untyped-call]
-        state.adam.step()
+        descend(state.adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}

@@ -54,9 +54,7 @@ class ServerSetting:
 class Server:
     """What a method's program has to work with, and how far it has come.
 
-    Args:
-        method: whose program it runs.
-        setting: what it is made of; each part of it is an attribute here, too.
+    Each part of the setting is an attribute here, too.
 
     Attributes:
         done: turns.
@@ -160,6 +158,13 @@ class Server:
         self.student.load_state_dict(kept["student"])
         for name, value in kept["method"].items():
             setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One step of an optimiser down a loss."""
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
 
 
 def _check_state(name: str, state: Any) -> None:

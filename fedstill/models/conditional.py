@@ -38,9 +38,8 @@ class ConditionalGenerator(nn.Module):
 
     Args:
         conditions: channels of a map, ``Task.conditions``.
-        channels: of the images.
+        channels: of the images, as ``mean`` and ``std``, the data set's declared normalisation, have them.
         width: w.
-        mean, std: the data set's declared normalisation, per channel.
         blocks: residual blocks.
     """
 

@@ -26,11 +26,9 @@ NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 
 
 class VGGFeatures(nn.Module):
-    """Frozen convolutions: images to the activations relu1_2, relu2_2, relu3_3 and relu4_3.
+    """Frozen convolutions, given block by block: images to relu1_2, relu2_2, relu3_3 and relu4_3.
 
-    Args:
-        convolutions: weight and bias of each, block by block.
-        mean, std: with which the images that it is given were normalised, per channel; pixels are 0..1.
+    ``mean`` and ``std`` are those with which images were normalised, per channel; pixels are 0..1.
     """
 
     imagenet_mean: torch.Tensor
@@ -76,8 +74,7 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
 
     Args:
         path: a safetensors file with torchvision's names. Widths may differ from the published ones.
-        mean, std: the declared normalisation of the images that it will be given, per channel, of which there
-            are 1 or 3; without them pixels in 0..1.
+        mean, std: the images' declared normalisation, per channel, 1 or 3; without them pixels in 0..1.
 
     Raises:
         ArgumentError: images of another number of channels.

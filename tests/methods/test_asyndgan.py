@@ -13,10 +13,7 @@ from fedstill.core.errors import NodeFault
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import LinkConfig
 from fedstill.methods._maps import told, whose
-from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.method import refusal
-from fedstill.tasks.classification import Classification
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -97,17 +94,6 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
     assert losses[1] != losses[0]
 
 
-def test_its_nodes_train_no_task_networks() -> None:
-    one = world(ASYN)
-    assert one.side.first is None
-    assert not one.side.learns
-    assert "logits" not in one.side.leaves()
-    before = weights(*[node.model for node in one.nodes])
-    for _ in range(4):
-        one.server.step()
-    assert torch.equal(weights(*[node.model for node in one.nodes]), before)
-
-
 def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
     one = world(ASYN, policy=PolicyConfig(), conditions="drawn")
     for _ in range(4):
@@ -174,10 +160,3 @@ def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
         one.federation.leave_out(name, "judge", "gone", back=False)
     with pytest.raises(NodeFault, match="none of them has told size and maps"):
         one.server.step()
-
-
-def test_it_runs_only_where_images_are_made_from_maps() -> None:
-    needs = AsynDGAN().needs()
-    assert refusal(needs, TASK) is None
-    assert refusal(needs, RECONSTRUCTION) is None
-    assert "label maps" in str(refusal(needs, Classification(3)))

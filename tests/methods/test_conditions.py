@@ -12,7 +12,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods._maps import FromMaps, Gallery, Maps, told, whose
+from fedstill.methods._maps import FromMaps, Maps, told, whose
 from fedstill.methods.server import ServerSetting
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
@@ -90,13 +90,6 @@ def test_images_that_are_not_square_are_not_turned() -> None:
         Maps(FromMaps(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
 
 
-@pytest.mark.parametrize("options", [{"pixel": -0.1}])
-def test_impossible_options_are_named(options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
-        FromMaps(**options)
-
-
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -154,12 +147,6 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
     assert set(maps.owner.tolist()) == {whose("n0"), whose("n2")}
     with pytest.raises(NodeFault, match=said):
         gathered(broken(LinkConfig(quorum=1.0)))
-
-
-def test_a_gallery_is_worked_out_once() -> None:
-    data, gallery = blobs(4, 0), Gallery(TASK)
-    assert gallery.of(data) is gallery.of(data)
-    assert torch.equal(gallery.of(data).targets, TASK.maps(data))
 
 
 def test_what_was_gathered_is_remembered() -> None:

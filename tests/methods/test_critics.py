@@ -103,15 +103,6 @@ def test_a_question_with_too_few_maps_is_refused() -> None:
         critics.judge(Group([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
 
 
-def test_without_features_only_pixels_are_compared() -> None:
-    one = world(perceptual=3.0, pixel=2.0)
-    critics, node = critics_of(replace(FIOD, perceptual=3.0, pixel=2.0)), one.nodes[0]
-    source = torch.tensor([[[whose("n0"), 0, 0]] * 4])
-    difference = critics.judge(Group([node]), 0, X, MAPS, source)["difference"][0]
-    real = node.data.inputs[told(node)][0]
-    torch.testing.assert_close(difference, 2.0 * (X[0] - real).abs().flatten(1).mean(1))
-
-
 def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() -> None:
     one = world(task=RECONSTRUCTION)
     critics = critics_of(task=RECONSTRUCTION)

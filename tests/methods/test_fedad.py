@@ -179,27 +179,6 @@ def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:
     assert last["attention"] < 0.7 * first["attention"]
 
 
-def test_attention_is_learned_only_where_it_weighs() -> None:
-    with_it, hardly = (
-        run(world(replace(CONFIG, epochs=20, lr=5e-3, attention=weight))) for weight in (5.0, 1e-9)
-    )
-
-    def away(made: World) -> float:
-        with torch.no_grad():
-            A = looked(made.server.student.eval(), "extractor", made.public.inputs, fedad.SIDE)[1]
-        return outside(A, made.server.state.targets["least"], made.server.state.targets["most"]).mean().item()
-
-    assert away(with_it) < 0.5 * away(hardly)
-
-
-def test_classes_are_ensembled_by_label_counts() -> None:
-    made = run(world(specs=("small-cnn:4", "lenet5", "small-cnn:4"), student="small-cnn:4", task=LABELS), 1)
-    counts = torch.stack([LABELS.counts(node.data) for node in made.nodes])
-    weights = LABELS.importance(counts)
-    expected = LABELS.ensemble(told(made)[0], weights, "logits")
-    torch.testing.assert_close(made.server.state.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
-
-
 # --- privacy ---------------------------------------------------------------------------------------
 
 

@@ -158,21 +158,6 @@ def test_batch_norm_keeps_the_averaged_statistics() -> None:
     assert torch.equal(*means)
 
 
-def test_only_who_is_drawn_takes_part() -> None:
-    config = replace(CONFIG, participation=0.5)
-    here = run(world(config))
-    asked = [
-        [f"n{k}" for k in range(4) if f"n{k}" in config.drawn(here.federation.nodes, SEED, t)]
-        for t in range(3)
-    ]
-    assert all(len(names) == 2 for names in asked)
-    per_node = here.ledger.summary()["by_node"]
-    size = len(to_vector(here.server.student)) * 4
-    for node in here.nodes:
-        rounds = sum(node.name in names for names in asked)
-        assert per_node[node.name]["up"] == rounds * size + 4  # and its data's size
-
-
 # --- several architectures -----------------------------------------------------------------------
 
 

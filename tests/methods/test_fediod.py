@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
@@ -27,10 +26,9 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import randomness
 from fedstill.privacy.dpsgd import PrivateSteps
-from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, SHAPE, TASK, World, made, make_nodes
+from tests.methods.small_world import CLASSES, SEED, SHAPE, World, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -261,22 +259,6 @@ def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
         same(node.modules["critic"], critic, CANCELLED_IN_CRITIC)
 
 
-def test_steps_move_generator_student_and_critics_but_no_teacher() -> None:
-    one = world(SMALL)
-    before = copy.deepcopy([one.server.state.generator, one.server.student, *[n.modules for n in one.nodes]])
-    one.server.step()
-
-    def moved(module: nn.Module, old: nn.Module) -> bool:
-        return any((p != q).any() for p, q in zip(module.parameters(), old.parameters(), strict=True))
-
-    assert moved(one.server.state.generator, before[0])
-    assert moved(one.server.student, before[1])
-    for node, old in zip(one.nodes, before[2:], strict=True):
-        assert moved(node.modules["critic"], old["critic"])
-        assert not moved(node.model, old["model"])
-        same(node.model, old["model"])  # nor its running statistics
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -299,29 +281,6 @@ def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
 
 # --- options -------------------------------------------------------------------------------------
 
-COLUMNS = [  # Table 6, left to right
-    replace(PAPER, gan_weights="average", mimic=0.0, conf=0.0, unique=0.0),
-    replace(PAPER, mimic=0.0, conf=0.0, unique=0.0),
-    replace(PAPER, tau=1.0, importance="size", conf=0.0, unique=0.0),
-    replace(PAPER, tau=1.0, conf=0.0, unique=0.0),
-    replace(PAPER, conf=0.0, unique=0.0),
-    replace(PAPER, unique=0.0),
-    replace(PAPER, conf=0.0),
-    PAPER,
-]
-
-
-def test_every_column_of_table_6_can_be_run_and_each_is_another_algorithm() -> None:
-    made = []
-    for config in COLUMNS:
-        server = world(config, specs=("mlp:8", "mlp:8")).server
-        for _ in range(2):
-            losses = server.step()
-        assert all(math.isfinite(loss) for loss in losses.values())
-        made.append(server.imagine(4))
-    for i, one in enumerate(made):
-        assert not any(torch.equal(one, other) for other in made[:i]), f"column {i}"
-
 
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -337,15 +296,6 @@ def test_impossible_options_are_named(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.{name} is {value}: allowed is ") as caught:
         FedIOD(**{"batch": 64, name: value})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("refused", ["count_labels", "examine", "predict"])
-def test_a_policy_that_refuses_what_the_method_needs_is_found_before_anything_happens(refused: str) -> None:
-    kept = tuple({"count_labels", "examine", "predict"} - {refused})
-    before = torch.get_rng_state()
-    with pytest.raises(QuestionRefused, match=f"'n2' refuses question '{refused}'"):
-        world(PAPER, policies={2: PolicyConfig(questions=kept)})
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_for_all_student_steps() -> None:
@@ -375,28 +325,6 @@ def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
         "label counts": {"up": 2 * (CLASSES + 1) * 4, "down": 0},  # and how many in all
         "logits": {"up": 2 * logits, "down": 0},
     }
-
-
-@pytest.mark.parametrize(("how", "asked"), [("remembered", 1 + 4), ("fresh", 1 + 4 + 4)])
-def test_a_limit_on_questions_below_what_the_run_asks_is_found_at_the_start(how: Any, asked: int) -> None:
-    config = replace(SMALL, student_inputs=how)
-    with pytest.raises(QuestionRefused, match=f"most_questions: {asked - 1}, and the run asks {asked}"):
-        world(config, policies={1: PolicyConfig(most_questions=asked - 1)})
-    one = world(config, policies={1: PolicyConfig(most_questions=asked)})
-    for _ in range(config.steps):
-        one.server.step()
-    assert one.ledger.answers("n1") == asked
-
-
-def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> None:
-    fresh = replace(SMALL, student_inputs="fresh")
-    for importance, kinds in (
-        ("counts", {"logits"}),
-        ("size", {"logits"}),
-        ("realness", {"logits", "critic"}),
-    ):
-        side = replace(fresh, importance=importance).node_side(NodeSetting(TASK, LocalConfig(), Compute()))
-        assert set(side.questions["predict"].releases.values()) == kinds
 
 
 @pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])

@@ -132,16 +132,6 @@ def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
     assert world(conditions="drawn").side.notes == ()
 
 
-def test_features_change_the_loss_only_where_they_are_weighed() -> None:
-    def difference(**options: Any) -> float:
-        losses: dict[str, float] = world(**options).server.step()
-        return losses["difference"]
-
-    assert difference(perceptual=4.0, features=vgg()) > difference(perceptual=4.0)
-    assert difference(perceptual=0.0, features=vgg()) == difference(perceptual=0.0)
-    assert "difference" not in world(perceptual=0.0, pixel=0.0).server.step()
-
-
 # --- before the student, and after ---------------------------------------------------------------
 
 
@@ -213,12 +203,6 @@ def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None
         Replay(9, "shift", RECONSTRUCTION, SHAPE, 0)
     with pytest.raises(ArgumentError, match="student_augment is 'turn': allowed is not turn"):
         Replay(9, "turn", TASK, (1, 16, 24), 0)
-
-
-def test_labels_of_whole_images_turn_with_nothing() -> None:
-    memory = Replay(9, "turn", Classification(3), SHAPE, 0)
-    memory.add(torch.rand(9, *SHAPE), torch.eye(3).repeat(3, 1))
-    assert torch.equal(memory.sample(9, 0)[1], torch.eye(3).repeat(3, 1))
 
 
 # --- the same whatever happens -------------------------------------------------------------------

@@ -210,12 +210,6 @@ def test_every_example_is_asked_in_chunks_once_and_never_its_inputs(monkeypatch:
     torch.testing.assert_close(targets(here), targets(whole))
 
 
-def test_a_policy_with_a_limit_refuses_before_anything_is_asked() -> None:
-    with pytest.raises(QuestionRefused, match="most_questions: 2, and the run asks 3"):
-        world(CONFIG, policy=PolicyConfig(most_questions=2))
-    world(CONFIG, policy=PolicyConfig(outputs_only=True))
-
-
 # --- the distillation, Eq. 5-7 -------------------------------------------------------------------
 
 
@@ -244,21 +238,6 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
             loss.backward()
             optimiser.step()
     same(here.server.student, student, rtol=1e-3, atol=1e-4)
-
-
-def test_the_direction_of_the_divergence() -> None:
-    """KL(ensemble || student): a student that leaves out what the ensemble sees pays, not the reverse."""
-    wide, narrow = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[8.0, -8.0, -8.0]])
-    leaves_out, covers = TASK.distance(narrow, wide, 1.0), TASK.distance(wide, narrow, 1.0)
-    p, q = wide.softmax(1), narrow.softmax(1)
-    assert leaves_out.item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-5)
-    assert covers.item() == pytest.approx(math.log(3), rel=1e-4)
-    here = world(replace(CLEAR, tau=1.0, batch=N), specs=("mlp:8",))
-    # One step from a known state: the loss that is told is the divergence in that direction.
-    teacher, student, x = here.nodes[0].model, here.server.student, here.public.inputs
-    with torch.no_grad():
-        p, q = teacher(x).softmax(1), student(x).softmax(1)
-    assert here.server.step()["student"] == pytest.approx((p * (p / q).log()).sum(1).mean().item(), rel=1e-3)
 
 
 def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:

@@ -229,15 +229,6 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_labels_that_nobody_has_are_not_imagined() -> None:
-    counts = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    z, y = imagined(Compute(), counts, 4000, 2, 0, "try")
-    share = torch.bincount(y, minlength=3) / len(y)
-    assert share.tolist() == pytest.approx([0.75, 0.0, 0.25], abs=0.03)
-    assert z.mean().abs() < 0.05
-    assert z.std().item() == pytest.approx(1.0, abs=0.05)
-
-
 # --- diversity, by hand on a batch of three -------------------------------------------------------
 
 # Three outputs, their noise and labels 0, 0, 1. Distances: of f 5, 10 and 5 tenths; of z 1, 4 and 5.

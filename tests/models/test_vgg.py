@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
-from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, _places, load_vgg, perceptual
+from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, load_vgg, perceptual
 
 VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
 VGG19 = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
@@ -79,11 +79,6 @@ def test_it_is_torchvisions_network(name: str, tmp_path: Path) -> None:
     x = torch.rand(1, 3, 32, 32)
     scaled = (x - torch.tensor(IMAGENET_MEAN).view(-1, 1, 1)) / torch.tensor(IMAGENET_STD).view(-1, 1, 1)
     torch.testing.assert_close(load_vgg(tmp_path / "w")(x)[1], theirs[:9](scaled), rtol=1e-4, atol=1e-5)
-
-
-def test_places_are_torchvisions() -> None:
-    assert tuple(_places((2, 2, 3, 3, 3))) == VGG16
-    assert tuple(_places((2, 2, 4, 4, 4))) == VGG19
 
 
 def test_grey_images_are_taken_three_times(path: Path) -> None:
