@@ -150,13 +150,3 @@ class Averaging(TellsSize, Rounds):
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         """The next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes ``(K,)``."""
         return weighted_mean(updates, n)  # sum_k (n_k / n) w_k
-
-
-def trained_places(module: torch.nn.Module) -> torch.Tensor:
-    """Where in a module's vector its parameters lie: ``(P,)``, true for parameters, false for buffers."""
-    learned = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    places = [
-        torch.full((tensor.numel(),), name in learned, device=tensor.device)
-        for name, tensor in module.state_dict().items()
-    ]
-    return torch.cat(places)

@@ -128,7 +128,7 @@ class Critics:
         maps: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """D_k(x) after one step of D_k on x and as many of the node's own; how far x is from its own.
+        """``critic`` (G, B, h, w), after a step of D_k on x and as many of its own; ``difference`` (G, B).
 
         Args:
             group: the nodes.
@@ -136,9 +136,6 @@ class Critics:
             x: ``(G, B, channels, H, W)``.
             maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.
             source: whose maps those are ``(G, B, 3)`` int64, where nodes compare.
-
-        Returns:
-            ``critic`` (G, B, h, w) and ``difference`` (G, B), as far as there are such.
 
         Raises:
             ArgumentError: not one map, or source, for each input.
@@ -222,10 +219,7 @@ class Critics:
         return seeing(node, TensorData(self.seen(found.inputs, found.targets), found.targets, found.groups))
 
     def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's.
-
-        The mean absolute difference and the distance in VGG features, weighed as configured.
-        """
+        """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's."""
         assert self.maps is not None
         mine = told(node)
         owner, row, pose = source.long().unbind(1)

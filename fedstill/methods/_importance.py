@@ -111,12 +111,7 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
     ) -> torch.Tensor:
         """L_gan as G descends it (Eq. 2): each critic's doubts, weighed over nodes as ``gan_weights`` says.
 
-        Args:
-            task: knows who holds the classes that x shows.
-            answers: of the nodes about x.
-            pi: shares of the data ``(K,)``.
-            z_bar: ensembled answers ``(B, classes, ...)``.
-            weights: of the nodes in them, ``(K, B or 1, classes)``.
+        pi ``(K,)`` are shares of the data, weights ``(K, B or 1, classes)`` those in z_bar ``(B, classes)``.
         """
         if not self.critical:
             return torch.zeros((), device=z_bar.device)

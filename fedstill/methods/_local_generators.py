@@ -157,12 +157,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         return Averages(G, LabelHistogram())
 
     def turn(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
-        """One round.
-
-        Returns:
-            ``consistency``: how well local heads know what local generators give (G+D loss, Fig. 5), and
-            the last distillation's losses.
-        """
+        """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
         G, D, histogram = state.G, split(server.student, "the student").head, state.histogram
         if not histogram.names:
             server.ask("begin", parameters=to_vector(server.student), generator=to_vector(G))
@@ -241,13 +236,8 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 def crossed(uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
     """Eq. 10 and 11: L_kl,1, L_kl,2 and L_kl,3, means over a batch: ``(3,)``.
 
-    Gradients flow to G and D alone. In L_kl,2 only D learns, in L_kl,3 only G.
-
-    Args:
-        uploads: local generators G_i and heads D_i.
-        G, D: the global ones.
-        c: ``[z; y]`` (B, q + C).
-        tau: tau_{i, y} for each example's label, ``(K, B)``.
+    Gradients flow to G and D alone; in L_kl,2 only D learns, in L_kl,3 only G. ``c = [z; y]`` (B, q + C), and
+    tau ``(K, B)`` is tau_{i, y} of each example's label.
     """
     with torch.no_grad():
         f_i = uploads.features(c)  # G_i(z, y)  (K, B, p)
@@ -262,14 +252,7 @@ def crossed(uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, tau: 
 def ensembled(
     uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
 ) -> torch.Tensor:
-    """FedCG's server loss: KL from the weighted mean of rho(D_i(G_i)) to rho(D(G)), a mean over a batch.
-
-    Args:
-        uploads: local generators G_i and heads D_i.
-        G, D: the global ones, to which gradients flow.
-        c: ``[z; y]`` (B, q + C).
-        pi: the nodes' weights ``(K,)``, summing to 1.
-    """
+    """FedCG's server loss: KL from the mean of rho(D_i(G_i)), weighed by pi ``(K,)``, to rho(D(G))."""
     with torch.no_grad():
         d_i = uploads.heads(uploads.features(c))  # (K, B, C)
         teacher = torch.tensordot(pi, d_i.softmax(-1), 1)  # (B, C)

@@ -128,10 +128,6 @@ def told(node: Node) -> torch.Tensor:
 class Maps:
     """Maps of the nodes', of random shapes or of public data.
 
-    Args:
-        config: which, and what is done to them.
-        setting: of the server; its task knows what maps mean.
-
     Raises:
         ArgumentError: there are no public labels to take maps from; images that are not square cannot be
             turned.
@@ -186,13 +182,7 @@ class Maps:
         return self.config.conditions != "nodes" or bool((self.owner == whose(node)).any())
 
     def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
-        """Maps and what a generator gets of them, the same for the same purpose.
-
-        Args:
-            count: B.
-            purpose: names the draw.
-            of: only maps of this node, where they are the nodes'.
-        """
+        """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
         draw, task = torch_generator(self.setting.seed, "maps", *purpose), self.setting.task
         device, (height, width) = self.setting.compute.device, self.setting.shape[-2:]
         poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]

@@ -161,16 +161,9 @@ def study(
     batch: int,
     lr: float,
 ) -> None:
-    """Train each node's model on the same public examples, each in its own order, with a new Adam.
+    """Train each node's model on the same public examples ``(N, ...)``, in its own order, with a new Adam.
 
-    Args:
-        nodes: whose models learn.
-        x, targets: the examples, ``(N, ...)``.
-        losses: outputs and targets ``(G, B, ...)`` to ``(G,)``.
-        purpose: of what is drawn.
-        epochs: passes.
-        batch: examples a step.
-        lr: Adam's learning rate.
+    ``losses`` takes outputs and targets ``(G, B, ...)`` to ``(G,)``; ``purpose`` names what is drawn.
     """
     bench, first = nodes.bench("model"), nodes.nodes[0]
     bench.train(True)
@@ -198,18 +191,9 @@ def distil(
     seed: int,
     *purpose: str | int,
 ) -> float:
-    """Some steps of a student towards targets, in the mode (training or not) that it is in.
+    """Steps of a student towards targets, a batch each, in the mode that it is in: their mean distance, or 0.
 
-    Args:
-        student: learns.
-        optimiser: of its parameters.
-        batches: one a step.
-        distance: what is descended, averaged over a batch.
-        compute: device and precision.
-        seed, purpose: of what the student draws by itself (dropout).
-
-    Returns:
-        The mean distance over the steps; 0 without any.
+    ``seed`` and ``purpose`` are of what the student draws by itself (dropout).
     """
     losses = []
     for step, (x, target) in enumerate(batches):

@@ -75,12 +75,7 @@ class Student:
         return self.server.task.distance(z_hat, z, self.options.tau).mean()
 
     def learn(self, t: int, of: int, fresh: Sequence[Known]) -> torch.Tensor:
-        """The steps of S after question ``t`` of ``of``; the last one's loss.
-
-        Args:
-            t, of: which question, of how many.
-            fresh: inputs with their answers for each step; none: remembered ones.
-        """
+        """The steps of S after question ``t`` of ``of``, on fresh or remembered answers; the last loss."""
         options, server, done = self.options, self.server, self.server.done
         set_lr(self.adam, cosine(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
@@ -110,12 +105,7 @@ class Student:
 class Replay:
     """The last ``size`` inputs with their ensembled answers; a ring, so adding costs one copy.
 
-    Args:
-        size: inputs kept at most.
-        augment: what is done to remembered inputs, and to answers that have their pixels.
-        task: tells which augmentations suit.
-        shape: of an input.
-        seed: of the draws.
+    What is remembered is augmented as it is drawn, and with it answers that have its pixels.
 
     Raises:
         ArgumentError: an augmentation that does not suit the task or the shape.

@@ -164,13 +164,7 @@ class FedGEN(FeatureGenerators):
     ) -> torch.Tensor:
         """CE of the heads' weighted ensemble on G(z, y), and the diversity loss, unweighted: ``(2,)``.
 
-        Args:
-            task: gives loss and weights.
-            G: the generator.
-            uploads: heads or models of K nodes.
-            z: noise ``(B, q)``.
-            y: labels ``(B,)``.
-            n_y: how many examples of each label the uploading nodes hold, ``(K, C)``.
+        Of noise z ``(B, q)``, labels y ``(B,)`` and the examples of each that nodes hold, n_y ``(K, C)``.
         """
         c = condition(z, y, task.classes)
         f = G(c).float()  # G(z, y)  (B, p)

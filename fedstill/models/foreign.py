@@ -52,7 +52,7 @@ class Predictor(nn.Module):
         self, source: Any, shape: tuple[int, int, int], classes: Sequence[str], gives: Gives = "auto"
     ) -> None:
         super().__init__()
-        self._source, self._kind = source, type(source).__name__
+        self._kind = type(source).__name__
         self._classes = len(classes)
         self._columns: list[int] | None = None  # of the estimator's classes, where they are not all
         probe = np.zeros((2, *shape), dtype=np.float32)
