@@ -23,7 +23,7 @@ from fedstill.node.group import Group
 from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
 from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import question
 from fedstill.protocol.schedule import Span
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
@@ -41,11 +41,26 @@ class Rounds(Method):
     """Share of the nodes that take part in a round, drawn anew each round; at least one node does. Who is
     not drawn leaves out that part of its local training."""
 
+    @property
+    def starts(self) -> bool:
+        """Whether the first round gives some node less than the whole network, so that it needs a start."""
+        return True
+
+    @question(name="begin", sends={"parameters": PARAMETERS}, times=1, when=lambda self, at: self.starts)
+    def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
+        """All nodes take the server's first weights; nothing leaves."""
+        nodes.load("model", parameters)
+        return {}
+
     def rehearse(self, nodes: Group) -> None:
         """A few steps of local training."""
-        at = nodes.at
+        at, work = nodes.at, self.rehearsed(nodes)
         training.prepare(nodes.nodes, at.local)
-        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3)
+        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
+
+    def rehearsed(self, nodes: Group) -> Work | None:
+        """The training step to rehearse; None is the task's own loss."""
+        return None
 
     def round_span(self, sent: Tensors) -> Span:
         """The part of the local training in the round that ``sent`` names."""
@@ -63,20 +78,11 @@ class Rounds(Method):
         return [nodes[index] for index in sorted(order[:count].tolist())]
 
 
-def begins(method: Any, at: NodeSetting) -> bool:
-    """Whether the first round gives some node less than the whole network, so that it needs a start."""
-    return bool(method.shared or method.participation < 1)
-
-
 @dataclass
 class Averaged:
-    """What changes from round to round, beside the student.
+    """What changes from round to round, beside the student."""
 
-    Args:
-        sizes: n_k, by node.
-    """
-
-    sizes: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)  # n_k, by node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +96,12 @@ class Averaging(TellsSize, Rounds):
         """Networks alike, that learn; in two parts, where one of them is exchanged."""
         return Needs(trainable=True, same_architecture=True, split=bool(self.shared))
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    @property
+    def starts(self) -> bool:
+        """Not where every node takes the whole network in the first round."""
+        return bool(self.shared or self.participation < 1)
 
-    @question(name="begin", sends={"parameters": PARAMETERS}, times=1, when=begins)
-    def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
-        """All nodes take the server's first weights; nothing leaves."""
-        nodes.load("model", parameters)
-        return {}
+    # --- at the nodes -----------------------------------------------------------------------------------
 
     @question(
         sends=lambda self, at: {"parameters": KINDS[self.shared], "round": SCHEDULE},
@@ -145,13 +150,3 @@ class Averaging(TellsSize, Rounds):
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         """The next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes ``(K,)``."""
         return weighted_mean(updates, n)  # sum_k (n_k / n) w_k
-
-
-def trained_places(module: torch.nn.Module) -> torch.Tensor:
-    """Where in a module's vector its parameters lie: ``(P,)``, true for parameters, false for buffers."""
-    learned = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    places = [
-        torch.full((tensor.numel(),), name in learned, device=tensor.device)
-        for name, tensor in module.state_dict().items()
-    ]
-    return torch.cat(places)

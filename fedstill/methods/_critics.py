@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
-from fedstill.methods._gan import GANForm, critic_loss, on_fake, on_real
-from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, Gallery, MapsConfig, told, whose
+from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import private_training
@@ -33,7 +33,7 @@ from fedstill.protocol.kinds import CRITIC, SOURCES
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting
 
-Tensors = Mapping[str, torch.Tensor]
+GANForm = Literal["eq2", "bce"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,35 +58,40 @@ class CriticOptions(Method):
 
     def critics(self, at: NodeSetting) -> Critics:
         """D_k of the nodes."""
-        return at.once("critics", lambda: Critics(self, at, self.critical))
+        return at.once("critics", lambda: Critics(self, at))
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         """A critic for each node, where there are any."""
         self.critics(at).prepare(nodes)
 
 
-class Critics:
-    """The critics of a method's nodes.
+def on_real(d: torch.Tensor, form: GANForm) -> torch.Tensor:
+    """What D_k loses where it looks at real data, value by value: it learns to be low there (Eq. 2)."""
+    return d.sigmoid() if form == "eq2" else F.softplus(d)
 
-    Args:
-        config: of the critics.
-        setting: what the method finds at every node.
-        critical: whether there are critics at all.
-        maps: where maps come from and what is compared; None: images are made from none.
+
+def on_fake(d: torch.Tensor, form: GANForm) -> torch.Tensor:
+    """What D_k loses where it looks at what was generated, value by value: it learns to be high there."""
+    return 1 - d.sigmoid() if form == "eq2" else F.softplus(-d)
+
+
+def doubts(d: torch.Tensor, form: GANForm) -> torch.Tensor:
+    """What G loses for each image at each critic: ``(K, B, h, w)`` to ``(K, B)``, summed over patches.
+
+    Descending D, as ascending 1 - D in Eq. 2; of binary cross-entropy the form that does not saturate.
     """
+    return on_real(d, form).flatten(2).sum(2)
 
-    def __init__(
-        self,
-        config: CriticOptions,
-        setting: NodeSetting,
-        critical: bool = True,
-        maps: MapsConfig | None = None,
-    ) -> None:
-        self.config, self.setting, self.critical, self.maps = config, setting, critical, maps
-        self.task = setting.task
+
+class Critics:
+    """The critics of a method's nodes, which sends x and what maps it was made from, if from any."""
+
+    def __init__(self, config: CriticOptions, setting: NodeSetting) -> None:
+        self.config, self.setting, self.task = config, setting, setting.task
+        self.maps = config if isinstance(config, FromMaps) else None
         self.gallery = setting.once("gallery", lambda: Gallery(setting.task))
-        self.pairs = critical and maps is not None and maps.critic_sees == "pair"
-        self.compares = maps is not None and maps.compares(self.task)
+        self.pairs = self.maps is not None and config.critical
+        self.compares = self.maps is not None and self.maps.compares(self.task)
 
     @property
     def sends(self) -> Mapping[str, str]:
@@ -97,7 +102,7 @@ class Critics:
     @property
     def releases(self) -> Mapping[str, str]:
         """What an answer holds, by kind."""
-        critic = {"critic": CRITIC} if self.critical else {}
+        critic = {"critic": CRITIC} if self.config.critical else {}
         return {**critic, **({"difference": DIFFERENCE} if self.compares else {})}
 
     @property
@@ -108,7 +113,7 @@ class Critics:
     def prepare(self, nodes: Sequence[Node]) -> None:
         """A critic D_k for each node, with its own first weights; none where nothing needs it."""
         conditions = self.task.conditions if self.pairs else 0
-        for node in nodes if self.critical else ():
+        for node in nodes if self.config.critical else ():
             norm: Literal["batch", "group"] = "group" if "critic" in node.private else "batch"
             channels = self.task.pictured(node.data).shape[1] + conditions
             with seeded(node.seed, node.name, "critic"):
@@ -123,7 +128,7 @@ class Critics:
         maps: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """D_k(x) after one step of D_k on x and as many of the node's own; how far x is from its own.
+        """``critic`` (G, B, h, w), after a step of D_k on x and as many of its own; ``difference`` (G, B).
 
         Args:
             group: the nodes.
@@ -132,32 +137,24 @@ class Critics:
             maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.
             source: whose maps those are ``(G, B, 3)`` int64, where nodes compare.
 
-        Returns:
-            ``critic`` (G, B, h, w) and ``difference`` (G, B), as far as there are such.
-
         Raises:
             ArgumentError: not one map, or source, for each input.
         """
         form, answer = tuple(x.shape[:2]), {}
         for name, about, wanted in (("maps", maps, form), ("source", source, (*form, 3))):
             if about is not None and tuple(about.shape[: len(wanted)]) != wanted:
-                raise ArgumentError(
-                    f"shape of {name}", tuple(about.shape[1:]), f"one for each of {form[1]} inputs"
-                )
-        if self.critical:
+                allowed = f"one for each of {form[1]} inputs"
+                raise ArgumentError(f"shape of {name}", tuple(about.shape[1:]), allowed)
+        if self.config.critical:
             seen = self.seen(x, maps)
             if "critic" in group.nodes[0].private:
                 self._learn_privately(group.nodes[0], number, seen[0].detach())
             else:
                 self._learn(group, self.own(group, number, x.shape[1]), seen.detach())
             answer["critic"] = group.bench("critic")(seen)
-        if self.compares and source is not None and self.maps is not None:
-            answer["difference"] = stack(
-                [
-                    self._difference(node, self.maps, *each)
-                    for node, *each in zip(group.nodes, x, source, strict=True)
-                ]
-            )
+        if self.compares and source is not None:
+            each = zip(group.nodes, x, source, strict=True)
+            answer["difference"] = stack([self._difference(*mine) for mine in each])
         return answer
 
     def blank(self, group: Group) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -193,24 +190,24 @@ class Critics:
         return torch.optim.Adam(module.parameters(), self.config.critic_lr, betas=(0.5, 0.999), fused=True)
 
     def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
-        """A step of each D_k (Eq. 2)."""
-        critic = group.bench("critic")
+        """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""
+        critic, form = group.bench("critic"), self.config.gan_form
         with torch.enable_grad():
             critic.train(True)
-            losses = critic_loss(critic(real), critic(fake), self.config)
-            group.step("critic", losses)
+            losses = on_real(critic(real), form) + on_fake(critic(fake), form)
+            group.step("critic", losses.flatten(1).mean(1))
 
     def _learn_privately(self, node: Node, number: int, fake: torch.Tensor) -> None:
         """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
-        n, batch, config = len(node.data), self.config.batch, self.config
+        n, batch, form = len(node.data), self.config.batch, self.config.gan_form
         private_training.step(
             self._paired(node),
             "critic",
             node.private["critic"],
             rate(n, batch),
             number,
-            private_loss=lambda D, real, _: on_real(D(real), config).flatten(1).mean(1),
-            public_loss=lambda D: on_fake(D(fake), config).mean(),
+            private_loss=lambda D, real, _: on_real(D(real), form).flatten(1).mean(1),
+            public_loss=lambda D: on_fake(D(fake), form).mean(),
             batch=min(n, batch),
         )
 
@@ -221,14 +218,10 @@ class Critics:
         found = self.gallery.of(node.data)
         return seeing(node, TensorData(self.seen(found.inputs, found.targets), found.targets, found.groups))
 
-    def _difference(
-        self, node: Node, maps: MapsConfig, x: torch.Tensor, source: torch.Tensor
-    ) -> torch.Tensor:
-        """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's.
-
-        The mean absolute difference and the distance in VGG features, weighed as configured.
-        """
-        mine = told(node, maps)
+    def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's."""
+        assert self.maps is not None
+        mine = told(node)
         owner, row, pose = source.long().unbind(1)
         # A row that was never told is nobody's.
         rows = torch.nonzero((owner == whose(node.name)) & (row >= 0) & (row < len(mine))).flatten()
@@ -237,9 +230,9 @@ class Critics:
             return difference
         real = posed(self.gallery.of(node.data).inputs[mine[row[rows]]], pose[rows])
         made = x[rows]
-        found = maps.pixel * (made - real).abs().flatten(1).mean(1)
-        if maps.perceptual and self.setting.perceptual is not None:
-            found = found + maps.perceptual * perceptual(self.setting.perceptual, made, real)
+        found = self.maps.pixel * (made - real).abs().flatten(1).mean(1)
+        if self.maps.perceptual and self.setting.perceptual is not None:
+            found = found + self.maps.perceptual * perceptual(self.setting.perceptual, made, real)
         return difference.index_put((rows,), found)
 
 

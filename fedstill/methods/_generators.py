@@ -11,6 +11,8 @@ where a generator learns at a node and the running ones wherever a generator is 
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -29,8 +31,10 @@ from fedstill.models import example
 from fedstill.models.features import FeatureGenerator, condition
 from fedstill.models.split import features, split
 from fedstill.models.vector import load_vector
-from fedstill.node.group import Group, stack
+from fedstill.node.group import Bench, Group, stack
 from fedstill.protocol.method import Needs
+
+Diversity = Literal["none", "div0", "div1", "div2"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,7 @@ class Received:
     """The global generator G as a group of nodes received it, listened to and never trained.
 
     Args:
-        method: its size.
+        method: knows its size.
         group: who received it.
         generator: its parameters ``(G, P)``, the same for each node.
         counts: label counts of all nodes together ``(G, C)``, the same for each node.
@@ -119,3 +123,46 @@ def imagined(
     z = torch.randn(batch, noise, generator=draw)
     y = torch.multinomial(n_y.sum(0).cpu(), batch, replacement=True, generator=draw)
     return z.to(compute.device), y.to(compute.device)
+
+
+def uploaded(like: nn.Module, vectors: torch.Tensor) -> Bench:
+    """Networks like one, with the parameters that K nodes uploaded, ``(K, P)``: as used, never trained."""
+    bench = Bench([copy.deepcopy(like) for _ in vectors])
+    bench.train(False)
+    for module, vector in zip(bench.modules, vectors, strict=True):
+        load_vector(module, vector)
+    return bench
+
+
+def diversity(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``exp(-mean_jk ||f_j - f_k|| w_jk)`` over a batch: a loss that is 1 where all outputs are equal.
+
+    ``w_jk`` is ||z_j - z_k|| in div0 (Eq. 7), ||[z_j; y_j] - [z_k; y_k]|| in div1 (L_div^1), ||z_j - z_k||
+    e^{|y_j - y_k|_1} in div2 (Eq. 8). Distances of outputs and noise are root *means* of squares: as printed,
+    the exponent grows with the number of values, and 400 features leave no gradient.
+
+    Args:
+        form: which; none gives 0.
+        f: outputs ``(..., B, p)``.
+        z: the noise they come from ``(..., B, q)``.
+        y: one-hot labels ``(..., B, C)``.
+
+    Returns:
+        ``(...)``.
+
+    >>> f, z = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
+    >>> round(diversity("div0", f, z, torch.eye(2)).item(), 4)  # e^(-4/4)
+    0.3679
+    """
+    if form == "none":
+        return f.new_zeros(f.shape[:-2])
+    apart = torch.cdist(z, z)
+    if form == "div1":
+        labelled = torch.cat([z, y], -1)
+        apart = torch.cdist(labelled, labelled)
+    elif form == "div2":
+        apart = apart * torch.exp(torch.cdist(y, y, p=1.0))  # e^2 for two labels, 1 for one
+    scale = 1 / math.sqrt(f.shape[-1] * z.shape[-1])
+    # Around their mean: distances of large, nearly equal vectors would be rounding noise.
+    f = f - f.mean(-2, keepdim=True)
+    return torch.exp(-scale * (torch.cdist(f, f) * apart).mean((-2, -1)))

@@ -30,7 +30,7 @@ class TellsSize:
         return {"sizes": sizes(nodes)}
 
 
-def _several(method: Any, at: NodeSetting) -> bool:
+def _several(at: NodeSetting) -> bool:
     """Whether an example may be counted in several classes, or in none, so that counts give no sizes."""
     return at.task.counted > 1
 
@@ -52,27 +52,21 @@ class CountsLabels:
     @question(
         releases=lambda self, at: {
             "counts": LABEL_COUNTS,
-            "sizes": DATA_SIZES if _several(self, at) else LABEL_COUNTS,
+            "sizes": DATA_SIZES if _several(at) else LABEL_COUNTS,
         },
         times=1,
-        reads=lambda self, at: ("counts", "sizes") if _several(self, at) else ("counts",),
+        reads=lambda self, at: ("counts", "sizes") if _several(at) else ("counts",),
         finish=_in_all,
         closed=True,
     )
     def count_labels(self, nodes: Group) -> Tensors:
         """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
         counts = torch.stack([nodes.at.task.counts(node.data) for node in nodes.nodes])
-        return {"counts": counts, **({"sizes": sizes(nodes)} if _several(self, nodes.at) else {})}
+        return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.at) else {})}
 
 
 class LabelHistogram:
-    """Who holds how many examples of which class, as the nodes told; empty until they are asked.
-
-    Args:
-        names: of the nodes that told.
-        counts: examples by class ``(K, C)``.
-        sizes: in all ``(K,)``.
-    """
+    """Who holds how many examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are asked."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Which node is listened to about which input: pi_k(x), FedIOD Eq. 8 and what stands in its place."""
+"""Which node is listened to about which input: pi_k(x), FedIOD Eq. 8, and what is asked for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,12 +10,16 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.contract import Answers
-from fedstill.methods._critics import CriticOptions
-from fedstill.methods._histogram import CountsLabels
+from fedstill.methods._critics import CriticOptions, doubts
+from fedstill.methods._histogram import CountsLabels, Tensors
+from fedstill.methods._maps import LABEL_MAPS
 from fedstill.methods._student import StudentOptions
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
-from fedstill.protocol.kinds import CRITIC, Kind
+from fedstill.node.node import Node
+from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
+from fedstill.protocol.questions import NodeSetting, question
+from fedstill.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,8 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
     importance: Literal["counts", "fakeness", "realness", "size"] = "counts"
     """pi_k(x): Eq. 8 by class counts alone (published code), times D_k(x)/E D_k(x') (fakeness, as
     printed), times the same ratio of 1 - D_k (realness), or by data size only (Table 6, ***)."""
+    gan_weights: Literal["size", "average", "expertise"] = "size"
+    """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows."""
 
     @property
     def rated(self) -> bool:
@@ -36,20 +42,52 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         """Whether there are critics at all."""
         return self.gan > 0 or self.rated
 
+    # --- at the nodes -----------------------------------------------------------------------------------
+
     @property
     def ratings(self) -> Mapping[str, Kind]:
         """What pi_k(x) needs of an answer, by kind."""
         return {"critic": CRITIC, "critic_real": CRITIC} if self.rated else {}
 
     def rating(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """At the nodes: E D_k(x'_k), (G,), if pi_k(x) needs it."""
+        """E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not self.rated:
             return {}
         real = nodes.bench("critic")(self.critics(nodes.at).own(nodes, nodes.number, x.shape[1]))
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
+    @question(
+        sends=lambda self, at: {
+            "x": INPUTS,
+            **({"maps": LABEL_MAPS} if self.rated and self.critics(at).pairs else {}),
+        },
+        releases=lambda self, at: {"logits": LOGITS, **self.ratings},
+        times=lambda self, at: self.steps,
+        rows=lambda self, at: self.student_steps * self.batch,
+        reads=lambda self, at: ("critic_real",) if self.rated else (),
+        when=lambda self, at: self.student_inputs == "fresh",
+    )
+    def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+        """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
+        answer = {"logits": nodes.bench("model")(nodes.at.task.observe(x))}
+        if self.rated:
+            answer.update({"critic": self.critics(nodes.at).look(nodes, x, maps), **self.rating(nodes, x)})
+        return answer
+
+    def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
+        """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
+        groups = [Group([node]).knowing(at) for node in nodes]
+        plain = at.task.conditions or not self.rated
+        answers = [
+            {"logits": group.bench("model")(x.unsqueeze(0))} if plain else self.predict(group, x.unsqueeze(0))
+            for group in groups
+        ]
+        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+
+    # --- at the server ----------------------------------------------------------------------------------
+
     def weights(self, server: Server, state: Any, answers: Answers) -> torch.Tensor:
-        """At the server: pi_k(x), ``(K, B or 1, classes)``, summing to 1 over the nodes."""
+        """pi_k(x), ``(K, B or 1, classes)``, summing to 1 over the nodes."""
         told = state.histogram.of(answers.nodes)
         counts = told.counts  # (K, classes)
         if self.importance == "size":
@@ -67,3 +105,19 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
         return server.task.ensemble(answers["logits"], self.weights(server, state, answers), self.ensemble)
+
+    def fooled(
+        self, task: Task, answers: Answers, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """L_gan as G descends it (Eq. 2): each critic's doubts, weighed over nodes as ``gan_weights`` says.
+
+        pi ``(K,)`` are shares of the data, weights ``(K, B or 1, classes)`` those in z_bar ``(B, classes)``.
+        """
+        if not self.critical:
+            return torch.zeros((), device=z_bar.device)
+        each = doubts(answers["critic"], self.gan_form)  # (K, B)
+        if self.gan_weights == "expertise":
+            return (task.expertise(z_bar.detach(), weights) * each).sum(0).mean()
+        if self.gan_weights == "average":
+            return each.mean()
+        return pi @ each.mean(1)

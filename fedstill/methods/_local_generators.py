@@ -15,13 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveFloat
+from fedstill.core.checked import NonNegativeFloat
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
-from fedstill.methods._generators import FeatureGenerators, Received, imagined
+from fedstill.methods._generators import FeatureGenerators, Received, imagined, uploaded
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods._uploads import Uploads, crossed, ensembled
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.models.features import condition
 from fedstill.models.split import HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -45,15 +44,10 @@ TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
 
 @dataclass
 class Averages:
-    """What the server has beside the student, whose head is D; its extractor is only the nodes' first one.
-
-    Args:
-        G: the global generator.
-        histogram: n_i^y and n_i.
-    """
+    """What the server has beside the student, whose head is D; its extractor is only the nodes' first one."""
 
     G: nn.Module
-    histogram: LabelHistogram
+    histogram: LabelHistogram  # n_i^y and n_i
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +60,6 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the nodes' generators, the same in all rounds."""
-    generator_passes: PositiveFloat = 1.0
-    """Steps of a node's generator for each step of its model."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
     """At the server: crossed distillation (Eq. 12), FedCG's distillation, or averages alone."""
 
@@ -93,7 +85,9 @@ class LocalGenerators(FeatureGenerators, ABC):
         return torch.optim.Adam(module.parameters(), self.generator_lr, betas=(self.beta, 0.999), fused=True)
 
     @question(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
-    def take_start(self, nodes: Group, parameters: torch.Tensor, generator: torch.Tensor) -> Tensors:
+    def take_start(  # type: ignore[override]  # a generator comes with the model
+        self, nodes: Group, parameters: torch.Tensor, generator: torch.Tensor
+    ) -> Tensors:
         """All nodes take the server's first weights; nothing leaves."""
         nodes.load("model", parameters)
         nodes.load("generator", generator)
@@ -131,18 +125,11 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     def train_generators(self, nodes: Group, span: Span, work: Work, steps: int | None = None) -> None:
         """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
-        at, passes, lr = nodes.at, self.generator_passes, self.generator_lr
-        local = replace(
-            at.local,
-            epochs=passes * at.local.epochs,
-            least_steps=round(passes * at.local.least_steps),
-            lr=lr,
-            lr_end=lr,
-        )
+        at = nodes.at
         training.train(
             nodes.nodes,
             at.task,
-            local,
+            replace(at.local, lr=self.generator_lr, lr_end=self.generator_lr),
             at.compute,
             span=span,
             steps=steps,
@@ -152,13 +139,14 @@ class LocalGenerators(FeatureGenerators, ABC):
         )
 
     def rehearse(self, nodes: Group) -> None:
-        """One step of the model and one of what is trained beside it, as after the first round."""
-        at = nodes.at
-        counts = torch.ones(len(nodes), at.task.classes, device=nodes.device)
-        work = self.model_work(nodes, Received(self, nodes, nodes.vectors("generator"), counts, 1))
-        training.prepare(nodes.nodes, at.local)
-        training.train(nodes.nodes, at.task, at.local, at.compute, steps=1, work=work)
+        """A few steps of the model and one of what is trained beside it, as after the first round."""
+        super().rehearse(nodes)
         self.train_generators(nodes, WHOLE, self.generator_work(nodes, 1), steps=1)
+
+    def rehearsed(self, nodes: Group) -> Work:
+        """As after the first round."""
+        counts = torch.ones(len(nodes), nodes.at.task.classes, device=nodes.device)
+        return self.model_work(nodes, Received(self, nodes, nodes.vectors("generator"), counts, 1))
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -169,12 +157,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         return Averages(G, LabelHistogram())
 
     def turn(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
-        """One round.
-
-        Returns:
-            ``consistency``: how well local heads know what local generators give (G+D loss, Fig. 5), and
-            the last distillation's losses.
-        """
+        """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
         G, D, histogram = state.G, split(server.student, "the student").head, state.histogram
         if not histogram.names:
             server.ask("begin", parameters=to_vector(server.student), generator=to_vector(G))
@@ -214,9 +197,7 @@ class LocalGenerators(FeatureGenerators, ABC):
                     losses = crossed(uploads, G, D, c, tau[:, y])
                 else:
                     losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
-            adam.zero_grad()
-            losses.sum().backward()  # type: ignore[no-untyped-call]
-            adam.step()
+            descend(adam, losses.sum())
         names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
         return dict(zip(names, losses.tolist(), strict=False))
 
@@ -225,7 +206,55 @@ class LocalGenerators(FeatureGenerators, ABC):
         z, y = imagined(server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency")
         tau = server.task.importance(n_y).squeeze(1)[:, y]  # (K, B)
         with torch.no_grad(), server.compute.autocast():
-            told = uploads.judged(uploads.features(condition(z, y, server.task.classes)))
+            told = uploads.heads(uploads.features(condition(z, y, server.task.classes)))
             told = told.log_softmax(-1)  # (K, B, C)
         right = told.gather(2, y.expand(len(n_y), -1).unsqueeze(2)).squeeze(2)  # (K, B)
         return -(tau * right).sum(0).mean().item()
+
+
+class Uploads:
+    """The generators and heads that K nodes uploaded, evaluated as one: ``(K, B, ...)``."""
+
+    def __init__(self, G: nn.Module, D: nn.Module, generators: torch.Tensor, heads: torch.Tensor) -> None:
+        self.generators, self.heads = uploaded(G, generators), uploaded(D, heads)
+
+    def features(self, c: torch.Tensor) -> torch.Tensor:
+        """G_i(z, y): ``c = [z; y]`` (B, q + C) to ``(K, B, p)``."""
+        return self.generators(c.expand(len(self.generators.modules), *c.shape))
+
+
+def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """``KL(softmax(p) || softmax(q))`` of logits ``(..., C)``: ``(...)``, in nats.
+
+    >>> round(kl(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).item(), 4)
+    0.1201
+    """
+    log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1)  # small values have many digits
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def crossed(uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+    """Eq. 10 and 11: L_kl,1, L_kl,2 and L_kl,3, means over a batch: ``(3,)``.
+
+    Gradients flow to G and D alone; in L_kl,2 only D learns, in L_kl,3 only G. ``c = [z; y]`` (B, q + C), and
+    tau ``(K, B)`` is tau_{i, y} of each example's label.
+    """
+    with torch.no_grad():
+        f_i = uploads.features(c)  # G_i(z, y)  (K, B, p)
+        d_i = uploads.heads(f_i)  # D_i(G_i(z, y))  (K, B, C)
+    f = G(c)  # G(z, y)  (B, p)
+    d_g = D(f).expand_as(d_i)  # D(G(z, y))
+    d_ig = D(f_i.flatten(0, 1)).view_as(d_i)  # D(G_i(z, y))
+    d_gi = uploads.heads(f.expand_as(f_i))  # D_i(G(z, y))
+    return torch.stack([(tau * kl(d, d_i)).sum(0).mean() for d in (d_g, d_ig, d_gi)])
+
+
+def ensembled(
+    uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
+) -> torch.Tensor:
+    """FedCG's server loss: KL from the mean of rho(D_i(G_i)), weighed by pi ``(K,)``, to rho(D(G))."""
+    with torch.no_grad():
+        d_i = uploads.heads(uploads.features(c))  # (K, B, C)
+        teacher = torch.tensordot(pi, d_i.softmax(-1), 1)  # (B, C)
+        log_teacher = teacher.clamp_min(torch.finfo(teacher.dtype).tiny).log()
+    return kl(log_teacher, D(G(c))).mean()

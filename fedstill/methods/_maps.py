@@ -14,20 +14,21 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
-from fedstill.federation.contract import Federation
-from fedstill.methods._asking import ask_those
+from fedstill.methods._histogram import Tensors
 from fedstill.methods._noise import Wish
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.server import Server, ServerSetting
+from fedstill.models.conditional import ConditionalGenerator
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol import kinds
-from fedstill.protocol.method import Method
+from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task
 
@@ -37,36 +38,33 @@ DIFFERENCE = kinds.DIFFERENCE.hinted('with method.conditions = "drawn" none is c
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapsConfig(Method):
-    """How images are made from maps."""
+class FromMaps(Method):
+    """A generator G that makes images from maps, which nodes tell where they are to be theirs."""
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
     """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
     "label maps" (policy label_maps); drawn: random shapes, for which nothing leaves; public: those of the
     public data's labels."""
-    most_maps: NonNegativeInt = 0
-    """conditions = nodes: a node tells so many maps at most, drawn at random; 0 is all."""
     map_augment: Literal["none", "mirror", "turn"] = "none"
     """What is done to a map before an image is made from it: nothing, mirrored half the time, or mirrored and
     turned by quarters."""
-    map_noise: NonNegativeInt = 0
-    """Channels of noise beside a map, so that one map gives many images; 0: as published."""
-    critic_sees: Literal["pair", "image"] = "pair"
-    """What critics judge: map and image together, as published, or the image alone."""
     perceptual: NonNegativeFloat = 1.0
     """Weight of the distance in VGG features between an image and the real one of the same map, computed at
     the node that owns it. It needs conditions = nodes and the features (nodes.perceptual): else it is off."""
     pixel: NonNegativeFloat = 1.0
     """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
+    generator_width: PositiveInt = 64
+    """Channels of G's first convolution (published: 64)."""
+
+    def needs(self) -> Needs:
+        """Images that can be made from label maps."""
+        return Needs(images=True, maps=True)
 
     def compares(self, task: Task) -> bool:
         """Whether nodes compare images with their own."""
         return bool(task.conditions) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class TellsMaps(MapsConfig):
-    """Nodes tell their maps, where images are made from these."""
+    # --- at the nodes -----------------------------------------------------------------------------------
 
     @question(
         releases={"maps": LABEL_MAPS},
@@ -75,13 +73,28 @@ class TellsMaps(MapsConfig):
         reads=("maps",),
         when=lambda self, at: self.conditions == "nodes",
     )
-    def tell_maps(self, nodes: Group) -> Mapping[str, torch.Tensor]:
+    def tell_maps(self, nodes: Group) -> Tensors:
         """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
         node, gallery = nodes.nodes[0], nodes.at.once("gallery", lambda: Gallery(nodes.at.task))
-        return {"maps": gallery.of(node.data).targets[told(node, self)].unsqueeze(0)}
+        return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
 
+    def notes(self, at: NodeSetting) -> tuple[str, ...]:
+        """What is switched off for want of something, so that it is said."""
+        if not at.task.conditions or self.perceptual == 0 or at.perceptual is not None:
+            return ()
+        why = "nodes have no VGG features: nodes.perceptual names a file of them"
+        return (f"perceptual loss is off ({why})",) if self.conditions == "nodes" else ()
 
-# --- at the nodes -----------------------------------------------------------------------------------
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def source(self, server: Server) -> Any:
+        """Of what x is made: maps."""
+        return Maps(self, server.setting)
+
+    def generator(self, server: Server) -> nn.Module:
+        """G, the 9-block ResNet, on the CPU, with first weights from torch's generator."""
+        conditions, channels = server.task.conditions, server.shape[0]
+        return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
 
 
 def whose(name: str) -> int:
@@ -90,11 +103,7 @@ def whose(name: str) -> int:
 
 
 class Gallery:
-    """Each node's pictures with their maps, worked out once.
-
-    Args:
-        task: knows what a generator should imitate, and what it is told.
-    """
+    """Each node's pictures with their maps, worked out once; the task knows both."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -109,37 +118,22 @@ class Gallery:
         return found
 
 
-def told(node: Node, config: MapsConfig) -> torch.Tensor:
-    """Which of its maps a node tells, in this order: indices ``(n,)``, the same whenever it is asked."""
+def told(node: Node) -> torch.Tensor:
+    """In which order a node tells its maps: indices ``(n,)``, the same whenever it is asked."""
     order = torch.randperm(len(node.data), generator=node.draw("maps told"))
-    return order[: config.most_maps or len(order)].to(node.data.inputs.device)
-
-
-def notes(config: MapsConfig, setting: NodeSetting) -> tuple[str, ...]:
-    """What is switched off here for want of something, so that it is said."""
-    if not setting.task.conditions or config.perceptual == 0 or setting.perceptual is not None:
-        return ()
-    why = "nodes have no VGG features: nodes.perceptual names a file of them"
-    return (f"perceptual loss is off ({why})",) if config.conditions == "nodes" else ()
-
-
-# --- at the server ----------------------------------------------------------------------------------
+    return order.to(node.data.inputs.device)
 
 
 @dataclass
 class Maps:
     """Maps of the nodes', of random shapes or of public data.
 
-    Args:
-        config: which, and what is done to them.
-        setting: of the server; its task knows what maps mean.
-
     Raises:
         ArgumentError: there are no public labels to take maps from; images that are not square cannot be
             turned.
     """
 
-    config: MapsConfig
+    config: FromMaps
     setting: ServerSetting
     pool: torch.Tensor | None = None  # (M, H, W) uint8
     owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
@@ -163,29 +157,22 @@ class Maps:
         """Whether maps can be drawn yet: the nodes may still have to be asked."""
         return self.config.conditions == "drawn" or self.pool is not None
 
-    def gather(self, federation: Federation) -> None:
+    def gather(self, server: Server) -> None:
         """Ask the nodes for their maps, unless that is done or not needed.
 
         A node that does not tell them is left out, as for any other question.
         """
         if self.ready:
             return
-        given: list[tuple[int, torch.Tensor]] = []
+        federation, given = server.federation, []
         for name in federation.present:  # one after the other, as answers of different length do not stack
-            answer = ask_those(federation, "tell_maps", [name])
+            answer = server.ask_or_none("tell_maps", of=[name])
             if answer is None:
                 continue
-            maps = answer["maps"][0]
-            shape = self.setting.shape[-2:]
-            if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != shape or not len(maps):
-                wrong = f"maps are {maps.dtype} {tuple(maps.shape)}"
+            if wrong := self._wrong(answer["maps"][0]):
                 federation.leave_out(name, "tell_maps", wrong, back=False)
-                continue
-            if int(maps.max()) >= self.setting.task.conditions:
-                wrong = f"maps hold {int(maps.max())}: allowed is 0..{self.setting.task.conditions - 1}"
-                federation.leave_out(name, "tell_maps", wrong, back=False)
-                continue
-            given.append((whose(name), maps))
+            else:
+                given.append((whose(name), answer["maps"][0]))
         if not given:
             raise NodeFault(", ".join(federation.nodes), "tell_maps", "no node has told any map")
         self._take(given)
@@ -195,13 +182,7 @@ class Maps:
         return self.config.conditions != "nodes" or bool((self.owner == whose(node)).any())
 
     def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
-        """Maps and what a generator gets of them, the same for the same purpose.
-
-        Args:
-            count: B.
-            purpose: names the draw.
-            of: only maps of this node, where they are the nodes'.
-        """
+        """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
         draw, task = torch_generator(self.setting.seed, "maps", *purpose), self.setting.task
         device, (height, width) = self.setting.compute.device, self.setting.shape[-2:]
         poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
@@ -215,11 +196,7 @@ class Maps:
             maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
         pose = torch.randint(poses, (count,), generator=draw)
         maps = posed(maps.cpu(), pose).to(device)
-        told: tuple[torch.Tensor, ...] = (task.condition(maps),)  # (B, conditions, H, W)
-        if self.config.map_noise:
-            w = torch.randn(count, self.config.map_noise, height, width, generator=draw)
-            told = (*told, w.to(device))
-        return Wish(told, maps, torch.stack([owner, row, pose], 1).to(device))
+        return Wish(task.condition(maps), maps, torch.stack([owner, row, pose], 1).to(device))
 
     def state(self) -> dict[str, Any] | None:
         """The maps that nodes told."""
@@ -229,6 +206,14 @@ class Maps:
         """Take up a remembered state."""
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
+
+    def _wrong(self, maps: torch.Tensor) -> str:
+        """What is wrong with a node's maps, or nothing."""
+        conditions = self.setting.task.conditions
+        if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.setting.shape[-2:] or not len(maps):
+            return f"maps are {maps.dtype} {tuple(maps.shape)}"
+        most = int(maps.max())
+        return f"maps hold {most}: allowed is 0..{conditions - 1}" if most >= conditions else ""
 
     def _take(self, given: list[tuple[int, torch.Tensor]]) -> None:
         self.pool = torch.cat([maps.cpu() for _, maps in given])

@@ -1,4 +1,4 @@
-"""Inputs made from noise, and what a generator is told to make; maps: :mod:`fedstill.methods._maps`."""
+"""What a server's generator is told to make, and inputs made from noise; from maps: :mod:`._maps`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.seeds import torch_generator
-from fedstill.federation.contract import Federation
+from fedstill.core.seeds import seeded, torch_generator
 from fedstill.methods.server import Server
 from fedstill.models.generator import Generator
 from fedstill.protocol.method import Method
@@ -24,13 +23,12 @@ class Wish:
     """What a generator is told to make of B images.
 
     Args:
-        told: the generator's arguments, ``(B, ...)`` each.
+        told: the generator's argument, ``(B, ...)``.
         maps: the maps ``(B, H, W)`` uint8, where there are any.
-        source: of each map its owner (:func:`whose`), its place among what that node told, and its pose:
-            ``(B, 3)`` int64.
+        source: of each map its owner, its place among what that node told, and its pose: ``(B, 3)`` int64.
     """
 
-    told: tuple[torch.Tensor, ...]
+    told: torch.Tensor
     maps: torch.Tensor | None = None
     source: torch.Tensor | None = None
 
@@ -55,17 +53,13 @@ class Noise:
     device: torch.device
     ready = True
 
-    def gather(self, federation: Federation) -> None:
+    def gather(self, server: Server) -> None:
         """Noise needs nobody's answer."""
 
-    def has(self, node: str) -> bool:
-        """Noise is there for everyone."""
-        return True
-
-    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
+    def draw(self, count: int, *purpose: str | int) -> Wish:
         """w ``(count, size)``, the same for the same purpose."""
         w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
-        return Wish((w.to(self.device),))
+        return Wish(w.to(self.device))
 
     def state(self) -> dict[str, Any] | None:
         """Nothing."""
@@ -73,6 +67,36 @@ class Noise:
 
     def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         """Nothing."""
+
+
+class Imagines(Method):
+    """A method whose state has a ``source`` of noise or maps, and a ``generator`` G of inputs."""
+
+    generator_lr: float
+
+    def first_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """G with its first weights, on the device, and its optimiser."""
+        with seeded(server.seed, "generator"):
+            G: nn.Module = self.generator(server)  # type: ignore[attr-defined]
+        placed = server.compute.place(G)
+        return placed, torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
+
+    def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+        """Inputs as G makes them now, of the same noise or maps each time: ``(count, C, H, W)``."""
+        return made(state.generator, state.source.draw(count, "imagine")) if state.source.ready else None
+
+    def imagined_from(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 of :meth:`imagine`, where there are any."""
+        return state.source.draw(count, "imagine").maps if state.source.ready else None
+
+
+def made(generator: nn.Module, w: Wish) -> torch.Tensor:
+    """G(w) ``(B, C, H, W)`` in float32; G does not learn from it."""
+    generator.eval()
+    with torch.no_grad():
+        x: torch.Tensor = generator(w.told).float()
+    generator.train()
+    return x
 
 
 @dataclass(frozen=True, kw_only=True)

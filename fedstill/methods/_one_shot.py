@@ -12,25 +12,20 @@ import torch
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
-from fedstill.methods._public import known
-from fedstill.methods._weights import Weighed, WeighsNodes
+from fedstill.methods._public import Weighed, WeighsNodes, known
 from fedstill.methods.server import Server
 from fedstill.protocol.method import Ask
 from fedstill.protocol.schedule import cosine, set_lr
 
 # Options that only the student's learning depends on.
-STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end", "weight_decay")
+STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
 
 
 @dataclass
 class Asked(Weighed):
-    """What changes from pass to pass, beside the student.
+    """What changes from pass to pass, beside the student."""
 
-    Args:
-        targets: what the student learns from; empty until all is asked.
-    """
-
-    targets: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty until all is asked
 
 
 class OneShot(WeighsNodes, ABC):

@@ -1,4 +1,4 @@
-"""What methods with public data have in common: how nodes answer about it and how a student learns on it.
+"""What methods with public data have in common: who counts how much, how nodes answer, how networks learn.
 
 Server and nodes hold the same public inputs, so a question about them carries row numbers and the
 seed of an augmentation, never inputs.
@@ -7,8 +7,9 @@ seed of an augmentation, never inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,14 +18,78 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
-from fedstill.node.group import Group
+from fedstill.federation.contract import Answers
+from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
+from fedstill.methods.server import Server, descend
+from fedstill.node.group import Group, stack
+from fedstill.node.node import Node
 from fedstill.node.training import at_once, make_optimiser
+from fedstill.protocol.method import Method
+from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import LocalConfig
+from fedstill.tasks import Ensemble
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, ...)
+
+
+# --- who counts how much in an ensemble ----------------------------------------------------------------
+
+
+@dataclass
+class Weighed:
+    """What a server keeps: the student's optimiser, and who counts how much."""
+
+    optimiser: torch.optim.Optimizer
+    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
+
+
+class WeighsNodes(CountsLabels, Method):
+    """Nodes are weighed by their shares of each class's examples, which they then tell, or equally."""
+
+    weights: Literal["counts", "equal"]
+    ensemble: Ensemble
+
+    def questions(self, at: NodeSetting) -> Iterable[Question]:
+        """Without label counts, where nobody is weighed by them."""
+        return [
+            question
+            for question in super().questions(at)
+            if self.by_counts or question.name != "count_labels"
+        ]
+
+    @property
+    def by_counts(self) -> bool:
+        """Whether nodes are weighed by their shares of each class's examples."""
+        return self.weights == "counts"
+
+    def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
+        """The nodes' logits on inputs ``(B, ...)``: ``(K, B, C, ...)``."""
+        return {"logits": torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])}
+
+    def gather(self, server: Server, state: Any) -> None:
+        """Know who counts how much: ask, where that is to be asked and is not done."""
+        if self.by_counts:
+            state.histogram.gather(server)
+        elif not state.histogram.names:
+            even = LabelHistogram.even(server.federation.nodes, server.task.classes, server.device)
+            state.histogram = even
+
+    def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:
+        """The weights of some nodes, by class: ``(K, 1, C)``, summing to 1 over nodes."""
+        return server.task.importance(state.histogram.of(nodes).counts)
+
+    def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
+        """The nodes' outputs as one, ``(B, C, ...)``; None before they were asked."""
+        if not state.histogram.names:
+            return None
+        omega = self.omega(server, state, answers.nodes)
+        return server.task.ensemble(answers["logits"], omega, self.ensemble)
+
+
+# --- the data ------------------------------------------------------------------------------------------
 
 
 def known(public: Public | None) -> Public:
@@ -60,22 +125,6 @@ def parts(public: Public | None, size: int) -> list[torch.Tensor]:
     return [torch.tensor([first, min(first + size, total)]) for first in range(0, total, size)]
 
 
-def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
-    """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
-    bench = group.bench("model")
-    pieces = torch.split(x, min(AT_ONCE, at_once(x)))
-    parts = [bench(part.expand(len(group), *part.shape)) for part in pieces]
-    return torch.cat(parts, 1)
-
-
-def optimiser_of(
-    model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam", weight_decay: float = 0.0
-) -> torch.optim.Optimizer:
-    """Adam, or SGD with momentum 0.9, on what a network's owner did not freeze."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return make_optimiser(learning, LocalConfig(optimiser=how, lr=lr, weight_decay=weight_decay))
-
-
 def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """One shuffled pass over ``count`` rows, in batches of nearly equal size, none above ``batch``.
 
@@ -84,6 +133,53 @@ def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Te
     """
     order = torch.randperm(count, generator=generator)
     return torch.tensor_split(order, math.ceil(count / batch))
+
+
+# --- answering and learning ----------------------------------------------------------------------------
+
+
+def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
+    bench = group.bench("model")
+    pieces = torch.split(x, min(AT_ONCE, at_once(x)))
+    return torch.cat([bench(part.expand(len(group), *part.shape)) for part in pieces], 1)
+
+
+def optimiser_of(model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam") -> torch.optim.Optimizer:
+    """Adam, or SGD with momentum 0.9, on what a network's owner did not freeze."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return make_optimiser(learning, LocalConfig(optimiser=how, lr=lr))
+
+
+def study(
+    nodes: Group,
+    x: torch.Tensor,
+    targets: torch.Tensor,
+    losses: Distance,
+    *purpose: str | int,
+    epochs: int,
+    batch: int,
+    lr: float,
+) -> None:
+    """Train each node's model on the same public examples ``(N, ...)``, in its own order, with a new Adam.
+
+    ``losses`` takes outputs and targets ``(G, B, ...)`` to ``(G,)``; ``purpose`` names what is drawn.
+    """
+    bench, first = nodes.bench("model"), nodes.nodes[0]
+    bench.train(True)
+    optimisers = [optimiser_of(node.model, lr) for node in nodes.nodes]
+    for epoch in range(epochs):
+        orders = [passes(len(x), batch, node.draw(*purpose, epoch)) for node in nodes.nodes]
+        for step, rows in enumerate(zip(*orders, strict=True)):
+            chosen = stack(rows).to(x.device)  # (G, B)
+            with (
+                torch.enable_grad(),
+                nodes.at.compute.step(first.seed, first.name, *purpose, epoch, step),
+            ):
+                bench.backward(losses(bench(x[chosen]), targets[chosen]))
+            for optimiser in optimisers:
+                optimiser.step()
+    bench.train(False)
 
 
 def distil(
@@ -95,25 +191,14 @@ def distil(
     seed: int,
     *purpose: str | int,
 ) -> float:
-    """Some steps of a student towards targets, in the mode (training or not) that it is in.
+    """Steps of a student towards targets, a batch each, in the mode that it is in: their mean distance, or 0.
 
-    Args:
-        student: learns.
-        optimiser: of its parameters.
-        batches: one a step.
-        distance: what is descended, averaged over a batch.
-        compute: device and precision.
-        seed, purpose: of what the student draws by itself (dropout).
-
-    Returns:
-        The mean distance over the steps; 0 without any.
+    ``seed`` and ``purpose`` are of what the student draws by itself (dropout).
     """
     losses = []
     for step, (x, target) in enumerate(batches):
         with compute.step(seed, *purpose, step):
             loss = distance(student(x).float(), target).mean()
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        descend(optimiser, loss)
         losses.append(loss.detach())
     return torch.stack(losses).mean().item() if losses else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,11 +10,16 @@ import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.compute import lay_out
-from fedstill.methods._replay import Augment, Known, Recall
-from fedstill.methods.server import Server
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
+from fedstill.data.augment import posed, shifted
+from fedstill.methods.server import Server, descend
 from fedstill.protocol.method import Method
 from fedstill.protocol.schedule import cosine, set_lr
-from fedstill.tasks import Ensemble
+from fedstill.tasks import Ensemble, Task
+
+Augment = Literal["none", "shift", "turn"]
+Known = tuple[torch.Tensor, torch.Tensor]  # inputs (B, C, H, W) and their ensembled answers (B, classes, ...)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +41,7 @@ class StudentOptions(Method):
     """Remembered inputs in a student step."""
     student_augment: Augment = "none"
     """What is done to remembered inputs, and to answers that are maps: nothing, random shifts by up to an
-    eighth of the image, quarter turns and mirror images, or convex mixtures of two with the same mixture of
-    their answers."""
+    eighth of the image, or quarter turns and mirror images."""
     student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for S, falling on a cosine to student_lr_end."""
     student_lr_end: NonNegativeFloat = 1e-6
@@ -47,17 +51,13 @@ class StudentOptions(Method):
 class Student:
     """S, with its optimiser and what it remembers.
 
-    Args:
-        options: how it learns.
-        server: whose student it is.
-
     Raises:
         ArgumentError: an augmentation that does not suit the task or the shape.
     """
 
     def __init__(self, options: StudentOptions, server: Server) -> None:
         self.options, self.server, self.S = options, server, server.student
-        self.replay = Recall(server.task, options.memory, options.student_augment, server.shape, server.seed)
+        self.replay = Replay(options.memory, options.student_augment, server.task, server.shape, server.seed)
         # What its owner froze stays as it is.
         self.learning = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
         self.adam = torch.optim.Adam(self.learning, options.student_lr, fused=True)
@@ -69,36 +69,22 @@ class Student:
         self._learn(True)
         return z_hat
 
-    def mimic(self, known: Known) -> tuple[torch.Tensor, torch.Tensor]:
-        """S's own answers ``(B, classes, ...)``, and L_mimic as S descends it (Eq. 10)."""
-        z_hat = self.S(self.server.task.observe(known.x)).float()
-        return z_hat, self.server.task.distance(z_hat, known.z, self.options.tau).mean()
+    def mimic(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """L_mimic as S descends it (Eq. 10)."""
+        z_hat = self.S(self.server.task.observe(x)).float()
+        return self.server.task.distance(z_hat, z, self.options.tau).mean()
 
-    def learn(
-        self, t: int, of: int, fresh: Sequence[Known], loss: Callable[[Known], torch.Tensor]
-    ) -> torch.Tensor:
-        """The steps of S after question ``t`` of ``of``; the last one's loss.
-
-        Args:
-            t, of: which question, of how many.
-            fresh: inputs with their answers for each step; none: remembered ones.
-            loss: of S on some of them.
-        """
-        options, server = self.options, self.server
+    def learn(self, t: int, of: int, fresh: Sequence[Known]) -> torch.Tensor:
+        """The steps of S after question ``t`` of ``of``, on fresh or remembered answers; the last loss."""
+        options, server, done = self.options, self.server, self.server.done
         set_lr(self.adam, cosine(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
         for turn in range(options.student_steps):
-            known = fresh[turn] if fresh else self.replay.sample(options.student_batch, *self.named(turn))
-            with server.compute.step(server.seed, "student", *self.named(turn)):
-                L_S = loss(known)
-            self.adam.zero_grad()
-            L_S.backward()  # type: ignore[no-untyped-call]
-            self.adam.step()
+            x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
+            with server.compute.step(server.seed, "student", done, turn):
+                L_S = self.mimic(x, z)
+            descend(self.adam, L_S)
         return L_S
-
-    def named(self, turn: int) -> tuple[int, int]:
-        """The names of a step's draws: the run's turn, and the step in it."""
-        return self.server.done, turn
 
     def state(self) -> dict[str, Any]:
         """For a run to go on."""
@@ -114,3 +100,70 @@ class Student:
         self.S.train(mode)
         for parameter in self.learning:
             parameter.requires_grad_(mode)
+
+
+class Replay:
+    """The last ``size`` inputs with their ensembled answers; a ring, so adding costs one copy.
+
+    What is remembered is augmented as it is drawn, and with it answers that have its pixels.
+
+    Raises:
+        ArgumentError: an augmentation that does not suit the task or the shape.
+    """
+
+    def __init__(self, size: int, augment: Augment, task: Task, shape: tuple[int, ...], seed: int) -> None:
+        height, width = shape[-2:]
+        name = "method.student_augment"
+        if augment != "none" and task.kind == "image":
+            raise ArgumentError(name, augment, "none, as an image that is moved was never measured")
+        if augment == "turn" and height != width:
+            raise ArgumentError(name, augment, f"not turn, as images are {height} x {width}")
+        self.size, self.augment, self.seed = size, augment, seed
+        self.added = 0
+        self._x = self._z = torch.zeros(0)
+
+    def __len__(self) -> int:
+        return min(self.added, self.size)
+
+    def add(self, x: torch.Tensor, z: torch.Tensor) -> None:
+        """Remember, in place of the oldest."""
+        self._x, self._z = self._room(self._x, x), self._room(self._z, z)
+        slots = (self.added + torch.arange(len(x), device=x.device)) % self.size
+        self._x[slots], self._z[slots] = x, z
+        self.added += len(x)
+
+    def sample(self, count: int, *purpose: str | int) -> Known:
+        """``count`` of what is remembered, with replacement, or all if it is no more; augmented."""
+        draw = torch_generator(self.seed, "memory", *purpose)
+        x, z = self._x[: len(self)], self._z[: len(self)]
+        if count < len(self):
+            chosen = torch.randint(len(self), (count,), generator=draw).to(x.device)
+            x, z = x[chosen], z[chosen]
+        if self.augment == "none":
+            return x, z
+        maps = z.ndim == x.ndim  # then answers move as images do
+        images = torch.cat([x, z], 1) if maps else x
+        if self.augment == "shift":
+            images = shifted(images, draw, flip=False)
+        else:
+            images = posed(images, torch.randint(8, (len(x),), generator=draw))
+        return (images[:, : x.shape[1]], images[:, x.shape[1] :]) if maps else (images, z)
+
+    def state(self) -> dict[str, Any]:
+        """For a run to go on."""
+        return {"added": self.added, "x": self._x[: len(self)], "z": self._z[: len(self)]}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take up a remembered state."""
+        self.added = state["added"]
+        self._x, self._z = state["x"].to(device), state["z"].to(device)
+
+    def _room(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        # Grows by doubling up to its size: a short run does not pay for a long one's.
+        wanted = min(self.size, self.added + len(new))
+        if len(kept) >= wanted:
+            return kept
+        grown = new.new_empty((min(self.size, max(wanted, 2 * len(kept))), *new.shape[1:]))
+        if len(kept):
+            grown[: len(kept)] = kept
+        return grown

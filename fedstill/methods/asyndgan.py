@@ -19,46 +19,34 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import NodeFault
-from fedstill.core.seeds import seeded
+from fedstill.core.seeds import torch_generator
+from fedstill.data.augment import augmented, drawn
 from fedstill.federation.contract import Answers
-from fedstill.methods._asking import ask_those
-from fedstill.methods._critics import CriticOptions, Critics
-from fedstill.methods._gan import doubts
+from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._histogram import TellsSize, Tensors
-from fedstill.methods._imagine import Imagines
-from fedstill.methods._maps import Maps, TellsMaps, notes
-from fedstill.methods._pairs import LearnsPairs
+from fedstill.methods._maps import FromMaps, Maps
+from fedstill.methods._noise import Imagines, made
 from fedstill.methods._public import optimiser_of
-from fedstill.methods.server import Server
-from fedstill.models.conditional import ConditionalGenerator
+from fedstill.methods.server import Server, descend
 from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS
-from fedstill.protocol.method import Needs
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import question
 from fedstill.protocol.schedule import cosine, set_lr
 
 
 @dataclass
 class Synthesising:
-    """What changes from step to step.
+    """What changes from step to step."""
 
-    Args:
-        source: label maps, of which images are made.
-        generator: G.
-        g_adam: of G.
-        s_adam: of the task network.
-        sizes: examples by node.
-    """
-
-    source: Maps
-    generator: nn.Module
+    source: Maps  # label maps x
+    generator: nn.Module  # G
     g_adam: torch.optim.Optimizer
-    s_adam: torch.optim.Optimizer
-    sizes: dict[str, float] = field(default_factory=dict)
+    s_adam: torch.optim.Optimizer  # the task network's
+    sizes: dict[str, float] = field(default_factory=dict)  # examples by node
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
+class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
@@ -72,8 +60,6 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
     """Steps of the generator, each with one question to every node."""
     batch: PositiveInt = 8
     """Images in a question. With conditions = nodes each node is asked about as many of its own maps."""
-    generator_width: PositiveInt = 64
-    """Channels of G's first convolution (published: 64)."""
     critic_width: PositiveInt = 64
     """Channels of D_j's first convolution (published: 64)."""
     gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
@@ -85,9 +71,16 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
     critic_lr: NonNegativeFloat = 2e-4
     """Adam's learning rate for each D_j."""
 
-    def needs(self) -> Needs:
-        """Images that can be made from label maps."""
-        return Needs(images=True, maps=True)
+    student_steps: PositiveInt = 1000
+    """Steps of the task network, when the generator is done."""
+    student_batch: PositiveInt = 16
+    """Generated pairs in such a step."""
+    student_augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
+    """What is done to generated pairs: as local.augment."""
+    student_lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate for the task network, falling on a cosine to student_lr_end."""
+    student_lr_end: NonNegativeFloat = 1e-6
+    """Learning rate of its last step."""
 
     @property
     def turns(self) -> int:
@@ -95,10 +88,6 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
         return self.steps + self.student_steps
 
     # --- at the nodes -----------------------------------------------------------------------------------
-
-    def critics(self, at: NodeSetting) -> Critics:
-        """D_j of the nodes."""
-        return at.once("critics", lambda: Critics(self, at, maps=self))
 
     @question(
         sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
@@ -119,34 +108,22 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
         x, about = self.critics(nodes.at).blank(nodes)
         torch.autograd.grad(self.judge(nodes, x, **about)["critic"].sum(), x)
 
-    def notes(self, at: NodeSetting) -> tuple[str, ...]:
-        """What is switched off for want of something."""
-        return notes(self, at)
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Synthesising:
         """G with its first weights."""
-        conditions, channels = server.task.conditions, server.shape[0]
-        with seeded(server.seed, "generator"):
-            G = ConditionalGenerator(
-                conditions, channels, self.generator_width, server.mean, server.std, noise=self.map_noise
-            )
-        generator = server.compute.place(G)
-        g_adam = torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
-        return Synthesising(
-            Maps(self, server.setting), generator, g_adam, optimiser_of(server.student, self.student_lr)
-        )
+        G, g_adam = self.first_generator(server)
+        return Synthesising(self.source(server), G, g_adam, optimiser_of(server.student, self.student_lr))
 
     def turn(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
         """One step of the generator, or later of the task network."""
         if not state.sizes:
             told = server.ask("tell_size")
             state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
-        state.source.gather(server.federation)
+        state.source.gather(server)
         if t < self.steps:
             return self.generate(server, state, t)
-        return self.learn_pairs(server, state.source, state.generator, state.s_adam, t - self.steps)
+        return self.learn_pairs(server, state, t - self.steps)
 
     def generate(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
         """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
@@ -155,7 +132,7 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
             gan, unlike, pi = [], [], []
             for answers in self.answers(server, state, t):
                 d = answers["critic"]  # (1 or K, B, h, w)
-                gan.append(doubts(d, self).mean(1) / d[0, 0].numel())  # (1 or K,)
+                gan.append(doubts(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
                 pi += [state.sizes[name] for name in answers.nodes]
                 if "difference" in answers.tensors:
                     unlike.append(answers["difference"].mean(1))
@@ -165,9 +142,7 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
             if unlike:
                 losses["difference"] = shares @ torch.cat(unlike)
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
-        state.g_adam.zero_grad()
-        L_G.backward()  # type: ignore[no-untyped-call]
-        state.g_adam.step()
+        descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
     def answers(self, server: Server, state: Synthesising, t: int) -> list[Answers]:
@@ -179,16 +154,34 @@ class AsynDGAN(TellsSize, TellsMaps, CriticOptions, LearnsPairs, Imagines):
         question = server.federation.questions["judge"]
         if self.conditions != "nodes":
             w = state.source.draw(self.batch, "w", t)
-            x = state.generator(*w.told).float()  # (B, C, H, W)
+            x = state.generator(w.told).float()  # (B, C, H, W)
             return [server.ask("judge", of=known, x=x, **w.sent(question))]
-        wishes = {name: state.source.draw(self.batch, "w", t, name, of=name) for name in known}
-        told = [torch.cat(parts) for parts in zip(*(w.told for w in wishes.values()), strict=True)]
-        made = torch.split(state.generator(*told).float(), self.batch)  # (B, C, H, W) a node
-        asked = zip(wishes.items(), made, strict=True)
+        wishes = [state.source.draw(self.batch, "w", t, name, of=name) for name in known]
+        x = state.generator(torch.cat([w.told for w in wishes])).float()  # (K B, C, H, W)
         given = [
-            ask_those(server.federation, "judge", [name], x=x, **w.sent(question)) for (name, w), x in asked
+            server.ask_or_none("judge", of=[name], x=mine, **w.sent(question))
+            for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
         ]
         answered = [answers for answers in given if answers is not None]
         if not answered:
             raise NodeFault(", ".join(known), "judge", "none of the nodes that were asked is left")
         return answered
+
+    def learn_pairs(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
+        """Step ``t`` of the task network on generated pairs (G(x), x); its loss."""
+        set_lr(state.s_adam, cosine(t, self.student_steps, self.student_lr, self.student_lr_end))
+        task, w = server.task, state.source.draw(self.student_batch, "student", t)
+        assert w.maps is not None
+        with server.compute.step(server.seed, "student", t):
+            x = made(state.generator, w)
+            targets = task.labels(w.maps, x)
+            if self.student_augment == "none":
+                x = task.observe(x)
+            else:
+                draws = drawn(len(x), torch_generator(server.seed, "augment", t))
+                x, targets = augmented(task, x, targets, draws, self.student_augment)
+            server.student.train()
+            outputs = server.student(x).float()
+            loss = task.loss(outputs.unsqueeze(0), targets.unsqueeze(0))[0]
+        descend(state.s_adam, loss)
+        return {"student": loss.item()}

@@ -6,21 +6,65 @@ The ceiling of a comparison, with the local training's own optimiser and as many
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._public import labelled
-from fedstill.methods._trainee import Trainee
 from fedstill.methods.server import Server
+from fedstill.node import training
+from fedstill.node.gate import Gate
 from fedstill.node.group import Group, stack
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import question
+from fedstill.protocol.schedule import Span
+
+
+class Trainee:
+    """One node at the server, with the student as its model; of what it has only the optimiser is kept."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+        self._optimiser: dict[str, Any] = {}  # as it was kept
+
+    def learn(self, server: Server, t: int, data: Callable[[], TensorData]) -> Mapping[str, float]:
+        """Part ``t`` of the training, of as many as the run has turns, on data that are asked for once."""
+        node = self._node or self._made(server, data())
+        seen: list[float] = []
+        training.train(
+            [node],
+            server.task,
+            server.local,
+            server.compute,
+            span=Span(t, t + 1, server.total),
+            report=lambda nodes, step, losses: seen.append(losses.item()),
+        )
+        return {"loss": sum(seen) / len(seen)}
+
+    def state(self) -> dict[str, Any]:
+        """For a run to go on."""
+        return {"optimiser": self._node.optimisers["model"].state_dict() if self._node else self._optimiser}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take up what :meth:`state` kept."""
+        self._optimiser = state["optimiser"]
+
+    def _made(self, server: Server, data: TensorData) -> Node:
+        name = server.name
+        self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), Ledger()), server.seed)
+        training.prepare([self._node], server.local)
+        if self._optimiser:
+            before = {"modules": {}, "answered": "", "origin": "", "teachers": []}
+            self._node.load({**before, "optimisers": {"model": self._optimiser}})
+        return self._node
 
 
 @dataclass

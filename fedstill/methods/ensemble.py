@@ -7,26 +7,19 @@ counts only, are not its cost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.federation.contract import Answers
-from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
+from fedstill.methods._histogram import LabelHistogram, Tensors
+from fedstill.methods._public import WeighsNodes
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import question
 from fedstill.tasks import Ensemble
-
-
-def look(nodes: Sequence[Node], x: torch.Tensor) -> Tensors:
-    """The nodes' logits on inputs ``(B, ...)``: ``(K, B, C, ...)``."""
-    return {"logits": torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])}
 
 
 @dataclass
@@ -37,13 +30,14 @@ class Told:
 
 
 @dataclass(frozen=True)
-class NodeEnsemble(CountsLabels, Method):
+class NodeEnsemble(WeighsNodes):
     """The ensemble's options."""
 
     title: ClassVar[str] = "Ensemble"
     paper: ClassVar[str] = "outputs of all nodes, each time"
     central: ClassVar[Literal["ensemble"]] = "ensemble"
     turns: ClassVar[int] = 1
+    weights = "counts"  # no option: FedKD Eq. 1
 
     ensemble: Ensemble = "consensus"
     """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
@@ -54,22 +48,11 @@ class NodeEnsemble(CountsLabels, Method):
         """Logits of any inputs: what a use of the ensemble asks, and costs."""
         return {"logits": nodes.bench("model")(x)}
 
-    def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
-        """The nodes' logits."""
-        return look(nodes, x)
-
     def begin(self, server: Server) -> Told:
         """Nobody has told anything yet."""
         return Told(LabelHistogram())
 
     def turn(self, server: Server, state: Told, t: int) -> Mapping[str, float]:
         """Ask for the label counts; the rest is asking."""
-        state.histogram.gather(server)
+        self.gather(server, state)
         return {}
-
-    def ensembled(self, server: Server, state: Told, answers: Answers) -> torch.Tensor | None:
-        """Weighed by class counts, ``(B, C, ...)``."""
-        if not state.histogram.names:
-            return None
-        weights = server.task.importance(state.histogram.of(answers.nodes).counts)
-        return server.task.ensemble(answers["logits"], weights, self.ensemble)

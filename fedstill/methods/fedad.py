@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from annotated_types import Interval
 
 from fedstill.core import deadline
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
@@ -27,7 +26,7 @@ from fedstill.data.public import Public
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._one_shot import Asked, OneShot
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.models.attention import looked, place_of
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -37,7 +36,7 @@ from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a question
-MOST_SIDE = 64  # cells each way: a node's answer grows with the square of them
+SIDE = 8  # cells of an attention map, each way
 ATTENTION = Kind(
     "attention maps",
     "where a node's model looks in each public image",  # what its layers say of it, pooled
@@ -62,11 +61,6 @@ class FedAD(OneShot):
 
     attention: NonNegativeFloat = 1.0
     """Weight of the attention loss; 0: no maps are told, and networks need no activations with places."""
-    attend: Literal["between", "mean"] = "between"
-    """Where the student should look: anywhere between the nodes' intersection and their union, or as their
-    mean does, in which those count more who know what an image shows."""
-    side: Annotated[int, Interval(ge=1, le=MOST_SIDE)] = 8
-    """Cells of an attention map, each way."""
     weights: Literal["counts", "equal"] = "counts"
     """How nodes are weighed in the ensemble: by their share of the examples of each class, or equally."""
     ensemble: Ensemble = "logits"
@@ -82,8 +76,6 @@ class FedAD(OneShot):
     """Adam's learning rate, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last pass."""
-    weight_decay: NonNegativeFloat = 0.0
-    """L2 penalty on the student."""
 
     def needs(self) -> Needs:
         """Public images."""
@@ -106,7 +98,7 @@ class FedAD(OneShot):
         reads=(),
     )
     def predict(self, nodes: Group, rows: torch.Tensor) -> Tensors:
-        """z_k ``(G, B, C, ...)`` and A_k ``(G, B, side^2)`` of public images from one row up to another."""
+        """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
         first, last = rows[0].tolist()
         x = known(nodes.at.public).inputs[first:last]
         nodes.bench("model").train(False)
@@ -121,7 +113,7 @@ class FedAD(OneShot):
         each = []
         for part in torch.split(x, AT_ONCE):
             deadline.check()
-            each.append(looked(node.model, place, part, self.side))
+            each.append(looked(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
     def rehearse(self, nodes: Group) -> None:
@@ -138,25 +130,19 @@ class FedAD(OneShot):
     def begin(self, server: Server) -> Looking:
         """Nobody has been asked yet; a student without attention is refused."""
         place = place_of(server.student, server.shape, "the student") if self.attention else ""
-        return Looking(optimiser_of(server.student, self.lr, weight_decay=self.weight_decay), place=place)
+        return Looking(optimiser_of(server.student, self.lr), place=place)
 
     def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
-        """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, side^2)``."""
+        """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, 64)``."""
         each: list[dict[str, torch.Tensor]] = []
         for ask in self.about(known(server.public), server.seed):
             answers, omega = self.ask(server, state, ask)  # (K, 1, C)
             z = server.task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C, ...)
             each.append({"outputs": z})
             if self.attention:
-                each[-1] |= self.bounds(answers["attention"], server.task.expertise(z, omega))
+                A = answers["attention"]  # (K, B, 64)
+                each[-1] |= {"least": A.amin(0), "most": A.amax(0)}  # intersection and union
         return {name: torch.cat([part[name] for part in each]) for name in each[0]}
-
-    def bounds(self, A: torch.Tensor, knowing: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Between which maps ``(B, P)`` A should lie, of the nodes' ``(K, B, P)`` and shares ``(K, B)``."""
-        if self.attend == "mean":
-            mean = (knowing.unsqueeze(2) * A).sum(0)
-            return {"least": mean, "most": mean}
-        return {"least": A.amin(0), "most": A.amax(0)}
 
     def learn(self, server: Server, state: Looking, e: int) -> Mapping[str, float]:
         """One pass over the public images."""
@@ -173,14 +159,12 @@ class FedAD(OneShot):
         L_A = target["outputs"].new_zeros(())
         with server.compute.step(server.seed, "student", e, step):
             if self.attention:
-                z, A = looked(server.student, state.place, x, self.side)
+                z, A = looked(server.student, state.place, x, SIDE)
                 L_A = outside(A, target["least"], target["most"]).mean()
             else:
                 z = server.student(x)
             L_z = server.task.distance(z.float(), target["outputs"], self.tau).mean()
-        state.optimiser.zero_grad()
-        (L_z + self.attention * L_A).backward()  # type: ignore[no-untyped-call]
-        state.optimiser.step()
+        descend(state.optimiser, L_z + self.attention * L_A)
         return torch.stack([L_z.detach(), L_A.detach()])
 
 

@@ -14,7 +14,7 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.checked import NonNegativeFloat
-from fedstill.methods._averaging import Averaged, Averaging, trained_places
+from fedstill.methods._averaging import Averaged, Averaging
 from fedstill.methods.server import Server
 from fedstill.models.vector import to_vector, weighted_mean
 
@@ -48,3 +48,13 @@ class FedAvgM(Averaging):
         mean = weighted_mean(updates, n)
         state.v = self.beta * state.v + (w - mean)
         return torch.where(state.steered, w - self.server_lr * state.v, mean)
+
+
+def trained_places(module: torch.nn.Module) -> torch.Tensor:
+    """Where in a module's vector its parameters lie: ``(P,)``, true for parameters, false for buffers."""
+    learned = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    places = [
+        torch.full((tensor.numel(),), name in learned, device=tensor.device)
+        for name, tensor in module.state_dict().items()
+    ]
+    return torch.cat(places)

@@ -37,14 +37,11 @@ from fedstill.tasks import Ensemble
 
 @dataclass
 class Fused(Averaged):
-    """What changes from round to round.
+    """What changes from round to round."""
 
-    Args:
-        students: one an architecture, by the first node that has it; one of them is the central student.
-        counts: the nodes' examples of each class, by node, where they weigh.
-    """
-
+    # One an architecture, by the first node that has it; one of them is the central student.
     students: dict[str, nn.Module] = field(default_factory=dict)
+    # The nodes' examples of each class, by node, where they weigh.
     counts: dict[str, list[float]] = field(default_factory=dict)
 
 

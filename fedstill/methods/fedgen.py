@@ -20,35 +20,33 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods._averaging import KINDS
-from fedstill.methods._diversity import Diversity, diversity
-from fedstill.methods._generators import FeatureGenerators, Received, imagined
+from fedstill.methods._generators import (
+    Diversity,
+    FeatureGenerators,
+    Received,
+    diversity,
+    imagined,
+    uploaded,
+)
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods._uploads import uploaded
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, descend
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node import training
 from fedstill.node.group import Bench, Group
 from fedstill.node.training import Work, train_round
-from fedstill.protocol.kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, PARAMETERS, SCHEDULE
+from fedstill.protocol.kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.questions import question
 from fedstill.tasks import Task
 
 
 @dataclass
 class Teaching:
-    """What changes at the server from round to round, beside the student.
-
-    Args:
-        G: the generator.
-        adam: its optimiser.
-        histogram: n_i^y and n_i.
-    """
+    """What changes at the server from round to round, beside the student."""
 
     G: nn.Module
-    adam: torch.optim.Optimizer
-    histogram: LabelHistogram
+    adam: torch.optim.Optimizer  # G's
+    histogram: LabelHistogram  # n_i^y and n_i
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +71,6 @@ class FedGEN(FeatureGenerators):
         return HEAD if self.shares == "head" else ""
 
     # --- at the nodes -----------------------------------------------------------------------------------
-
-    @question(name="begin", sends={"parameters": PARAMETERS}, times=1)
-    def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
-        """All nodes take the server's first weights; nothing leaves."""
-        nodes.load("model", parameters)
-        return {}
 
     @question(
         sends=lambda self, at: {
@@ -121,14 +113,12 @@ class FedGEN(FeatureGenerators):
 
         return work
 
-    def rehearse(self, nodes: Group) -> None:
-        """A few steps of local training, as after the first round."""
-        at, node = nodes.at, nodes.nodes[0]
-        fresh = to_vector(self.make_generator(node.model, node.data.inputs.shape[1:], at.task.classes))
-        counts = torch.ones(len(nodes), at.task.classes, device=nodes.device)
-        work = self.work(nodes, Received(self, nodes, fresh.unsqueeze(0), counts, 1))
-        training.prepare(nodes.nodes, at.local)
-        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
+    def rehearsed(self, nodes: Group) -> Work:
+        """As after the first round."""
+        node, classes = nodes.nodes[0], nodes.at.task.classes
+        fresh = to_vector(self.make_generator(node.model, node.data.inputs.shape[1:], classes))
+        counts = torch.ones(len(nodes), classes, device=nodes.device)
+        return self.work(nodes, Received(self, nodes, fresh.unsqueeze(0), counts, 1))
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -165,9 +155,7 @@ class FedGEN(FeatureGenerators):
             z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
             with server.compute.step(server.seed, "student", t, turn):
                 losses = self.generator_loss(server.task, state.G, uploads, z, y, n_y)
-            state.adam.zero_grad()
-            (losses[0] + self.eta * losses[1]).backward()  # type: ignore[no-untyped-call]
-            state.adam.step()
+            descend(state.adam, losses[0] + self.eta * losses[1])
         state.G.eval()
         return dict(zip(("generator", "diversity"), losses.tolist(), strict=True))
 
@@ -176,13 +164,7 @@ class FedGEN(FeatureGenerators):
     ) -> torch.Tensor:
         """CE of the heads' weighted ensemble on G(z, y), and the diversity loss, unweighted: ``(2,)``.
 
-        Args:
-            task: gives loss and weights.
-            G: the generator.
-            uploads: heads or models of K nodes.
-            z: noise ``(B, q)``.
-            y: labels ``(B,)``.
-            n_y: how many examples of each label the uploading nodes hold, ``(K, C)``.
+        Of noise z ``(B, q)``, labels y ``(B,)`` and the examples of each that nodes hold, n_y ``(K, C)``.
         """
         c = condition(z, y, task.classes)
         f = G(c).float()  # G(z, y)  (B, p)
@@ -190,4 +172,4 @@ class FedGEN(FeatureGenerators):
         alpha = task.importance(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)
         ensemble = (alpha.unsqueeze(2) * d).sum(0)  # (B, C)
         L_ce = task.loss(ensemble.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
-        return torch.stack([L_ce, diversity(self.diversity, f, z, c[:, z.shape[1] :], True)])
+        return torch.stack([L_ce, diversity(self.diversity, f, z, c[:, z.shape[1] :])])

@@ -9,8 +9,8 @@ inputs x = G(w) and asks the nodes about them; losses on the answers are pulled 
 to teach G which inputs to make, and the answers, ensembled, teach S.
 
 Beyond the paper (each an option, the paper's form beside it): answers are remembered, so that S takes many
-steps on one question; the ensemble seeks a consensus (:func:`fedstill.tasks.functional.consensus`); milder
-adversaries. Where images are made from label maps: :mod:`fedstill.methods.fediod_maps`.
+steps on one question; the ensemble seeks a consensus; milder adversaries. Where images are made from label
+maps: :mod:`fedstill.methods.fediod_maps`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import seeded
 from fedstill.federation.contract import Answers
-from fedstill.methods._fresh import AsksAfresh
-from fedstill.methods._gan import fooled
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods._noise import FromNoise, Wish
-from fedstill.methods._replay import Known
-from fedstill.methods._student import Student
-from fedstill.methods.server import Server
+from fedstill.methods._importance import Importance
+from fedstill.methods._noise import FromNoise, Imagines, Wish
+from fedstill.methods._student import Known, Student
+from fedstill.methods.server import Server, descend
 from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS, LOGITS
 from fedstill.protocol.method import Needs
@@ -42,24 +39,17 @@ from fedstill.protocol.schedule import cosine, set_lr
 
 @dataclass
 class Distilling:
-    """What changes from step to step.
+    """What changes from step to step."""
 
-    Args:
-        histogram: who holds how many examples of which class.
-        source: of what x is made.
-        generator, adam: G.
-        student: S, with what it remembers.
-    """
-
-    histogram: LabelHistogram
-    source: Any
-    generator: nn.Module
-    adam: torch.optim.Optimizer
-    student: Student
+    histogram: LabelHistogram  # who holds how many examples of which class
+    source: Any  # of what x is made: noise or maps
+    generator: nn.Module  # G
+    adam: torch.optim.Optimizer  # G's
+    student: Student  # S, with what it remembers
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIOD(AsksAfresh, FromNoise):
+class FedIOD(Importance, FromNoise, Imagines):
     """FedIOD's options. The preset ``paper`` holds the published ones."""
 
     title: ClassVar[str] = "FedIOD"
@@ -77,14 +67,17 @@ class FedIOD(AsksAfresh, FromNoise):
     """Weight of L_mimic in the generator's loss (Eq. 10)."""
     balance: NonNegativeFloat = 10.0
     """Weight of the class balance, in the published code but not in the paper."""
-    gan_weights: Literal["size", "average", "expertise"] = "size"
-    """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows."""
+    through: bool = True
+    """Pull losses back through the nodes; false: they only answer, and G learns from S (and from what else
+    is known without them), as models that have no gradients, or gates that withhold them, allow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.through and self.mimic == 0:
             allowed = "above 0, where nothing else teaches the generator"
             raise ArgumentError("method.mimic", self.mimic, allowed)
+        if self.memory < self.batch:
+            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
     def needs(self) -> Needs:
         """Inputs that a server can make, of noise alone."""
@@ -122,18 +115,14 @@ class FedIOD(AsksAfresh, FromNoise):
 
     def begin(self, server: Server) -> Distilling:
         """G with its first weights, and nothing remembered."""
-        source = self.source(server)
-        with seeded(server.seed, "generator"):
-            G = self.generator(server)
-        placed, student = server.compute.place(G), Student(self, server)
-        adam = torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
-        return Distilling(LabelHistogram(), source, placed, adam, student)
+        source, G = self.source(server), self.first_generator(server)
+        return Distilling(LabelHistogram(), source, *G, Student(self, server))
 
     def turn(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """One distillation step (Algorithm 1's second loop): one question, one step of G, some of S."""
         task = server.task
         state.histogram.gather(server)
-        state.source.gather(server.federation)
+        state.source.gather(server)
         set_lr(state.adam, cosine(t, self.turns, self.generator_lr, self.generator_lr_end))
 
         # Input distillation
@@ -145,8 +134,7 @@ class FedIOD(AsksAfresh, FromNoise):
             z = answers["logits"]  # (K, B, classes, ...)
             weights = self.weights(server, state, answers)
             z_bar = task.ensemble(z, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
-            L_gan = fooled(self, task, answers, pi, z_bar, weights)  # Eq. 2
-            L_map = self.of_maps(server, answers, w, x, z_bar)
+            L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
             L_conf = task.confidence(z, pi)  # Eq. 3
             L_unique = task.uniqueness(z, pi)  # Eq. 5
             L_balance = task.balance(z_bar)
@@ -158,31 +146,49 @@ class FedIOD(AsksAfresh, FromNoise):
                 - self.mimic * L_mimic
                 + self.balance * L_balance
             )  # Eq. 11
-            L_G = L_G + self.weighed(L_map)
-        state.adam.zero_grad()
-        L_G.backward()  # type: ignore[no-untyped-call]
-        state.adam.step()
+            losses = {
+                "gan": L_gan,
+                "conf": L_conf,
+                "unique": L_unique,
+                "mimic": L_mimic,
+                "balance": L_balance,
+            }
+            if "difference" in answers.tensors:  # told by the one node that owns each map
+                losses["difference"] = answers["difference"].sum(0).mean()
+                L_G = L_G + losses["difference"]
+        descend(state.adam, L_G)
 
         # Output distillation
         if self.student_inputs == "remembered":
-            state.student.replay.add(Known(x.detach(), z_bar.detach(), w.maps))
+            state.student.replay.add(x.detach(), z_bar.detach())
         fresh = self.ask_afresh(server, state, t) if self.student_inputs == "fresh" else []
         since = t - (self.turns - self.steps)
-        L_S = state.student.learn(since, self.steps, fresh, lambda known: self.student_loss(state, known))
-        losses = {"gan": L_gan, "conf": L_conf, "unique": L_unique, "mimic": L_mimic, "balance": L_balance}
-        losses |= {"student": L_S, **L_map}
+        losses["student"] = state.student.learn(since, self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def of_maps(
-        self, server: Server, answers: Answers, w: Wish, x: torch.Tensor, z_bar: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """What x loses that is not what its maps say: nothing, as there are none."""
-        return {}
+    def asked(
+        self, server: Server, state: Distilling, question: str, w: Wish
+    ) -> tuple[torch.Tensor, Answers]:
+        """x = G(w) and the nodes' answers about it."""
+        x = state.generator(w.told).float()  # (B, C, H, W)
+        sent = w.sent(server.federation.questions[question])
+        asked = x if self.through else x.detach()
+        return x, server.ask(question, of=state.histogram.names, x=asked, **sent)
 
-    def weighed(self, L_map: Mapping[str, torch.Tensor]) -> torch.Tensor | float:
-        """These losses as G descends them."""
-        return 0.0
+    def ask_afresh(self, server: Server, state: Distilling, t: int) -> list[Known]:
+        """New inputs and their ensembled answers for all of this step's turns of S: one more question.
 
-    def student_loss(self, state: Distilling, known: Known) -> torch.Tensor:
-        """L_mimic as S descends it (Eq. 10)."""
-        return state.student.mimic(known)[1]
+        G does not learn between the turns, so that one question serves them all.
+        """
+        wishes, batches = [], []
+        for turn in range(self.student_steps):
+            wishes.append(state.source.draw(self.batch, "fresh w", t, turn))
+            with torch.no_grad(), server.compute.step(server.seed, "fresh", t, turn):
+                batches.append(state.generator(wishes[-1].told).float())  # (B, C, H, W)
+        x, maps = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
+        sent = Wish(x, torch.cat(maps) if maps else None).sent(server.federation.questions["predict"])
+        with torch.no_grad():
+            answers = server.ask("predict", of=state.histogram.names, x=x, **sent)
+            weights = self.weights(server, state, answers)
+            z = server.task.ensemble(answers["logits"], weights, self.ensemble)
+        return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))

@@ -14,7 +14,7 @@ can be carried by hand, as files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -23,19 +23,31 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.data.augment import shifted
 from fedstill.data.public import Public
 from fedstill.methods._histogram import Tensors
-from fedstill.methods._one_shot import STUDENT, Asked
+from fedstill.methods._one_shot import STUDENT, Asked, OneShot
 from fedstill.methods._perturbing import dequantise, laplace, quantise
-from fedstill.methods._public import known, optimiser_of, parts
-from fedstill.methods._views import Views, view_seed
+from fedstill.methods._public import (
+    AT_ONCE,
+    Batch,
+    distil,
+    known,
+    labelled,
+    logits,
+    optimiser_of,
+    parts,
+    passes,
+)
 from fedstill.methods.server import Server
 from fedstill.node.group import Group
+from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
-from fedstill.protocol.method import Ask
-from fedstill.protocol.questions import question
+from fedstill.protocol.method import Ask, Needs
+from fedstill.protocol.questions import NodeSetting, Question, question
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples a question,
@@ -54,13 +66,25 @@ def chunk(public: Public | None) -> int:
     return CHUNK if public is None else max(1, min(CHUNK, MOST // public.inputs[0].numel()))
 
 
+def view_seed(seed: int, p: int) -> int:
+    """Of the p-th view; the first one is the public data as they are."""
+    return derive(seed, "view", p) if p else 0
+
+
+def viewed(public: Public | None, seed: int) -> torch.Tensor:
+    """All public inputs ``(N, ...)`` as they are (seed 0), or shifted, at all nodes alike."""
+    inputs = known(public).inputs
+    return shifted(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
+
+
 @dataclass(frozen=True)
-class FedKD(Views):
+class FedKD(OneShot):
     """FedKD's options."""
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
-    later: ClassVar[tuple[str, ...]] = (*STUDENT, "optimiser", "student_augment")
+    later: ClassVar[tuple[str, ...]] = (*STUDENT, "optimiser")
+    longer: ClassVar[tuple[str, ...]] = ("predictions",)
 
     levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
     """S, the quantiser's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
@@ -79,10 +103,8 @@ class FedKD(Views):
     """Temperature of the distillation (Eq. 5-6); inf is its l2 limit (Eq. 7)."""
 
     predictions: PositiveInt = 1
-    """How often a node predicts each public example (Table 2): the first time as it is, then under
-    augmentation. The student learns on the same augmented images."""
-    views: Literal["shift", "shift-flip"] = "shift"
-    """That augmentation: shifts by up to an eighth of the image, and mirror images."""
+    """How often a node predicts each public example (Table 2): the first time as it is, then shifted by up
+    to an eighth of the image. The student learns on the same images."""
     labelled: bool = False
     """Table 4: public labels are known, and public examples join every node's local training."""
 
@@ -96,10 +118,10 @@ class FedKD(Views):
     """The student's learning rate, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-3
     """Learning rate of the last pass; the paper's is constant."""
-    weight_decay: NonNegativeFloat = 0.0
-    """L2 penalty on the student."""
-    student_augment: Literal["none", "shift"] = "none"
-    """Further random shifts of what the student sees; its targets stay."""
+
+    def needs(self) -> Needs:
+        """Public data, and their labels where nodes learn from them."""
+        return Needs(public=True, public_labels=self.labelled, joins_public=self.labelled)
 
     @property
     def agreed(self) -> bool:
@@ -107,6 +129,42 @@ class FedKD(Views):
         return self.levels > 0 and self.z_max == 0
 
     # --- at the nodes -----------------------------------------------------------------------------------
+
+    def questions(self, at: NodeSetting) -> Iterable[Question]:
+        """What nodes are asked.
+
+        Raises:
+            ArgumentError: texts, or images whose targets are pictures, would be shifted.
+        """
+        task = at.task
+        if self.predictions > 1 and (task.tokens or task.kind == "image"):
+            why = "texts are never shifted" if task.tokens else "a shifted image was never measured"
+            raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
+        return super().questions(at)
+
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+        """With labelled public data: they are part of what each node learns from."""
+        if self.labelled:
+            public = labelled(at.public)
+            for node in nodes:
+                inputs = torch.cat([node.data.inputs, public.inputs])
+                node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
+
+    def predicted(self, nodes: Group, view: int) -> torch.Tensor:
+        """What each node's model answers about all public inputs under one view, ``(G, N, C, ...)``.
+
+        Models learn no more once the first question is asked: the last pass of each group is kept, since all
+        questions about one view come from it.
+        """
+        names = tuple(node.name for node in nodes.nodes)
+        kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.at.once("predicted", dict)
+        if names not in kept or kept[names][0] != view:
+            kept[names] = view, logits(nodes, viewed(nodes.at.public, view))
+        return kept[names][1]
+
+    def rehearse(self, nodes: Group) -> None:
+        """A part of a pass."""
+        logits(nodes, known(nodes.at.public).inputs[:AT_ONCE])
 
     @question(
         when=lambda self, at: self.agreed,
@@ -162,7 +220,7 @@ class FedKD(Views):
 
     def begin(self, server: Server) -> Asked:
         """Nobody has been asked yet."""
-        return Asked(optimiser_of(server.student, self.lr, self.optimiser, self.weight_decay))
+        return Asked(optimiser_of(server.student, self.lr, self.optimiser))
 
     def targets(self, server: Server, state: Asked) -> Mapping[str, torch.Tensor]:
         """z_hat of each prediction of each example."""
@@ -188,6 +246,17 @@ class FedKD(Views):
         return torch.stack(told).max().clamp_min(1e-6).item()
 
     def learn(self, server: Server, state: Asked, e: int) -> Mapping[str, float]:
-        """One pass over D^0."""
+        """One pass over D^0, under the view whose turn it is."""
+        p, seed = e % self.predictions, server.seed
+        x, z_hat = viewed(server.public, view_seed(seed, p)), state.targets["z_hat"][p]
+
+        def batches() -> Iterator[Batch]:
+            for rows in passes(len(x), self.batch, torch_generator(seed, "public", e)):
+                chosen = rows.to(x.device)
+                yield x[chosen], z_hat[chosen]
+
         distance = partial(server.task.distance, tau=self.tau)  # Eq. 5-7
-        return {"student": self.distil(server, state, state.targets["z_hat"], distance, e)}
+        S = server.student
+        return {
+            "student": distil(S, state.optimiser, batches(), distance, server.compute, seed, "student", e)
+        }

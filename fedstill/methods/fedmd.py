@@ -14,7 +14,8 @@ without data would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -23,10 +24,20 @@ import torch
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._digest import Digests, by_node, learns
 from fedstill.methods._histogram import Tensors
-from fedstill.methods._public import known, labelled, logits, optimiser_of
-from fedstill.methods._weights import Weighed
+from fedstill.methods._public import (
+    AT_ONCE,
+    Batch,
+    Weighed,
+    WeighsNodes,
+    distil,
+    known,
+    labelled,
+    logits,
+    optimiser_of,
+    passes,
+    study,
+)
 from fedstill.methods.server import Server
 from fedstill.node import training
 from fedstill.node.group import Group
@@ -35,23 +46,26 @@ from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
 from fedstill.protocol.method import Needs
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.protocol.schedule import Span, cosine, set_lr
+from fedstill.tasks import Task
 
 TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
 
 
 @dataclass
 class Listening(Weighed):
-    """What changes from round to round, beside the student.
+    """What changes from round to round, beside the student."""
 
-    Args:
-        scores: f_k on this round's d_j ``(B, C, ...)``, by node; empty before the first round.
-    """
+    scores: dict[str, torch.Tensor] = field(default_factory=dict)  # f_k on this round's d_j (B, C, ...)
 
-    scores: dict[str, torch.Tensor] = field(default_factory=dict)
+
+def learns(nodes: Group) -> bool:
+    """Whether the owner left anything in the model to train; otherwise it only answers."""
+    node = nodes.nodes[0]
+    return any(name not in node.frozen["model"] for name, _ in node.model.named_parameters())
 
 
 @dataclass(frozen=True)
-class FedMD(Digests):
+class FedMD(WeighsNodes):
     """FedMD's options."""
 
     title: ClassVar[str] = "FedMD"
@@ -120,7 +134,8 @@ class FedMD(Digests):
         at: NodeSetting = nodes.at
         if learns(nodes):
             public, losses = labelled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
-            self.study(nodes, public.inputs, public.targets, losses, self.public_epochs, "transfer")
+            steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
+            study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
             if self.first:
                 training.prepare(nodes.nodes, at.local)
                 training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
@@ -156,6 +171,32 @@ class FedMD(Digests):
         self.digest(nodes, rows, consensus, round)
         return self.communicate(nodes, rows_next)
 
+    def approach(
+        self, nodes: Group, x: torch.Tensor, consensus: torch.Tensor, epochs: int, *purpose: str | int
+    ) -> None:
+        """Have each node's model approach a consensus ``(N, C, ...)`` about public examples."""
+        task = nodes.at.task
+
+        def losses(z: torch.Tensor, consensus: torch.Tensor) -> torch.Tensor:
+            each = self.mismatch(task, z.flatten(0, 1), consensus.flatten(0, 1))
+            return each.view(len(z), -1).mean(1)  # (G,)
+
+        steps = {"epochs": epochs, "batch": self.digest_batch}
+        study(nodes, x, consensus, losses, *purpose, **steps, lr=self.digest_lr)
+
+    def mismatch(self, task: Task, z: torch.Tensor, consensus: torch.Tensor) -> torch.Tensor:
+        """What digesting descends: class scores and consensus ``(B, C, ...)`` to ``(B,)``."""
+        if self.distance == "l1":
+            return (z - consensus).abs().flatten(1).mean(1)
+        return task.distance(z, consensus, self.tau if self.distance == "kl" else math.inf)
+
+    def rehearse(self, nodes: Group) -> None:
+        """A pass over some public examples."""
+        x = known(nodes.at.public).inputs[:AT_ONCE]
+        shape = nodes.at.task.outputs(tuple(x.shape[1:]))
+        if learns(nodes):
+            self.approach(nodes, x, torch.zeros(len(x), *shape, device=x.device), 1, "rehearse")
+
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Listening:
@@ -169,19 +210,30 @@ class FedMD(Digests):
             if self.public_epochs:
                 server.ask("transfer")
             self.gather(server, state)
-            state.scores = by_node(server.ask("communicate", of=state.histogram.names, rows=d))
+            state.scores = server.ask("communicate", of=state.histogram.names, rows=d).by_node("logits")
         f = torch.stack([*state.scores.values()])  # (K, B, C, ...)
         omega = self.omega(server, state, tuple(state.scores))
         consensus = server.task.ensemble(f, omega, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
             question, sent["rows_next"] = "digest_and_communicate", self.draw(server, t + 1)
-            state.scores = by_node(server.ask(question, of=state.histogram.names, **sent))
+            state.scores = server.ask(question, of=state.histogram.names, **sent).by_node("logits")
         else:
             server.ask("digest", of=state.histogram.names, **sent)
         set_lr(state.optimiser, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
-        loss = self.listen(server, state.optimiser, d, consensus, t)
+        batches, distance = self.batches(server, d, consensus, t), partial(self.mismatch, server.task)
+        S = server.student.train()
+        loss = distil(S, state.optimiser, batches, distance, server.compute, server.seed, "student", t)
         return {"disagreement": (f - consensus).abs().mean().item(), "student": loss}
+
+    def batches(self, server: Server, d: torch.Tensor, consensus: torch.Tensor, t: int) -> Iterator[Batch]:
+        """The student's passes over a round's public examples, which it digests as nodes do."""
+        x = known(server.public).inputs[d.long().to(server.device)]
+        for epoch in range(self.student_epochs):
+            draw = torch_generator(server.seed, "student's order", t, epoch)
+            for rows in passes(len(x), self.digest_batch, draw):
+                chosen = rows.to(x.device)
+                yield x[chosen], consensus[chosen]
 
     def draw(self, server: Server, t: int) -> torch.Tensor:
         """d_j, row numbers ``(B,)``."""

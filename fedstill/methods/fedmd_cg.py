@@ -17,10 +17,8 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.methods._diversity import Diversity, diversity
-from fedstill.methods._generators import Received, draw_noise
-from fedstill.methods._local_generators import LocalGenerators
-from fedstill.methods._uploads import kl
+from fedstill.methods._generators import Diversity, Received, diversity, draw_noise
+from fedstill.methods._local_generators import LocalGenerators, kl
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.node.group import Group
@@ -51,9 +49,6 @@ class FedMDCG(LocalGenerators):
     """Weight in Eq. 9 of the diversity loss."""
     diversity: Diversity = "div2"
     """The diversity loss: none, div0 (Eq. 7), div1 (noise and label together) or div2 (Eq. 8)."""
-    diversity_scale: Literal["per-value", "printed"] = "per-value"
-    """Distances in it as root means of squares, or as printed: then the loss is 0 for most features, since
-    its exponent grows with their number."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
     """At the server (Table 3): crossed distillation (Eq. 12), FedCG's distillation, or averages alone;
     ave* besides leaves out the divergence of predictions in Eq. 2."""
@@ -97,10 +92,8 @@ class FedMDCG(LocalGenerators):
             loss: torch.Tensor = kl(d_hat, d).mean(1)  # Eq. 5
             loss = loss + self.lambda4 * (f_hat - f).square().mean((1, 2))  # Eq. 5
             loss = loss + self.lambda5 * task.loss(d_hat, y)  # Eq. 6
-            if self.diversity != "none":
-                per_value = self.diversity_scale == "per-value"
-                L_div = diversity(self.diversity, f_hat, z, c[..., self.noise :], per_value)
-                loss = loss + self.lambda6 * L_div  # Eq. 7, 8
+            L_div = diversity(self.diversity, f_hat, z, c[..., self.noise :])
+            loss = loss + self.lambda6 * L_div  # Eq. 7, 8
             group.step("generator", loss)
             return loss
 

@@ -13,26 +13,26 @@ averages parameters. The identifiers stay at the sources.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
-from fedstill.federation.contract import Federation
-from fedstill.methods._alignment import aligned, coarse, give_identifiers, latent
-from fedstill.methods._asking import ask_those
+from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
+from fedstill.core.seeds import seeded
 from fedstill.methods._averaging import Averaged, Averaging
 from fedstill.methods._histogram import Tensors
 from fedstill.methods.server import Server
+from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
-from fedstill.node import training
-from fedstill.node.group import Group
+from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
-from fedstill.node.training import train_round
+from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
 from fedstill.protocol.method import Needs
 from fedstill.protocol.questions import NodeSetting, question
@@ -42,23 +42,35 @@ FEATURES = Kind(
     "what a node's model makes of its own training examples, half-way through",
     without="with method.lambda_adv = 0 none are told",
 )
+WIDTH = 256  # of the hidden layer of a domain identifier
 SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
 class Aligning(Averaged):
-    """What changes from round to round, beside the student.
+    """What changes from round to round, beside the student."""
 
-    Args:
-        features: z_t, as the target told last ``(M, p)``.
+    features: torch.Tensor | None = None  # z_t, as the target told last (M, p)
+
+
+def latent(model: nn.Module) -> str:
+    """The part of a network that gives its latent features: its encoder, or its extractor if it has none."""
+    encoder = getattr(model.extractor, "encoder", None)
+    return f"{EXTRACTOR}.encoder" if isinstance(encoder, nn.Module) else EXTRACTOR
+
+
+def coarse(z: torch.Tensor) -> torch.Tensor:
+    """Latent features as vectors: maps ``(..., B, C, h, w)`` averaged over quarters, ``(..., B, 4 C)``.
+
+    Vectors ``(..., B, p)`` stay. Any number of axes before B, one or none.
+
+    >>> coarse(torch.arange(16.0).view(1, 1, 4, 4))
+    tensor([[ 2.5000,  4.5000, 10.5000, 12.5000]])
     """
-
-    features: torch.Tensor | None = None
-
-
-def adversarial(method: FLMRCM, at: NodeSetting) -> bool:
-    """Whether anything is aligned at all."""
-    return method.lambda_adv > 0
+    if z.ndim < 4:
+        return z
+    front = z.shape[:-3]
+    return F.adaptive_avg_pool2d(z.reshape(-1, *z.shape[-3:]), 2).reshape(*front, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +89,6 @@ class FLMRCM(Averaging):
     """Weight of the adversarial loss at the sources; 0 is FedAvg, and no features are told."""
     identifier_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the domain identifiers, the same in all rounds."""
-    identifier_width: PositiveInt = 256
-    """Width of their hidden layer."""
 
     def needs(self) -> Needs:
         """Networks alike, in two parts, that learn from images."""
@@ -87,9 +97,21 @@ class FLMRCM(Averaging):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
-        """A domain identifier C^k for each node, with its own first weights."""
-        if self.lambda_adv:
-            give_identifiers(nodes, self.identifier_width, self.adam)
+        """A domain identifier C^k for each node: z ``(B, p)`` to one value, high where it looks like z_t.
+
+        Raises:
+            ModelError: a network's latent features are neither maps nor vectors.
+        """
+        for node in nodes if self.lambda_adv else ():
+            model = split(node.model, node.name)
+            with torch.no_grad():
+                z = coarse(model.eval().get_submodule(latent(model))(node.data.inputs[:2]))
+            if z.ndim != 2:
+                found = tuple(z.shape[1:])
+                raise ModelError(f"latent features of {node.name} are {found}: allowed is (C, h, w) or (p,)")
+            with seeded(node.seed, node.name, "identifier"):
+                layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
+            node.add("identifier", nn.Sequential(*layers), self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:
         """The identifiers' optimiser."""
@@ -101,7 +123,7 @@ class FLMRCM(Averaging):
         times=lambda self, at: self.rounds,
         rows=lambda self, at: self.told,
         reads=("features",),
-        when=adversarial,
+        when=lambda self, at: self.lambda_adv > 0,
     )
     def tell_features(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
         """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
@@ -119,23 +141,47 @@ class FLMRCM(Averaging):
         releases={"parameters": PARAMETERS},
         times=lambda self, at: self.rounds,
         span=Averaging.round_span,
-        when=adversarial,
+        when=lambda self, at: self.lambda_adv > 0,
     )
     def align(self, nodes: Group, parameters: torch.Tensor, round: int, features: torch.Tensor) -> Tensors:
         """One round at source sites, from the server's parameters on."""
         nodes.load("model", parameters)
-        train_round(nodes, round, self.rounds, aligned(nodes, features[0], round, self.lambda_adv))
+        train_round(nodes, round, self.rounds, self.aligned(nodes, features[0], round))
         return {"parameters": nodes.vectors("model")}
 
-    def rehearse(self, nodes: Group) -> None:
-        """A few steps as at a source site."""
-        at, node, work = nodes.at, nodes.nodes[0], None
-        if self.lambda_adv:
-            with torch.no_grad():
-                z = coarse(node.model.get_submodule(latent(node.model))(node.data.inputs[:2]))
-            work = aligned(nodes, z, 0, self.lambda_adv)
-        training.prepare(nodes.nodes, at.local)
-        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
+    def aligned(self, nodes: Group, features: torch.Tensor, t: int) -> Work:
+        """A step at source sites: one of C^k, and one of the model on its loss + lambda_adv L_advE.
+
+        C^k learns to be high on the target's features ``(M, p)`` and low on the site's own; the encoder
+        learns to make it high on these. Both are binary cross-entropies, the encoder's non-saturating.
+        """
+        task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
+
+        def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            model, identifier, turn = group.bench("model"), group.bench("identifier"), next(turns)
+            identifier.train(True)
+            part, (active, batch) = latent(group.nodes[0].model), inputs.shape[:2]
+            draws = [node.draw("target's", t, turn) for node in group.nodes[:active]]
+            rows = [torch.randint(len(features), (batch,), generator=draw) for draw in draws]
+            z_t = features[stack(rows).to(features.device)]  # (G, B, p)
+            z = coarse(model(inputs, part))  # z^k = E^k(x)
+            L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean((1, 2)) / 2
+            group.step("identifier", L_C)
+            L_advE = F.softplus(-identifier(z)).mean((1, 2))
+            losses: torch.Tensor = task.loss(model(inputs), targets, smoothing)
+            group.step("model", losses + self.lambda_adv * L_advE)
+            return losses
+
+        return work
+
+    def rehearsed(self, nodes: Group) -> Work | None:
+        """As at a source site."""
+        if not self.lambda_adv:
+            return None
+        node = nodes.nodes[0]
+        with torch.no_grad():
+            z = coarse(node.model.get_submodule(latent(node.model))(node.data.inputs[:2]))
+        return self.aligned(nodes, z, 0)
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -159,16 +205,18 @@ class FLMRCM(Averaging):
         federation, student = server.federation, server.student
         self.meet(server, state)
         w, target = to_vector(student), self.target or federation.nodes[0]
-        sent = {"parameters": w, "round": torch.tensor(t)}
+        sent: dict[str, Any] = {"parameters": w, "round": t}
         if self.lambda_adv and target in federation.present:
-            z_t = ask_those(federation, "tell_features", [target], **sent)
+            z_t = server.ask_or_none("tell_features", of=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
         names = self.drawn([name for name in federation.present if name in state.sizes], server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
-        updates = {
-            **asked(federation, "align", sources, **sent, features=state.features),
-            **asked(federation, "train", [name for name in names if name not in sources], **sent),
-        }
+        others = [name for name in names if name not in sources]
+        asked = [
+            server.ask_or_none("align", of=sources, **sent, features=state.features) if sources else None,
+            server.ask_or_none("train", of=others, **sent) if others else None,
+        ]
+        updates = {name: w_k for told in asked if told for name, w_k in told.by_node("parameters").items()}
         if not updates:
             raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
         # In the order of the nodes, whichever question they answered.
@@ -176,9 +224,3 @@ class FLMRCM(Averaging):
         n = torch.tensor([state.sizes[name] for name in updates], device=w.device)  # (K,)
         load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}
-
-
-def asked(federation: Federation, question: str, of: Sequence[str], **sent: Any) -> dict[str, torch.Tensor]:
-    """w_k of those among some nodes who answer, by name."""
-    answers = ask_those(federation, question, of, **sent) if of else None
-    return {} if answers is None else dict(zip(answers.nodes, answers["parameters"], strict=True))

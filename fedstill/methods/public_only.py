@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstill.methods._public import known, labelled
-from fedstill.methods._trainee import Trainee
-from fedstill.methods.centralised import Gathered
+from fedstill.methods.centralised import Gathered, Trainee
 from fedstill.methods.server import Server
 from fedstill.protocol.method import Method, Needs
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute, lay_out
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.registry import check_named
 from fedstill.core.state import check_state
 from fedstill.data.public import Public
@@ -54,9 +54,7 @@ class ServerSetting:
 class Server:
     """What a method's program has to work with, and how far it has come.
 
-    Args:
-        method: whose program it runs.
-        setting: what it is made of; each part of it is an attribute here, too.
+    Each part of the setting is an attribute here, too.
 
     Attributes:
         done: turns.
@@ -117,6 +115,21 @@ class Server:
         }
         return self.federation.ask(question, of=of, **sent)
 
+    def ask_or_none(self, question: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:
+        """What some nodes answer; None if all of them are left out, and the run goes on with the others.
+
+        Raises:
+            NodeFault: too few nodes are left to go on, or it is not known whose answer is wrong.
+        """
+        federation = self.federation
+        try:
+            return self.ask(question, of=of, **inputs)
+        except NodeFault:
+            too_few = len(federation.present) < federation.link.least(len(federation.nodes))
+            if too_few or any(name in federation.present for name in of):
+                raise
+            return None
+
     def ensemble(self, answers: Answers) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
         return self.method.ensembled(self, self.state, answers)
@@ -145,6 +158,13 @@ class Server:
         self.student.load_state_dict(kept["student"])
         for name, value in kept["method"].items():
             setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One step of an optimiser down a loss."""
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
 
 
 def _check_state(name: str, state: Any) -> None:

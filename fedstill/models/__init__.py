@@ -110,9 +110,6 @@ def check_name(spec: str) -> None:
 
     Raises:
         ArgumentError: no such network, or no width; or it cannot be imported.
-
-    >>> check_name("transformer:32"), check_name("hf:some/folder")
-    (None, None)
     """
     name, _, folder = spec.partition(":")
     if not (name == "hf" and folder):
@@ -120,12 +117,7 @@ def check_name(spec: str) -> None:
 
 
 def _parsed(spec: str, texts: bool | None = None) -> tuple[str, dict[str, int]]:
-    """A network's name in the registry, and its width, if it is given one.
-
-    Args:
-        spec: as :func:`build` takes it.
-        texts: whether inputs are texts; None: not known.
-    """
+    """A network's name in the registry, and its width, if it is given one; ``texts``: whether inputs are."""
     name, colon, width = spec.partition(":")
     fits = texts is None or name not in MODELS.own or (name in TEXTS) == texts
     if name in MODELS and fits and (not colon or re.fullmatch("[1-9][0-9]*", width)):

@@ -15,15 +15,10 @@ def _groups(channels: int) -> int:
 
 
 class SmallCNN(nn.Sequential):
-    """Three 3x3 convolutions and one linear layer, for 8x8 to 32x32 images.
+    """Three 3x3 convolutions, of which the last two have twice the width, and one linear layer.
 
     Group norm, not batch norm: a student sees generated inputs while it learns and real ones
     afterwards, and must not carry the statistics of the first over to the second.
-
-    Args:
-        shape: ``(channels, H, W)`` of the input.
-        classes: number of logits.
-        width: channels of the first layer; the others have twice as many.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 32) -> None:

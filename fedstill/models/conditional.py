@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedstill.core.errors import ArgumentError
-
 
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with instance norm around a shortcut (Johnson et al. 2016)."""
@@ -38,16 +36,11 @@ class ConditionalGenerator(nn.Module):
     convolution; instance norm without weights and ReLU behind each but the last, borders reflected. Then a
     sigmoid and the data set's normalisation. Published: w = 64, nine blocks.
 
-    Pix2pix has no noise, so that a map always gives one image; with ``noise`` channels beside it a map gives
-    many.
-
     Args:
         conditions: channels of a map, ``Task.conditions``.
-        channels: of the images.
+        channels: of the images, as ``mean`` and ``std``, the data set's declared normalisation, have them.
         width: w.
-        mean, std: the data set's declared normalisation, per channel.
         blocks: residual blocks.
-        noise: further channels, of noise; 0: none.
     """
 
     mean: torch.Tensor
@@ -62,13 +55,11 @@ class ConditionalGenerator(nn.Module):
         std: Sequence[float],
         *,
         blocks: int = 9,
-        noise: int = 0,
     ) -> None:
         super().__init__()
-        self.noise = noise
         # Convolutions before an instance norm have no bias: it would be taken away again.
         self.body = nn.Sequential(
-            nn.Conv2d(conditions + noise, width, 7, padding=3, padding_mode="reflect", bias=False),
+            nn.Conv2d(conditions, width, 7, padding=3, padding_mode="reflect", bias=False),
             nn.InstanceNorm2d(width),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False),
@@ -90,21 +81,7 @@ class ConditionalGenerator(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def forward(self, condition: torch.Tensor, w: torch.Tensor | None = None) -> torch.Tensor:
-        """Maps ``(B, conditions, H, W)`` to ``x`` (B, channels, H, W), normalised like the data.
-
-        Args:
-            condition: as :meth:`fedstill.tasks.Task.condition` makes it; H and W multiples of 4, 8 or more.
-            w: noise ``(B, noise, H, W)`` where the generator takes any: values of its own for each pixel, or
-                one a channel, expanded.
-
-        Raises:
-            ArgumentError: noise is missing, or other noise than the generator takes.
-        """
-        batch, _, height, side = condition.shape
-        given = (batch, 0, height, side) if w is None else tuple(w.shape)
-        if given != (batch, self.noise, height, side):
-            raise ArgumentError("shape of w", given, f"{(batch, self.noise, height, side)}")
-        x = self.body(condition if w is None else torch.cat([condition, w], 1))  # in [0, 1]
-        images: torch.Tensor = (x - self.mean) / self.std
+    def forward(self, condition: torch.Tensor) -> torch.Tensor:
+        """Maps ``(B, conditions, H, W)``, H and W multiples of 4, to ``(B, channels, H, W)``, normalised."""
+        images: torch.Tensor = (self.body(condition) - self.mean) / self.std  # the body's are in [0, 1]
         return images

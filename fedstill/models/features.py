@@ -25,15 +25,8 @@ def condition(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> torc
 class FeatureGenerator(nn.Sequential):
     """``[z; one-hot y]`` (B, noise + classes) to features (B, features): three linear layers with batch norm.
 
-    FedMD-CG, section 3.1. The last layer is bare, since an extractor's features may have any range. Batch
-    norm takes the batch's own statistics in training and its running ones in use. Layers before it have
-    no bias: it would only learn rounding noise.
-
-    Args:
-        noise: values in z.
-        classes: values in y.
-        features: values in a feature vector.
-        width: of both hidden layers.
+    FedMD-CG, section 3.1. The last layer is bare, since an extractor's features may have any range. Layers
+    before a batch norm have no bias: it would only learn rounding noise.
     """
 
     def __init__(self, noise: int, classes: int, features: int, width: int) -> None:
@@ -57,13 +50,8 @@ class FeatureGenerator(nn.Sequential):
 class FeatureCritic(nn.Sequential):
     """``[f; one-hot y]`` (B, features + classes) to one value (B, 1), high where f looks real.
 
-    As FedMD-CG says of FedCG (section 3.1), a classifier's head with one output: here with y beside f,
-    since FedCG's critic judges both, and leaky ReLU 0.2.
-
-    Args:
-        features: values in a feature vector.
-        classes: values in y.
-        widths: of the hidden layers, as :func:`hidden_widths` finds them in a head.
+    As FedMD-CG says of FedCG (section 3.1), a classifier's head with one output, whose hidden layers have
+    those ``widths``: here with y beside f, since FedCG's critic judges both, and leaky ReLU 0.2.
     """
 
     def __init__(self, features: int, classes: int, widths: Sequence[int]) -> None:

@@ -52,7 +52,7 @@ class Predictor(nn.Module):
         self, source: Any, shape: tuple[int, int, int], classes: Sequence[str], gives: Gives = "auto"
     ) -> None:
         super().__init__()
-        self._source, self._kind = source, type(source).__name__
+        self._kind = type(source).__name__
         self._classes = len(classes)
         self._columns: list[int] | None = None  # of the estimator's classes, where they are not all
         probe = np.zeros((2, *shape), dtype=np.float32)
@@ -116,17 +116,16 @@ def _estimator(predict: Callable[[Floats], Floats], probe: Floats) -> Callable[[
     def flattened(images: Floats) -> Floats:
         return predict(images.reshape(len(images), -1))
 
-    try:
-        flattened(probe)
-    except OWN as error:
+    refused: Exception | None = None
+    for each in (flattened, predict):
         try:
-            predict(probe)
-        except OWN:
-            raise ModelError(
-                f"the model takes neither images nor rows of pixels: {first_line(error)}"
-            ) from error
-        return predict
-    return flattened
+            each(probe)
+        except OWN as error:
+            refused = refused or error
+        else:
+            return each
+    assert refused is not None
+    raise ModelError(f"the model takes neither images nor rows of pixels: {first_line(refused)}") from refused
 
 
 def _columns(source: Any, classes: Sequence[str]) -> list[int] | None:
@@ -137,7 +136,7 @@ def _columns(source: Any, classes: Sequence[str]) -> list[int] | None:
     places = []
     for name in np.asarray(learned).tolist():
         place = list(classes).index(name) if name in classes else name
-        if not isinstance(place, (int, float)) or place not in range(len(classes)):
+        if place not in range(len(classes)):
             known = f"{', '.join(classes)}, or their numbers from 0"
             raise ModelError(f"the model has learned a class {name!r}: allowed are {known}")
         places.append(int(place))
@@ -177,9 +176,7 @@ def _scores(outputs: Sequence[Any]) -> Floats:
     for output in outputs:
         if isinstance(output, np.ndarray) and output.ndim == 2 and output.dtype.kind == "f":
             return output
-        if (
-            isinstance(output, list) and output and isinstance(output[0], dict)
-        ):  # by class, as skl2onnx has it
+        if isinstance(output, list) and output and isinstance(output[0], dict):  # by class: skl2onnx
             return np.array([[row[key] for key in sorted(row)] for row in output])
     raise ModelError("the ONNX model gives no floats (B, classes)")
 

@@ -17,7 +17,7 @@ class Generator(nn.Module):
 
     Args:
         shape: ``(channels, H, W)`` of the images.
-        noise: number of noise values.
+        noise: values in w.
         width: channels of the first convolution.
         mean, std: the data set's declared normalisation, per channel.
     """

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from fedstill.core.imports import first_line
 
 PREFIX = "hf:"
 PADDING = 0
+UNLOADED = (OSError, ValueError, KeyError, RuntimeError)  # what the library raises of what it cannot load
 
 
 def transformers(spec: str) -> ModuleType:
@@ -33,9 +35,14 @@ def transformers(spec: str) -> ModuleType:
         raise ArgumentError(spec, "transformers is not installed", "pip install 'fedstill[text]'") from error
 
 
-def _local(where: str) -> bool:
-    """Whether a folder is meant: what looks like a path is never asked for on the hub."""
-    return where[:1] in ("/", ".", "~") or "\\" in where or Path(where).is_dir()
+def _loaded(auto: Any, where: str, **options: Any) -> Any:
+    """What one of the library's classes makes of a folder, or of a name on the hub.
+
+    What looks like a path is never asked for on the hub, and no code of the model's is run.
+    """
+    local = where[:1] in ("/", ".", "~") or "\\" in where or Path(where).is_dir()
+    folder = str(Path(where).expanduser()) if local else where
+    return auto.from_pretrained(folder, trust_remote_code=False, local_files_only=local, **options)
 
 
 def swapped(ids: torch.Tensor, padding: int) -> torch.Tensor:
@@ -51,12 +58,7 @@ def swapped(ids: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 class HuggingFace(nn.Module):
-    """A sequence classifier of the library as ``(B, L)`` int64, 0 for padding, to logits ``(B, classes)``.
-
-    Args:
-        model: takes ``input_ids`` and ``attention_mask``, gives ``logits``.
-        padding: the id that it pads with.
-    """
+    """A sequence classifier of the library as ``(B, L)`` int64, 0 for padding, to logits ``(B, classes)``."""
 
     def __init__(self, model: nn.Module, padding: int) -> None:
         super().__init__()
@@ -83,23 +85,16 @@ def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int
         vocabulary: how many token ids there are; the model must know them all.
 
     Raises:
-        ArgumentError: inputs are no texts, or ``transformers`` is not installed.
+        ArgumentError: ``transformers`` is not installed.
         ModelError: no such model, weights in no safetensors file, or fewer tokens than the data have.
     """
     spec = PREFIX + where
-    if not vocabulary:
-        raise ArgumentError("model", spec, "a network for images, as inputs are images")
     library = transformers(spec)
     try:
-        model = library.AutoModelForSequenceClassification.from_pretrained(
-            str(Path(where).expanduser()) if _local(where) else where,
-            num_labels=classes,
-            ignore_mismatched_sizes=True,  # a head of other classes gives way to a new one
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=_local(where),
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        # A head of other classes gives way to a new one.
+        how = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
+        model = _loaded(library.AutoModelForSequenceClassification, where, **how)
+    except UNLOADED as error:
         raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
     known = int(getattr(model.config, "vocab_size", 0) or 0)
     if known < vocabulary:
@@ -133,12 +128,8 @@ def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tenso
     spec = PREFIX + where
     library = transformers(spec)
     try:
-        tokenizer = library.AutoTokenizer.from_pretrained(
-            str(Path(where).expanduser()) if _local(where) else where,
-            trust_remote_code=False,
-            local_files_only=_local(where),
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        tokenizer = _loaded(library.AutoTokenizer, where)
+    except UNLOADED as error:
         allowed = f"a folder with a tokenizer, or its name on the hub ({first_line(error)})"
         raise ArgumentError("data.vocabulary", spec, allowed) from error
     if tokenizer.pad_token_id is None:

@@ -18,17 +18,7 @@ FEW = 6  # layers that are named
 
 
 class NotPrivate(ModelError):
-    """A network that DP-SGD cannot train, with the layers that stand in the way and what takes their place.
-
-    Attributes:
-        layers: what is to be done, by the layer's name; all of them.
-
-    >>> raise NotPrivate("the model", {"1": "BatchNorm2d -> GroupNorm(16, 48)"})
-    Traceback (most recent call last):
-    ...
-    fedstill.models.private.NotPrivate: the model cannot learn privately (batch norm mixes examples): 1: \
-BatchNorm2d -> GroupNorm(16, 48)
-    """
+    """A network that DP-SGD cannot train, with what takes the place of each layer, by name, that cannot."""
 
     def __init__(self, whose: str, layers: dict[str, str], *, ours: bool = False) -> None:
         self.layers = layers
@@ -44,13 +34,8 @@ def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> N
 
     Layers are judged by Opacus' validator, and by what it does not know: kinds derived from those it
     refuses, frozen ones too, plain recurrent layers, layers that draw at random, and layers without their
-    sizes. With ``shape``, two examples' gradients are tried, which finds layers of one's own that keep what
-    they saw, or draw.
-
-    Args:
-        model: the network.
-        whose: the first words of the error.
-        shape: ``(C, H, W)`` of an input, or ``(L,)`` of a text.
+    sizes. With the ``shape`` of an input, two examples' gradients are tried, which finds layers of one's own
+    that keep what they saw, or draw. ``whose`` are the first words of the error.
 
     Raises:
         NotPrivate: naming every layer that stands in the way, and what takes its place.

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.models.split import Split
+
 PADDING = 0
 UNSEEN = -1e9  # what padding weighs in a softmax; finite, as of padding alone all weigh the same
 HEADS = 4
@@ -42,25 +44,19 @@ def pooled(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017) that padding has no part in.
+    """Multi-head self-attention (Vaswani et al. 2017) that padding has no part in."""
 
-    Args:
-        width: D, which the heads divide.
-        heads: H.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = heads
         self.inside = nn.Linear(width, 3 * width)
         self.outside = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """``(B, L, D)``, of whose tokens ``seen`` ``(B, L)`` are 1, to ``(B, L, D)``."""
         count, length, width = x.shape
-        parts = self.inside(x).view(count, length, 3, self.heads, width // self.heads)
+        parts = self.inside(x).view(count, length, 3, HEADS, width // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, L, D / H) each
-        scores = query @ key.transpose(2, 3) / math.sqrt(width // self.heads)  # (B, H, L, L)
+        scores = query @ key.transpose(2, 3) / math.sqrt(width // HEADS)  # (B, H, L, L)
         weights = (scores + UNSEEN * (1 - seen)[:, None, None]).softmax(3)
         mixed: torch.Tensor = self.outside((weights @ value).transpose(1, 2).reshape(count, length, width))
         return mixed
@@ -69,10 +65,10 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a network of one hidden layer, each on normalised input and beside a shortcut."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width)
         self.hidden, self.out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -85,11 +81,11 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """A text as one vector: tokens and positions, blocks, the mean over the text's own tokens."""
 
-    def __init__(self, length: int, vocabulary: int, width: int, heads: int, depth: int) -> None:
+    def __init__(self, length: int, vocabulary: int, width: int) -> None:
         super().__init__()
         self.tokens = Tokens(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(DEPTH))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -101,7 +97,7 @@ class Encoder(nn.Module):
         return pooled(self.norm(x), seen)
 
 
-class Transformer(nn.Module):
+class Transformer(Split):
     """A small transformer encoder, trained from scratch: 2 blocks with normalised inputs, 4 heads.
 
     Args:
@@ -112,15 +108,8 @@ class Transformer(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
-        super().__init__()
         width = max(width // HEADS, 1) * HEADS
-        self.extractor = Encoder(shape[0], vocabulary, width, HEADS, DEPTH)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits."""
-        logits: torch.Tensor = self.head(self.extractor(ids))
-        return logits
+        super().__init__(Encoder(shape[0], vocabulary, width), nn.Linear(width, classes))
 
 
 class BagEncoder(nn.Module):
@@ -136,22 +125,8 @@ class BagEncoder(nn.Module):
         return torch.relu(self.hidden(pooled(self.tokens(ids), (ids != PADDING).float())))
 
 
-class Bag(nn.Module):
-    """The mean of a text's word vectors, one hidden layer, one linear layer. Takes texts of any length.
-
-    Args:
-        shape: ``(L,)``, tokens of a text.
-        classes: number of logits.
-        width: values of a token and of the hidden layer.
-        vocabulary: how many token ids there are, padding among them.
-    """
+class Bag(Split):
+    """The mean of a text's word vectors, one hidden layer, one linear layer. Takes texts of any length."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
-        super().__init__()
-        self.extractor = BagEncoder(vocabulary, width)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits."""
-        logits: torch.Tensor = self.head(self.extractor(ids))
-        return logits
+        super().__init__(BagEncoder(vocabulary, width), nn.Linear(width, classes))

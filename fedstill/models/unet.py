@@ -9,9 +9,7 @@ from torch import nn
 
 from fedstill.core.errors import ModelError
 from fedstill.models.classifiers import _groups
-
-DEPTH = 4  # times that the image is halved, where its sides allow it
-SMALLEST = 2  # pixels a side that are left at the bottom, at least
+from fedstill.models.split import Split
 
 
 def depth_of(height: int, side: int) -> int:
@@ -20,19 +18,12 @@ def depth_of(height: int, side: int) -> int:
     >>> depth_of(64, 64), depth_of(8, 8), depth_of(12, 32), depth_of(4, 4)
     (4, 2, 2, 1)
     """
-    fits = (
-        depth
-        for depth in range(DEPTH, 0, -1)
-        if height % 2**depth == 0 == side % 2**depth and min(height, side) // 2**depth >= SMALLEST
-    )
-    return next(fits, 0)
+    fits = (depth for depth in (4, 3, 2, 1) if height % 2**depth == side % 2**depth == 0)
+    return next((depth for depth in fits if min(height, side) >= 2 * 2**depth), 0)
 
 
 def block(inside: int, outside: int) -> nn.Sequential:
-    """Twice a 3x3 convolution, group norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``.
-
-    Group norm, as in ``SmallCNN`` and for its reasons.
-    """
+    """Twice a 3x3 convolution, group norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, padding=1, bias=False),
         nn.GroupNorm(_groups(outside), outside),
@@ -44,13 +35,7 @@ def block(inside: int, outside: int) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """The way down: ``(B, channels, H, W)`` to the bottom, ``(B, w 2^depth, H / 2^depth, W / 2^depth)``.
-
-    Args:
-        channels: of the input.
-        width: w.
-        depth: how often the image is halved.
-    """
+    """The way down: ``(B, channels, H, W)`` to the bottom, ``(B, w 2^depth, H / 2^depth, W / 2^depth)``."""
 
     def __init__(self, channels: int, width: int, depth: int) -> None:
         super().__init__()
@@ -102,37 +87,18 @@ class Body(nn.Module):
         return features
 
 
-class UNet(nn.Module):
+class UNet(Split):
     """Ronneberger, Fischer, Brox, "U-Net", MICCAI 2015: ``(B, channels, H, W)`` to ``(B, classes, H, W)``.
 
     As published but for group norm behind each convolution, padding (so that the output has the input's
-    size), and fewer levels for images whose sides four halvings do not divide (:func:`depth_of`). Published
-    width: 64; 16 carries on a CPU.
-
-    It parts (``models.split``) before its last layer, a 1x1 convolution. Its latent features are those of
-    the submodule ``extractor.encoder``.
-
-    Args:
-        shape: ``(channels, H, W)`` of the input.
-        classes: channels of the output.
-        width: w, channels at full size; each level has twice as many as the one above.
+    size), and fewer levels for images whose sides four halvings do not divide (:func:`depth_of`). Each level
+    has twice the channels of the one above; published width: 64. It parts before its last layer; its latent
+    features are those of the submodule ``extractor.encoder``.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
-        super().__init__()
         channels, height, side = shape
-        self.extractor = Body(channels, width, depth_of(height, side))
-        self.head = nn.Conv2d(width, classes, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A value for each class and pixel."""
-        outputs: torch.Tensor = self.head(self.extractor(x))
-        return outputs
-
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The latent features at the bottom, ``(B, w 2^depth, H / 2^depth, W / 2^depth)``."""
-        latent: torch.Tensor = self.extractor.encoder(x)
-        return latent
+        super().__init__(Body(channels, width, depth_of(height, side)), nn.Conv2d(width, classes, 1))
 
 
 class ResidualBody(Body):
@@ -148,15 +114,10 @@ class ResidualUNet(UNet):
 
     Reconstruction starts from an image that is right but for its aliasing; a plain U-Net must first learn to
     copy it. The last layer sees the input beside the features, with weight 1 on each channel's own output and
-    0 on all else at first. So it parts as the plain one does, and both parts together still copy.
-
-    Args:
-        shape: ``(channels, H, W)`` of the input.
-        classes: channels of the output, as many as the input has.
-        width: w.
+    0 on all else at first.
 
     Raises:
-        ModelError: another number of channels.
+        ModelError: not as many output channels as the input has.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:

@@ -26,11 +26,9 @@ NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 
 
 class VGGFeatures(nn.Module):
-    """Frozen convolutions: images to the activations relu1_2, relu2_2, relu3_3 and relu4_3.
+    """Frozen convolutions, given block by block: images to relu1_2, relu2_2, relu3_3 and relu4_3.
 
-    Args:
-        convolutions: weight and bias of each, block by block.
-        mean, std: with which the images that it is given were normalised, per channel; pixels are 0..1.
+    ``mean`` and ``std`` are those with which images were normalised, per channel; pixels are 0..1.
     """
 
     imagenet_mean: torch.Tensor
@@ -55,12 +53,8 @@ class VGGFeatures(nn.Module):
                     layers = []
             layers.append(nn.MaxPool2d(2))
         self.parts = nn.ModuleList(parts)
-        for name, values in (
-            ("mean", mean),
-            ("std", std),
-            ("imagenet_mean", IMAGENET_MEAN),
-            ("imagenet_std", IMAGENET_STD),
-        ):
+        known = {"mean": mean, "std": std, "imagenet_mean": IMAGENET_MEAN, "imagenet_std": IMAGENET_STD}
+        for name, values in known.items():
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
         self.eval().requires_grad_(False)
 
@@ -80,8 +74,7 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
 
     Args:
         path: a safetensors file with torchvision's names. Widths may differ from the published ones.
-        mean, std: the declared normalisation of the images that it will be given, per channel, of which there
-            are 1 or 3; without them pixels in 0..1.
+        mean, std: the images' declared normalisation, per channel, 1 or 3; without them pixels in 0..1.
 
     Raises:
         ArgumentError: images of another number of channels.
@@ -105,20 +98,12 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
 def perceptual(
     features: Callable[[torch.Tensor], Sequence[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """The perceptual loss of each pair of images: squared differences of activations, ``(B,)``.
+    """The perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to both.
 
-    Johnson et al., Eq. 2: the mean over an activation's channels and places; here of all activations, and
-    then the mean over these.
-
-    Args:
-        features: as :func:`load_vgg` gives them.
-        x, y: images ``(B, channels, H, W)``; gradients reach both.
+    Johnson et al., Eq. 2, the mean of squared differences of an activation; here the mean over activations.
     """
-    each = [
-        (mine - theirs).square().flatten(1).mean(1)
-        for mine, theirs in zip(features(x), features(y), strict=True)
-    ]
-    return torch.stack(each).mean(0)
+    pairs = zip(features(x), features(y), strict=True)
+    return torch.stack([(mine - theirs).square().flatten(1).mean(1) for mine, theirs in pairs]).mean(0)
 
 
 def _convolutions(
@@ -130,24 +115,23 @@ def _convolutions(
         ModelError: places, shapes or numbers that no VGG has.
     """
     whose = f"VGG weights {path!r}"
-    places = sorted({int(name.split(".")[1]) for name in tensors if name.endswith(".weight")})
+    places = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
     blocks = next((form for form in BLOCKS.values() if _places(form) == places), None)
     if blocks is None:
         allowed = " or ".join(f"those of {name}, features.{_places(form)}" for name, form in BLOCKS.items())
         raise ModelError(f"{whose} have convolutions at {places}: allowed are {allowed}")
     channels, pairs = 3, []
     for place in places:
-        weight, bias = tensors[f"features.{place}.weight"], tensors.get(f"features.{place}.bias")
-        if weight.ndim != 4 or tuple(weight.shape[1:]) != (channels, 3, 3) or not len(weight):
-            wanted = f"(out, {channels}, 3, 3)"
-            raise ModelError(f"{whose}: features.{place}.weight is {tuple(weight.shape)}, not {wanted}")
-        channels = len(weight)
-        if bias is None or tuple(bias.shape) != (channels,):
-            found = "missing" if bias is None else str(tuple(bias.shape))
-            raise ModelError(f"{whose}: features.{place}.bias is {found}: allowed is ({channels},)")
-        if not (weight.isfinite().all() and bias.isfinite().all()):
+        found = [tensors.get(f"features.{place}.{part}", torch.zeros(0)) for part in ("weight", "bias")]
+        shapes = [tuple(tensor.shape) for tensor in found]
+        out = len(found[0])
+        if not out or shapes != [(out, channels, 3, 3), (out,)]:
+            wanted = f"(out, {channels}, 3, 3) and (out,)"
+            raise ModelError(f"{whose}: features.{place} has shapes {shapes}: allowed are {wanted}")
+        if not all(tensor.isfinite().all() for tensor in found):
             raise ModelError(f"{whose}: features.{place} holds NaN or infinity")
-        pairs.append((weight.float(), bias.float()))
+        channels = out
+        pairs.append((found[0].float(), found[1].float()))
     steps = iter(pairs)
     return [[next(steps) for _ in range(count)] for count in blocks]
 

@@ -118,12 +118,6 @@ class MultiLabel(Task):
         share = (weights * q).sum(2)  # (K, B)
         return share / share.sum(0, keepdim=True).clamp_min(SMALLEST)
 
-    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """Log-odds of the mixture of two predictions."""
-        share = share.view(-1, 1)
-        weights = torch.stack([1 - share, share])  # (2, B, 1)
-        return self.mixture(torch.stack([first, second]), weights)
-
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """FedKD Eq. 5-7: ``(B, C)`` twice to ``(B,)``, the mean over labels.
 

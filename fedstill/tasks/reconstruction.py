@@ -138,10 +138,6 @@ class Reconstruction(Task):
         """The importance weights themselves, ``(K, B)``."""
         return weights[..., 0].expand(len(weights), len(ensembled))
 
-    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """The mixture of two images."""
-        return torch.lerp(first, second, share.view(-1, *(1,) * (first.ndim - 1)))
-
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """Mean absolute difference ``(B,)``, the loss of local training; for infinite ``tau`` half the mean
         squared one, the l2 limit that a distance of logits has there."""

@@ -50,12 +50,6 @@ class SoftmaxTask(Task):
         share = (weights * q).sum(2)  # (K, B)
         return share / share.sum(0, keepdim=True).clamp_min(1e-30)
 
-    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """Logits of the mixture of two predictions."""
-        share = share.view(-1, *(1,) * (first.ndim - 1))
-        q = torch.lerp(first.softmax(1), second.softmax(1), share)
-        return q.clamp_min(torch.finfo(q.dtype).tiny).log()
-
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
         return functional.distance(student, target, tau)

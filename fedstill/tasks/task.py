@@ -193,10 +193,6 @@ class Task(ABC):
         """How much each node knows about what an input shows, ``(K, B)``, summing to 1 over nodes."""
 
     @abstractmethod
-    def mix(self, first: torch.Tensor, second: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """The output that means the mixture of two, ``share`` (B,) of it the second's."""
-
-    @abstractmethod
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10: ``(B,)`` from ``(B, C, ...)``."""
 

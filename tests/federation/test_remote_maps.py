@@ -52,7 +52,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fediod-maps", {}), ("fediod-maps", {"conditions": "drawn", "map_noise": 1}), ("asyndgan", {})],
+    [("fediod-maps", {}), ("fediod-maps", {"conditions": "drawn"}), ("asyndgan", {})],
 )
 def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(method, tmp_path, **options)

@@ -54,6 +54,16 @@ class World:
     ledger: Ledger
     task: Task
 
+    def kept(self) -> dict[str, Any]:
+        """What a run remembers, to go on."""
+        return {"server": self.server.kept(), "nodes": [node.state() for node in self.nodes]}
+
+    def take_up(self, kept: Any) -> None:
+        """Go on from what was remembered."""
+        for node, own in zip(self.nodes, kept["nodes"], strict=True):
+            node.load(own)
+        self.server.take_up(kept["server"])
+
 
 def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:
     """Dark images with a bright disc and, in most, a brighter square in it, which is what is looked for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.federation import InProcess, partition
-from fedstill.methods._averaging import Averaged
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedavgm import FedAvgM
 from fedstill.methods.fedper import FedPer
@@ -60,10 +57,6 @@ def descent(steps: int) -> LocalConfig:
         momentum=0.0,
         smoothing=0.0,
     )
-
-
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))
 
 
 def two_layers() -> nn.Module:
@@ -171,23 +164,6 @@ def near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fedavg_of_two_linear_models_is_their_mean_weighed_by_data(engine: str) -> None:
-    one = world(FedAvg(rounds=1), descent(3), make=linear, sizes=(6, 24), engine=engine)
-    one.server.step()
-    small, large = (node.model[1] for node in one.nodes)  # type: ignore[index]
-    assert not torch.equal(small.weight, large.weight)
-    student = one.server.student[1]  # type: ignore[index]
-    near(student.weight, 0.2 * small.weight + 0.8 * large.weight)
-    near(student.bias, 0.2 * small.bias + 0.8 * large.bias)
-
-
-def test_the_mean_by_hand() -> None:
-    method, state = FedAvg(rounds=1), Averaged()
-    updates = torch.tensor([[1.0, 2.0], [6.0, -3.0]])
-    near(method.combine(state, torch.zeros(2), updates, torch.tensor([1.0, 4.0])), torch.tensor([5.0, -2.0]))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_rounds_of_one_full_batch_step_are_steps_of_centralised_descent(
     sizes: Sequence[int], engine: str
@@ -261,28 +237,6 @@ def test_all_rounds_together_take_exactly_the_local_budget(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fedprox_differs_from_fedavg_by_mu_times_the_way_gone(engine: str) -> None:
-    """In the first of two steps w = w_0; in the second the gradients differ by mu (w_1 - w_0)."""
-    mu, w = 0.5, {}
-    for name, config, steps in (
-        ("one step", FedAvg(rounds=1), 1),
-        ("fedavg", FedAvg(rounds=1), 2),
-        ("fedprox", FedProx(rounds=1, mu=mu), 2),
-        ("one step of fedprox", FedProx(rounds=1, mu=mu), 1),
-        ("fedprox without", FedProx(rounds=1, mu=0.0), 2),
-    ):
-        one = world(config, descent(steps), engine=engine)
-        w["start"] = to_vector(one.server.student).expand(3, -1)
-        one.server.step()
-        w[name] = one.vectors()
-    near(w["one step of fedprox"], w["one step"])
-    near(w["fedprox without"], w["fedavg"])
-    way = w["one step"] - w["start"]  # (K, P)
-    assert (way.norm(dim=1) > 0.01).all()
-    near((w["fedavg"] - w["fedprox"]) / LR, mu * way)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
     """Nodes with 2, 8 and 4 steps a round: those that are done fall out of the group."""
     local = replace(descent(1), epochs=16.0)
@@ -300,16 +254,6 @@ def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
 
 
 # --- FedAvgM ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [two_layers, resnet])
-def test_fedavgm_without_momentum_is_fedavg(make: Any) -> None:
-    plain = world(FedAvg(rounds=3), LocalConfig(epochs=3, batch=5), make=make)
-    heavy = world(FedAvgM(rounds=3, beta=0.0, server_lr=1.0), LocalConfig(epochs=3, batch=5), make=make)
-    for _ in range(3):
-        for one in (plain, heavy):
-            one.server.step()
-        near(to_vector(heavy.server.student), to_vector(plain.server.student))
 
 
 def test_two_rounds_of_fedavgm_by_hand() -> None:
@@ -340,24 +284,6 @@ def test_momentum_carries_parameters_but_no_buffers() -> None:
         else:
             expected = average if found.is_floating_point() else average.round()
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: FedAvg(rounds=0), "method.rounds is 0"),
-        (lambda: FedAvg(participation=0.0), "method.participation is 0.0"),
-        (lambda: FedAvg(participation=1.1), "method.participation is 1.1"),
-        (lambda: FedProx(mu=-1.0), "method.mu is -1.0"),
-        (lambda: FedProx(mu=math.inf), "method.mu is inf"),
-        (lambda: FedAvgM(beta=1.0), "method.beta is 1.0"),
-        (lambda: FedAvgM(server_lr=-0.5), "method.server_lr is -0.5"),
-        (lambda: FedPer(rounds=-1), "method.rounds is -1"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(make: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        make()
 
 
 # --- a part of the network stays personal ----------------------------------------------------------
@@ -435,18 +361,6 @@ def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
     for one_part, other in ((0, 1), (1, 2), (0, 2)):
         assert (parts[one_part] - parts[other]).norm() > 0.01
     assert torch.equal(to_vector(one.server.student.get_submodule(personal)), first)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_batch_norm_of_a_personal_extractor_stays_personal(engine: str) -> None:
-    one = world(LGFedAvg(rounds=2), LocalConfig(epochs=4, batch=5), make=resnet, engine=engine)
-    for _ in range(2):
-        one.server.step()
-    means = [node.model.state_dict()["extractor.1.running_mean"] for node in one.nodes]
-    assert not torch.equal(means[0], means[1])
-    assert not torch.equal(means[1], means[2])
-    kinds = one.ledger.summary()["by_kind"]
-    assert {kind for kind, size in kinds.items() if size["up"]} == {"data sizes", "head parameters"}
 
 
 # --- partial participation -------------------------------------------------------------------------

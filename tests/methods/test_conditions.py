@@ -12,13 +12,13 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.methods._maps import Gallery, Maps, MapsConfig, told, whose
+from fedstill.methods._maps import FromMaps, Maps, told, whose
 from fedstill.methods.server import ServerSetting
 from fedstill.node.gate import Gate
 from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
-from tests.methods.map_world import FIOD, SEED, TASK, World, blobs, up, world
+from tests.methods.map_world import SEED, TASK, World, blobs, up, world
 
 
 def setting(one: World, public: Public | None = None, shape: tuple[int, ...] = (1, 16, 16)) -> ServerSetting:
@@ -29,8 +29,8 @@ def setting(one: World, public: Public | None = None, shape: tuple[int, ...] = (
 
 
 def gathered(one: World, **options: Any) -> Maps:
-    maps = Maps(MapsConfig(**options), setting(one))
-    maps.gather(one.federation)
+    maps = Maps(FromMaps(**options), setting(one))
+    maps.gather(one.server)
     return maps
 
 
@@ -39,25 +39,12 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
     maps = gathered(one)
     for node in one.nodes:
         mine = maps.owner == whose(node.name)
-        expected = TASK.maps(node.data)[told(node, FIOD)]
+        expected = TASK.maps(node.data)[told(node)]
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
-    assert told(one.nodes[2], FIOD).tolist() != list(range(11))
+    assert told(one.nodes[2]).tolist() != list(range(11))
+    maps.gather(one.server)  # once is enough
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
-
-
-def test_a_node_tells_no_more_than_asked_for() -> None:
-    one = world(most_maps=3)
-    maps = gathered(one, most_maps=3)
-    assert len(maps.pool) == 3 * 3
-    assert up(one) == {"label maps": 3 * 3 * 16 * 16}
-
-
-def test_maps_are_asked_for_once() -> None:
-    one = world()
-    maps = gathered(one)
-    maps.gather(one.federation)
-    assert one.ledger.summary()["questions_by_name"] == {"tell_maps": 3}, "one a node"
 
 
 @pytest.mark.parametrize("augment", ["none", "mirror", "turn"])
@@ -68,11 +55,11 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     by_name = {whose(node.name): node for node in one.nodes}
     for drawn, (owner, row, pose) in zip(wish.maps, wish.source.tolist(), strict=True):
         node = by_name[owner]
-        real = TASK.maps(node.data)[told(node, FIOD)][row]
+        real = TASK.maps(node.data)[told(node)][row]
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
     assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
-    assert torch.equal(wish.told[0], TASK.condition(wish.maps))
+    assert torch.equal(wish.told, TASK.condition(wish.maps))
     again, other = maps.draw(60, "w", 3), maps.draw(60, "w", 4)
     assert torch.equal(again.maps, wish.maps)
     assert not torch.equal(other.maps, wish.maps)
@@ -80,12 +67,10 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     assert set(mine.source[:, 0].tolist()) == {whose("n1")}
 
 
-def test_drawn_maps_ask_nobody_and_noise_comes_beside_them() -> None:
+def test_drawn_maps_ask_nobody() -> None:
     one = world(conditions="drawn")
-    maps = gathered(one, conditions="drawn", map_noise=2)
-    condition, w = maps.draw(3, "w").told
-    assert w.shape == (3, 2, 16, 16)
-    assert condition.shape == (3, 3, 16, 16)
+    maps = gathered(one, conditions="drawn")
+    assert maps.draw(3, "w").told.shape == (3, 3, 16, 16)
     assert up(one) == {}
     assert maps.draw(3, "w").source[:, 0].tolist() == [-1] * 3
 
@@ -93,25 +78,16 @@ def test_drawn_maps_ask_nobody_and_noise_comes_beside_them() -> None:
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = Public("held-out", data.inputs, data.targets)
-    maps = Maps(MapsConfig(conditions="public"), setting(one, public))
+    maps = Maps(FromMaps(conditions="public"), setting(one, public))
     assert torch.equal(maps.pool, TASK.maps(data))
     for lacking in (None, Public("noise", data.inputs)):
         with pytest.raises(ArgumentError, match=r"method\.conditions is 'public': allowed is nodes or drawn"):
-            Maps(MapsConfig(conditions="public"), setting(one, lacking))
+            Maps(FromMaps(conditions="public"), setting(one, lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(ArgumentError, match=r"method\.map_augment is 'turn': allowed is none or mirror"):
-        Maps(MapsConfig(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
-
-
-@pytest.mark.parametrize(
-    "options", [{"most_maps": -1}, {"map_noise": -1}, {"pixel": -0.1}, {"perceptual": -1.0}]
-)
-def test_impossible_options_are_named(options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(ArgumentError, match=rf"method\.{name} is "):
-        MapsConfig(**options)
+        Maps(FromMaps(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -173,16 +149,10 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
         gathered(broken(LinkConfig(quorum=1.0)))
 
 
-def test_a_gallery_is_worked_out_once() -> None:
-    data, gallery = blobs(4, 0), Gallery(TASK)
-    assert gallery.of(data) is gallery.of(data)
-    assert torch.equal(gallery.of(data).targets, TASK.maps(data))
-
-
 def test_what_was_gathered_is_remembered() -> None:
     one = world()
     maps = gathered(one)
-    other = Maps(MapsConfig(), setting(one))
+    other = Maps(FromMaps(), setting(one))
     assert not other.ready
     other.load(maps.state(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

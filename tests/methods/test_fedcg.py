@@ -11,50 +11,31 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.methods._generators import Received, draw_noise
 from fedstill.methods.fedcg import FedCG, ramp
-from fedstill.models import build
 from fedstill.models.features import condition
-from fedstill.models.split import Split, split
+from fedstill.models.split import Split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks.classification import Classification
+from tests.methods.small_world import CLASSES, TASK, in_training, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES = (1, 8, 8), 3
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
-SETTING = NodeSetting(Classification(CLASSES), LOCAL, Compute())
+SETTING = NodeSetting(TASK, LOCAL, Compute())
 CONFIG = FedCG(rounds=2, noise=4, generator_width=6, server_steps=2, server_batch=8)
 COUNTS = torch.tensor([[4.0, 1.0, 12.0]])
 
 
 def make_node() -> Node:
-    generator = torch.Generator().manual_seed(0)
-    data = TensorData(
-        torch.randn(9, *SHAPE, generator=generator), torch.randint(CLASSES, (9,), generator=generator)
-    )
-    model = split(build("lenet5:3", SHAPE, CLASSES, 0), "model")
-    node = Node("n", data, model, Gate("n", PolicyConfig(outputs_only=False), Ledger()), 4)
-    CONFIG.node_side(SETTING).prepare([node])
-    training.prepare([node], LOCAL)
-    return node
-
-
-def in_training(node: Node, *roles: str) -> Group:
-    group = Group([node]).knowing(SETTING)
-    for role in node.modules:
-        group.bench(role).train(role in roles)
-    return group
+    nodes = make_nodes([made("lenet5:3", parted=True)])
+    CONFIG.node_side(SETTING).prepare(nodes)
+    training.prepare(nodes, LOCAL)
+    return nodes[0]
 
 
 def test_the_model_descends_cross_entropy_and_gamma_times_the_distance() -> None:
@@ -68,7 +49,7 @@ def test_the_model_descends_cross_entropy_and_gamma_times_the_distance() -> None
     plain = F.cross_entropy(model.head(f), y) + 0.6 * F.mse_loss(f, G(condition(z, y, CLASSES)).detach())
     plain.backward()
     config = replace(CONFIG, gamma=0.6 / ramp(1, CONFIG.rounds))
-    group = in_training(node, "model")
+    group = in_training(node, SETTING, "model")
     loss = config.model_work(group, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
     for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
@@ -95,7 +76,7 @@ def test_critic_and_generator_play_and_the_model_stands_still() -> None:
     L_G.backward()
 
     before = to_vector(node.model)
-    group = in_training(node, "generator", "critic")
+    group = in_training(node, SETTING, "generator", "critic")
     loss = CONFIG.generator_work(group, 1)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
@@ -111,8 +92,3 @@ def test_the_distance_gains_weight_over_the_rounds() -> None:
     assert weights[0] == 0.0
     assert weights == sorted(weights)
     assert weights[10] == pytest.approx((1 - math.exp(-5)) / (1 + math.exp(-5)))
-
-
-def test_a_negative_gamma_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"method\.gamma is -1"):
-        FedCG(gamma=-1.0)

@@ -4,69 +4,47 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.federation import InProcess
-from fedstill.methods._diversity import div0
-from fedstill.methods._generators import Received
-from fedstill.methods._uploads import uploaded
+from fedstill.methods._generators import Received, diversity, uploaded
 from fedstill.methods.fedgen import FedGEN
-from fedstill.methods.server import Server, ServerSetting
-from fedstill.models import build
+from fedstill.methods.server import Server
 from fedstill.models.features import condition
-from fedstill.models.split import HEAD, Split, split
+from fedstill.models.split import HEAD, Split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks.classification import Classification
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, TASK, in_training, made
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.0)
-TASK = Classification(CLASSES)
 SETTING = NodeSetting(TASK, LOCAL, Compute())
 CONFIG = FedGEN(rounds=2, noise=4, generator_width=6, server_steps=20, server_batch=16, server_lr=0.01)
 
 
 def make_nodes() -> list[Node]:
-    nodes = []
-    for index in range(2):
-        generator = torch.Generator().manual_seed(index)
-        inputs = torch.randn(9 + index, *SHAPE, generator=generator)
-        targets = torch.randint(CLASSES, (9 + index,), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), Ledger())
-        model = split(build("lenet5:3", SHAPE, CLASSES, 0, index), "model")
-        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    return nodes
+    return small_world.make_nodes([made("lenet5:3", index, parted=True) for index in range(2)], sizes=(9, 10))
 
 
 def make_server(config: FedGEN, nodes: list[Node]) -> Server:
-    side = config.node_side(SETTING)
-    side.prepare(nodes)
-    federation = InProcess(nodes, [nodes], side, Compute())
-    student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
-    setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, LOCAL)
-    return Server(config, setting)
+    student = made("lenet5:3", "student", parted=True)
+    return small_world.world(config, nodes, student, local=LOCAL).server
 
 
 @pytest.mark.parametrize("shares", ["head", "model"])
-def test_the_generators_loss_against_a_loop(shares: str) -> None:
+def test_the_generators_loss_against_a_loop(shares: Any) -> None:
     nodes = make_nodes()
-    config = replace(CONFIG, shares=shares)  # type: ignore[arg-type]
+    config = replace(CONFIG, shares=shares)
     server = make_server(config, nodes)
     server.step()
     heads, G = [], server.state.G
@@ -89,7 +67,7 @@ def test_the_generators_loss_against_a_loop(shares: str) -> None:
             expected -= float(logits.softmax(0)[label].log()) / 6
         found = config.generator_loss(TASK, G, uploads, z, y, counts)
     assert found[0].item() == pytest.approx(expected, rel=1e-4)
-    assert found[1].item() == pytest.approx(div0(f, z, (f.shape[1] * 4) ** -0.5).item(), rel=1e-5)
+    assert found[1].item() == pytest.approx(diversity("div0", f, z, y).item(), rel=1e-5)
 
 
 def test_only_the_generator_learns_at_the_server() -> None:
@@ -124,8 +102,7 @@ def test_a_node_descends_cross_entropy_on_its_data_and_on_features_of_labels_fro
     plain = F.cross_entropy(model(x), y) + 0.3 * F.cross_entropy(imagined, y_hat)
     plain.backward()
 
-    group = Group([node]).knowing(SETTING)
-    group.bench("model").train(True)
+    group = in_training(node, SETTING, "model")
     loss = config.work(group, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
     for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
@@ -145,21 +122,3 @@ def test_whole_models_are_averaged() -> None:
     assert isinstance(server.student, Split)
     mean = (9 * extractors[0] + 10 * extractors[1]) / 19
     torch.testing.assert_close(to_vector(server.student.extractor), mean)
-
-
-def test_with_the_head_alone_extractors_stay() -> None:
-    nodes = make_nodes()
-    server = make_server(CONFIG, nodes)
-    first: nn.Module = copy.deepcopy(server.student)
-    for _ in range(2):
-        server.step()
-    assert isinstance(first, Split)
-    assert isinstance(server.student, Split)
-    assert torch.equal(to_vector(first.extractor), to_vector(server.student.extractor))
-    assert not torch.equal(to_vector(first.head), to_vector(server.student.head))
-
-
-@pytest.mark.parametrize("name", ["alpha", "eta"])
-def test_weights_are_not_negative(name: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"method\.{name} is -1"):
-        FedGEN(**{name: -1.0})  # type: ignore[arg-type]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,33 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.core.state import load_state, save_state
-from fedstill.federation import Answers, InProcess, partition
-from fedstill.methods._gan import critic_loss
+from fedstill.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods.fediod import FedIOD
-from fedstill.methods.server import Server, ServerSetting
-from fedstill.models import build
 from fedstill.models.vector import to_vector
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import randomness
 from fedstill.privacy.dpsgd import PrivateSteps
-from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks.classification import Classification
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, SEED, SHAPE, World, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
-TASK = Classification(CLASSES)
 SPECS = ("small-cnn:4", "resnet8:4", "mlp:8")
 SMALL = FedIOD(
     steps=4,
@@ -71,42 +61,25 @@ PAPER = replace(
 )
 
 
-@dataclass
-class World:
-    nodes: list[Node]
-    side: NodeSide
-    federation: InProcess
-    server: Server
-    ledger: Ledger
-
-
 def world(
     config: FedIOD,
     *,
     specs: tuple[str, ...] = SPECS,
     policies: Mapping[int, PolicyConfig] | None = None,
+    student: str = "resnet8:4",
 ) -> World:
-    ledger, nodes = Ledger(), []
-    for index, spec in enumerate(specs):
-        generator = torch.Generator().manual_seed(index)
-        size = 6 + 5 * index
-        inputs = torch.randn(size, *SHAPE, generator=generator)
-        targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
-        gate = Gate(f"n{index}", (policies or {}).get(index, PolicyConfig()), ledger)
-        model = build(spec, SHAPE, CLASSES, 0, index).eval()
+    models = [made(spec, index).eval() for index, spec in enumerate(specs)]
+    for model in models:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.5)  # so that the nodes disagree
-        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
-    side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, True), side, Compute())
-    student = build("resnet8:4", SHAPE, CLASSES, 0, "student")
-    server = Server(
-        config,
-        ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
-    )
-    return World(nodes, side, federation, server, ledger)
+    # Few classes each.
+    nodes = make_nodes(models, sizes=(6, 11, 16), classes=lambda index: min(index + 1, CLASSES))
+    for index, node in enumerate(nodes):
+        node.gate.policy = (policies or {}).get(index, PolicyConfig())
+    first = made(student, "student")
+    first[0].requires_grad_(student != "small-cnn:4")  # type: ignore[index]
+    return small_world.world(config, nodes, first, local=LocalConfig())
 
 
 # --- Algorithm 1, plainly ------------------------------------------------------------------------
@@ -286,33 +259,6 @@ def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
         same(node.modules["critic"], critic, CANCELLED_IN_CRITIC)
 
 
-def test_steps_move_generator_student_and_critics_but_no_teacher() -> None:
-    one = world(SMALL)
-    before = copy.deepcopy([one.server.state.generator, one.server.student, *[n.modules for n in one.nodes]])
-    one.server.step()
-
-    def moved(module: nn.Module, old: nn.Module) -> bool:
-        return any((p != q).any() for p, q in zip(module.parameters(), old.parameters(), strict=True))
-
-    assert moved(one.server.state.generator, before[0])
-    assert moved(one.server.student, before[1])
-    for node, old in zip(one.nodes, before[2:], strict=True):
-        assert moved(node.modules["critic"], old["critic"])
-        assert not moved(node.model, old["model"])
-        same(node.model, old["model"])  # nor its running statistics
-
-
-# --- the losses' directions ----------------------------------------------------------------------
-
-
-def test_critics_descend_to_low_on_real_and_high_on_generated_by_hand() -> None:
-    real, fake = torch.full((2, 3, 2, 2), -math.log(3)), torch.zeros(2, 3, 2, 2)  # D = 1/4 and 1/2
-    eq2 = critic_loss(real, fake, PAPER)
-    torch.testing.assert_close(eq2, torch.full((2,), 0.25 + 1 - 0.5))
-    bce = critic_loss(real, fake, SMALL)
-    torch.testing.assert_close(bce, torch.full((2,), -math.log(0.75) - math.log(0.5)))
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -335,45 +281,14 @@ def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
 
 # --- options -------------------------------------------------------------------------------------
 
-COLUMNS = [  # Table 6, left to right
-    replace(PAPER, gan_weights="average", mimic=0.0, conf=0.0, unique=0.0),
-    replace(PAPER, mimic=0.0, conf=0.0, unique=0.0),
-    replace(PAPER, tau=1.0, importance="size", conf=0.0, unique=0.0),
-    replace(PAPER, tau=1.0, conf=0.0, unique=0.0),
-    replace(PAPER, conf=0.0, unique=0.0),
-    replace(PAPER, unique=0.0),
-    replace(PAPER, conf=0.0),
-    PAPER,
-]
-
-
-def test_every_column_of_table_6_can_be_run_and_each_is_another_algorithm() -> None:
-    made = []
-    for config in COLUMNS:
-        server = world(config, specs=("mlp:8", "mlp:8")).server
-        for _ in range(2):
-            losses = server.step()
-        assert all(math.isfinite(loss) for loss in losses.values())
-        made.append(server.imagine(4))
-    for i, one in enumerate(made):
-        assert not any(torch.equal(one, other) for other in made[:i]), f"column {i}"
-
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("generator_width", 1),
-        *[(name, 0) for name in ("steps", "batch", "noise", "generator_width", "critic_width")],
-        ("student_steps", 0),
-        ("student_batch", -1),
-        *[(name, -0.1) for name in ("gan", "conf", "unique", "mimic", "balance")],
-        ("gan", math.nan),
-        ("balance", math.inf),
-        *[(name, -1e-3) for name in ("generator_lr", "generator_lr_end", "critic_lr", "student_lr")],
-        ("student_lr_end", math.nan),
+        ("steps", 0),
+        ("conf", math.inf),
         ("tau", 0.0),
-        ("tau", -1.0),
-        ("tau", math.nan),
         ("memory", 63),
     ],
 )
@@ -381,15 +296,6 @@ def test_impossible_options_are_named(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"method\.{name} is {value}: allowed is ") as caught:
         FedIOD(**{"batch": 64, name: value})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("refused", ["count_labels", "examine", "predict"])
-def test_a_policy_that_refuses_what_the_method_needs_is_found_before_anything_happens(refused: str) -> None:
-    kept = tuple({"count_labels", "examine", "predict"} - {refused})
-    before = torch.get_rng_state()
-    with pytest.raises(QuestionRefused, match=f"'n2' refuses question '{refused}'"):
-        world(PAPER, policies={2: PolicyConfig(questions=kept)})
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_for_all_student_steps() -> None:
@@ -421,28 +327,6 @@ def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
     }
 
 
-@pytest.mark.parametrize(("how", "asked"), [("remembered", 1 + 4), ("fresh", 1 + 4 + 4)])
-def test_a_limit_on_questions_below_what_the_run_asks_is_found_at_the_start(how: Any, asked: int) -> None:
-    config = replace(SMALL, student_inputs=how)
-    with pytest.raises(QuestionRefused, match=f"most_questions: {asked - 1}, and the run asks {asked}"):
-        world(config, policies={1: PolicyConfig(most_questions=asked - 1)})
-    one = world(config, policies={1: PolicyConfig(most_questions=asked)})
-    for _ in range(config.steps):
-        one.server.step()
-    assert one.ledger.answers("n1") == asked
-
-
-def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> None:
-    fresh = replace(SMALL, student_inputs="fresh")
-    for importance, kinds in (
-        ("counts", {"logits"}),
-        ("size", {"logits"}),
-        ("realness", {"logits", "critic"}),
-    ):
-        side = replace(fresh, importance=importance).node_side(NodeSetting(TASK, LocalConfig(), Compute()))
-        assert set(side.questions["predict"].releases.values()) == kinds
-
-
 @pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])
 def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_on_them(
     importance: Any, drawn: int, monkeypatch: pytest.MonkeyPatch
@@ -465,14 +349,8 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
 
 
 def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
-    one = world(SMALL, specs=("mlp:8", "mlp:8"))
-    student = build("small-cnn:4", SHAPE, CLASSES, 0, "student")
-    student[0].requires_grad_(False)  # type: ignore[index]
-    before = copy.deepcopy(student.state_dict())
-    server = Server(
-        SMALL,
-        ServerSetting(one.federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
-    )
+    server = world(SMALL, specs=("mlp:8", "mlp:8"), student="small-cnn:4").server  # its first layer is frozen
+    student, before = server.student, copy.deepcopy(server.student.state_dict())
     for _ in range(2):
         server.step()
     assert torch.equal(student.state_dict()["0.weight"], before["0.weight"])
@@ -481,35 +359,7 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
     assert wanted == [False, False] + [True] * (len(wanted) - 2)
 
 
-# --- stops, looks, images ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "config", [replace(SMALL, student_batch=3, importance="realness"), replace(PAPER, student_batch=3)]
-)
-def test_going_on_from_a_state_gives_the_figures_of_one_go(config: FedIOD, tmp_path: Path) -> None:
-    whole, first, second = world(config), world(config), world(config)
-    expected = [whole.server.step() for _ in range(4)]
-    for turn in range(2):
-        assert first.server.step() == expected[turn]
-    kept = {"server": first.server.kept(), "nodes": [node.state() for node in first.nodes]}
-    save_state(tmp_path / "state", kept)
-
-    back = load_state(tmp_path / "state")
-    for node, state in zip(second.nodes, back["nodes"], strict=True):
-        node.load(state)
-    second.server.take_up(back["server"])
-    assert [second.server.step() for _ in range(2)] == expected[2:]
-    for name, value in whole.server.student.state_dict().items():
-        assert torch.equal(second.server.student.state_dict()[name], value)
-    assert torch.equal(second.server.imagine(3), whole.server.imagine(3))
-
-
-def test_a_server_that_has_not_begun_can_be_remembered(tmp_path: Path) -> None:
-    one, other = world(SMALL), world(SMALL)
-    save_state(tmp_path / "state", one.server.kept())
-    other.server.take_up(load_state(tmp_path / "state"))
-    assert other.server.step() == one.server.step()
+# --- looks, images -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("importance", ["counts", "realness"])

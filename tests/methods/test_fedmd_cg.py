@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,32 +12,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.federation import InProcess
-from fedstill.methods._diversity import div0, div1, div2
-from fedstill.methods._generators import Received, draw_noise
+from fedstill.methods._generators import Received, diversity, draw_noise
 from fedstill.methods.fedmd_cg import FedMDCG
-from fedstill.methods.server import Server, ServerSetting
-from fedstill.models import build
 from fedstill.models.features import condition
-from fedstill.models.split import Split, split
+from fedstill.models.split import Split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks.classification import Classification
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, TASK, in_training, made
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.1)
-TASK = Classification(CLASSES)
 SETTING = NodeSetting(TASK, LOCAL, Compute())
 CONFIG = FedMDCG(
     rounds=2,
@@ -56,29 +45,25 @@ CONFIG = FedMDCG(
 COUNTS = torch.tensor([[4.0, 0.0, 12.0]])
 
 
-def make_nodes(config: FedMDCG = CONFIG) -> list[Node]:
-    nodes = []
-    for index in range(2):
-        generator = torch.Generator().manual_seed(index)
-        inputs = torch.randn(9 + index, *SHAPE, generator=generator)
-        targets = torch.randint(CLASSES, (9 + index,), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), Ledger())
-        model = split(build("lenet5:3", SHAPE, CLASSES, 0, index), "model")
+def make_nodes(count: int = 2) -> list[Node]:
+    nodes = small_world.make_nodes([made("lenet5:3", index, parted=True) for index in range(count)])
+    for node in nodes:
         with torch.no_grad():
-            for w in model.head.parameters():
+            for w in node.model.head.parameters():  # type: ignore[union-attr]
                 w.mul_(4)  # so that predictions differ, and the directions of their divergences too
-        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    config.node_side(SETTING).prepare(nodes)
-    training.prepare(nodes, LOCAL)
     return nodes
 
 
-def in_training(node: Node, role: str) -> Group:
-    """A group of one whose network of a role learns."""
-    group = Group([node]).knowing(SETTING)
-    for name in node.modules:
-        group.bench(name).train(name == role)
-    return group
+def prepared(config: FedMDCG = CONFIG) -> Node:
+    """A node with its generator, outside a federation."""
+    nodes = make_nodes()
+    config.node_side(SETTING).prepare(nodes)
+    training.prepare(nodes, LOCAL)
+    return nodes[0]
+
+
+def served(config: FedMDCG, nodes: list[Node], local: LocalConfig) -> small_world.World:
+    return small_world.world(config, nodes, made("lenet5:3", "student", parted=True), local=local)
 
 
 def parts(node: Node) -> tuple[nn.Module, nn.Module, nn.Module]:
@@ -114,7 +99,7 @@ def batch(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
 
 def eq_4(config: FedMDCG) -> tuple[float, dict[str, torch.Tensor], float, dict[str, torch.Tensor]]:
     """Loss and gradients of a step of stage (a), plainly, and as the method takes it."""
-    node = make_nodes(config)[0]
+    node = prepared(config)
     x, y = batch(node)
     G_vector = to_vector(node.modules["generator"]).unsqueeze(0)
     received = Received(config, Group([node]), G_vector, COUNTS, 1)
@@ -135,7 +120,7 @@ def eq_4(config: FedMDCG) -> tuple[float, dict[str, torch.Tensor], float, dict[s
     plain = plain + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
     plain.backward()
 
-    group = in_training(node, "model")
+    group = in_training(node, SETTING, "model")
     loss = config.model_work(group, received)(group, 7, x.unsqueeze(0), y.unsqueeze(0))
     model = node.model
     assert isinstance(model, Split)
@@ -152,29 +137,19 @@ def test_stage_a_descends_eq_4(changes: dict[str, Any]) -> None:
         torch.testing.assert_close(own_grads[name], expected, rtol=1e-3, atol=1e-6, msg=name)
 
 
-def test_ave_and_ave_star_differ_by_the_divergence_alone() -> None:
-    with_kl = eq_4(replace(CONFIG, aggregation="ave"))[2]
-    without = eq_4(replace(CONFIG, aggregation="ave*"))[2]
-    no_weight = eq_4(replace(CONFIG, aggregation="ave", lambda3=0.0))[2]
-    twice = eq_4(replace(CONFIG, aggregation="ave", lambda3=1.4))[2]
-    assert without == no_weight
-    assert with_kl > without + 0.01
-    assert twice - with_kl == pytest.approx(with_kl - without, rel=1e-3)
-
-
 def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
-    one, other = make_nodes()[0], make_nodes()[0]
+    one, other = prepared(), prepared()
     x, y = (part.unsqueeze(0) for part in batch(one))
     for _ in range(3):
-        group = in_training(one, "model")
+        group = in_training(one, SETTING, "model")
         G = Received(CONFIG, group, to_vector(one.modules["generator"]).unsqueeze(0), COUNTS, 0)
         CONFIG.model_work(group, G)(group, 0, x, y)
-        training.plain(TASK, LOCAL)(in_training(other, "model"), 0, x, y)
+        training.plain(TASK, LOCAL)(in_training(other, SETTING, "model"), 0, x, y)
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 
 def test_labels_follow_the_counts_of_all_nodes() -> None:
-    node = make_nodes()[0]
+    node = prepared()
     group = Group([node])
     G = Received(CONFIG, group, to_vector(node.modules["generator"]).unsqueeze(0), COUNTS, 1)
     y = G.labels(group, (1, 4000), 0)
@@ -188,7 +163,7 @@ def test_labels_follow_the_counts_of_all_nodes() -> None:
 @pytest.mark.parametrize("form", ["none", "div0", "div1", "div2"])
 def test_stage_b_descends_eq_9(form: Any) -> None:
     config = replace(CONFIG, diversity=form)
-    node = make_nodes(config)[0]
+    node = prepared(config)
     x, y = batch(node)
     E, D, G = parts(node)
     G.train()
@@ -198,16 +173,12 @@ def test_stage_b_descends_eq_9(form: Any) -> None:
     plain = slow_kl(D(f_hat).softmax(1), D(f).softmax(1).detach())  # Eq. 5
     plain = plain + config.lambda4 * ((f_hat - f) ** 2).mean()  # Eq. 5, per value
     plain = plain + config.lambda5 * F.cross_entropy(D(f_hat), y)  # Eq. 6
-    scale = 1 / math.sqrt(f.shape[1] * config.noise)
     labels = F.one_hot(y, CLASSES).float()
-    if form == "div0":
-        plain = plain + config.lambda6 * div0(f_hat, z, scale)
-    elif form != "none":
-        plain = plain + config.lambda6 * (div1 if form == "div1" else div2)(f_hat, z, labels, scale)
+    plain = plain + config.lambda6 * diversity(form, f_hat, z, labels)  # Eq. 7, 8
     plain.backward()
 
     before = to_vector(node.model)
-    group = in_training(node, "generator")
+    group = in_training(node, SETTING, "generator")
     loss = config.generator_work(group, 1)(group, 7, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-4)
     for name, expected in grads(G).items():
@@ -221,14 +192,9 @@ def test_stage_b_descends_eq_9(form: Any) -> None:
 
 def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
     config = replace(CONFIG, aggregation="ave", generator_lr=0.0)
-    nodes = make_nodes(config)
-    local = replace(LOCAL, lr=0.0, lr_end=0.0)  # nothing moves but what is sent
-    setting = NodeSetting(TASK, local, Compute())
-    side = config.node_side(setting)
-    federation = InProcess(nodes, [nodes], side, Compute())
-    student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
-    at_server = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    server = Server(config, at_server)
+    nodes = make_nodes()
+    here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # nothing moves but what is sent
+    server, student = here.server, here.server.student
     before = [to_vector(node.modules["generator"]) for node in nodes]
     server.step()
     for node, old in zip(nodes, before, strict=True):
@@ -247,29 +213,3 @@ def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
         assert torch.equal(to_vector(node.model.head), marked)
         assert torch.equal(to_vector(node.model.extractor), extractor)
         assert not node.modules["generator"].get_parameter("1.bias").any()  # 1 in the global one
-
-
-def test_a_generator_learns_what_its_head_knows() -> None:
-    local = replace(LOCAL, epochs=40, lr=5e-3)
-    config = replace(CONFIG, rounds=1, generator_lr=5e-3)
-    setting = NodeSetting(TASK, local, Compute())
-    node = make_nodes(config)[0]
-    federation = InProcess([node], [[node]], config.node_side(setting), Compute())
-    student = split(build("lenet5:3", SHAPE, CLASSES, 0, "student"), "student")
-    at_server = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    assert Server(config, at_server).step()["consistency"] < 0.5 * math.log(CLASSES)
-
-
-# --- options -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("index", range(1, 7))
-def test_weights_are_not_negative(index: int) -> None:
-    with pytest.raises(ArgumentError, match=rf"method\.lambda{index} is -1"):
-        FedMDCG(**{f"lambda{index}": -1.0})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("name", "value"), [("diversity", "div3"), ("aggregation", "avg")])
-def test_words_that_are_no_choice(name: str, value: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"method\.{name} is '{value}': allowed is one of"):
-        FedMDCG(**{name: value})  # type: ignore[arg-type]

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
-from fedstill.core.state import load_state, save_state
-from fedstill.federation import InProcess, partition
 from fedstill.federation.link import LinkConfig
-from fedstill.methods._alignment import aligned, coarse, latent
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fl_mrcm import FEATURES, FLMRCM
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, coarse, latent
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
@@ -32,16 +26,17 @@ from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
+from tests.methods import small_world
+from tests.methods.small_world import SEED, SHAPE, World, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, SEED = (1, 8, 8), 4
 TASK = Reconstruction()
 LOCAL = LocalConfig(epochs=2, batch=4, lr=5e-3)
-CONFIG = FLMRCM(rounds=2, told=6, identifier_width=4)
+CONFIG = FLMRCM(rounds=2, told=6)
 SIZES = (6, 11, 8)
 ENGINES = ["stacked", "one-by-one"]
 
@@ -54,15 +49,6 @@ def heads(count: int, seed: int, shade: float) -> TensorData:
     return TensorData(TASK.observe(x), x)
 
 
-@dataclass
-class World:
-    nodes: list[Node]
-    side: NodeSide
-    federation: InProcess
-    server: Server
-    ledger: Ledger
-
-
 def world(
     config: Any = CONFIG,
     *,
@@ -71,29 +57,16 @@ def world(
     policy: PolicyConfig | None = None,
     spec: str = "unet:4",
 ) -> World:
-    ledger, nodes, compute = Ledger(), [], Compute(EngineConfig(name=engine))
+    ledger, nodes = Ledger(), []
     for index, size in enumerate(SIZES):
         gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
         model = split(build(spec, SHAPE, 1, 0, index), "model")
         nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
-    side = config.node_side(NodeSetting(TASK, local, compute))
-    side.prepare(nodes)
-    groups = partition(nodes, engine == "stacked")
-    assert len(groups) == (1 if engine == "stacked" else 3)
-    federation = InProcess(nodes, groups, side, compute, LinkConfig(quorum=0.5))
     student = split(build(spec, SHAPE, 1, 0, "student"), "student")
-    setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, local)
-    return World(nodes, side, federation, Server(config, setting), ledger)
-
-
-def run(made: World, turns: int | None = None) -> World:
-    for _ in range(made.server.total if turns is None else turns):
-        made.server.step()
+    stacked = engine == "stacked"
+    made = small_world.world(config, nodes, student, local=local, stacked=stacked, task=TASK)
+    made.federation.link = LinkConfig(quorum=0.5)
     return made
-
-
-def same(one: nn.Module, other: nn.Module, rtol: float = 0.0, atol: float = 0.0) -> None:
-    torch.testing.assert_close(to_vector(one), to_vector(other), rtol=rtol, atol=atol)
 
 
 # --- what the target tells -------------------------------------------------------------------------
@@ -131,14 +104,6 @@ def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
 def test_a_target_that_is_no_node_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"method.target is 'x': allowed is one of n0, n1, n2"):
         world(replace(CONFIG, target="x"))
-
-
-def test_a_policy_of_outputs_only_refuses_features() -> None:
-    with pytest.raises(QuestionRefused, match=r"outputs_only: no (latent features|parameters)"):
-        world(policy=PolicyConfig(outputs_only=True))
-    questions = world().side.questions
-    gate = Gate("n0", PolicyConfig(outputs_only=True), Ledger())
-    assert gate.objection(questions["tell_features"]) == f"outputs_only: no {FEATURES}"
 
 
 def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
@@ -193,7 +158,7 @@ def test_a_step_at_a_source_by_hand() -> None:
     group = Group([node]).knowing(NodeSetting(TASK, local, Compute()))
     group.bench("model").train(True)
     node.optimisers["model"] = torch.optim.SGD(node.model.parameters(), rate)
-    work = aligned(group, features, 5, config.lambda_adv)
+    work = config.aligned(group, features, 5)
     told = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert told.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
     same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
@@ -212,21 +177,6 @@ def test_only_sources_align_and_identifiers_stay() -> None:
     assert set(made.ledger.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
 
 
-def test_aligned_features_are_harder_to_tell_apart() -> None:
-    """The distance of a source's mean features from the target's, over their spread: less with alignment."""
-
-    def gap(weight: float) -> float:
-        config = FLMRCM(rounds=8, told=16, lambda_adv=weight, identifier_lr=5e-3)
-        made = run(world(config, local=replace(LOCAL, epochs=15)))
-        encoder = made.server.student.eval().get_submodule("extractor.encoder")
-        with torch.no_grad():
-            z_t, z = (encoder(made.nodes[k].data.inputs).flatten(1) for k in (0, 2))
-            spread = torch.cat([z_t - z_t.mean(0), z - z.mean(0)]).square().mean().sqrt()
-        return float((z_t.mean(0) - z.mean(0)).square().mean().sqrt() / spread)
-
-    assert gap(3.0) < 0.85 * gap(0.0)
-
-
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
 def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
     assert latent(split(build(spec, SHAPE, 1, 0), "model")) == part
@@ -242,27 +192,7 @@ def test_maps_of_features_are_averaged_over_quarters_and_vectors_stay() -> None:
     assert coarse(vectors) is vectors
 
 
-# --- engines, stops, those who leave ---------------------------------------------------------------
-
-
-def test_stacked_and_one_by_one_give_equal_figures() -> None:
-    stacked, alone = (run(world(engine=engine)) for engine in ENGINES)
-    same(stacked.server.student, alone.server.student, rtol=1e-3, atol=1e-4)
-    for one, other in zip(stacked.nodes, alone.nodes, strict=True):
-        same(one.model, other.model, rtol=1e-3, atol=1e-4)
-        same(one.modules["identifier"], other.modules["identifier"], rtol=1e-3, atol=1e-4)
-    assert stacked.ledger.summary() == alone.ledger.summary()
-
-
-def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:
-    straight, half = run(world()), run(world(), 1)
-    save_state(tmp_path / "state.st", [half.server.kept(), *(node.state() for node in half.nodes)])
-    rest = world()
-    server, *nodes = load_state(tmp_path / "state.st")
-    for node, state in zip(rest.nodes, nodes, strict=True):
-        node.load(state)
-    rest.server.take_up(server)
-    same(run(rest, 1).server.student, straight.server.student)
+# --- those who leave ---------------------------------------------------------------
 
 
 def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
@@ -273,14 +203,6 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     run(made, 1)
     assert made.server.state.features is told
     assert made.ledger.summary()["questions_by_name"]["align"] == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("told", 0), ("identifier_width", 0), ("lambda_adv", -1.0), ("identifier_lr", -1.0)]
-)
-def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FLMRCM(**{option: value})
 
 
 @pytest.mark.parametrize("question", ["tell_features", "train"])

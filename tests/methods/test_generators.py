@@ -1,11 +1,12 @@
-"""What FedMD-CG, FedCG and FedGEN share: messages, engines, going on after a stop, crossed distillation."""
+"""What FedMD-CG, FedCG and FedGEN share: messages, crossed distillation, losses of diversity.
+
+Engines, stops and refusals: test_all_methods.py.
+"""
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,33 +14,22 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.core.state import load_state, save_state
-from fedstill.federation import InProcess
-from fedstill.methods._generators import imagined
-from fedstill.methods._uploads import Uploads, crossed, ensembled, kl
+from fedstill.core.errors import ArgumentError
+from fedstill.methods._generators import diversity, imagined
+from fedstill.methods._local_generators import Uploads, crossed, ensembled, kl
 from fedstill.methods.fedcg import FedCG
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
-from fedstill.methods.server import Server, ServerSetting
-from fedstill.models import build
 from fedstill.models.features import FeatureGenerator, condition
-from fedstill.models.split import Split, split
-from fedstill.models.vector import to_vector, weighted_mean
-from fedstill.node.gate import Gate
-from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
-from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
+from fedstill.models.split import Split
+from fedstill.models.vector import to_vector
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks.classification import Classification
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, SEED, TASK, World, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
 LOCAL = LocalConfig(epochs=2, batch=4)
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -57,56 +47,10 @@ METHODS = [
 ]
 
 
-@dataclass
-class World:
-    nodes: list[Node]
-    server: Server
-    ledger: Ledger
-
-
-def world(
-    method: Method,
-    *,
-    stacked: bool = True,
-    count: int = 3,
-    policy: PolicyConfig | None = None,
-    local: LocalConfig = LOCAL,
-) -> World:
-    ledger, nodes = Ledger(), []
-    for index in range(count):
-        generator = torch.Generator().manual_seed(index)
-        size = 9 + 5 * index
-        inputs = torch.randn(size, *SHAPE, generator=generator)
-        targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
-        model = split(build("small-cnn:4", SHAPE, CLASSES, 0, index), "model")
-        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    task = Classification(CLASSES)
-    side = method.node_side(NodeSetting(task, local, Compute()))
-    side.prepare(nodes)
-    groups = [nodes] if stacked else [[node] for node in nodes]
-    federation = InProcess(nodes, groups, side, Compute())
-    student = split(build("small-cnn:4", SHAPE, CLASSES, 0, "student"), "student")
-    setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    return World(nodes, Server(method, setting), ledger)
-
-
-def states(world: World) -> list[torch.Tensor]:
-    """Everything that has been learned."""
-    nodes = [to_vector(module) for node in world.nodes for module in node.modules.values()]
-    return [to_vector(world.server.student), to_vector(world.server.state.G), *nodes]
-
-
-def behaviour(world: World) -> list[torch.Tensor]:
-    """What all networks give for some inputs."""
-    generator = torch.Generator().manual_seed(9)
-    x = torch.randn(5, *SHAPE, generator=generator)
-    c, f = (torch.randn(5, size, generator=generator) for size in (4 + CLASSES, 32 + CLASSES))
-    inputs = {"model": x, "generator": c, "critic": f}
-    networks = [("model", world.server.student), ("generator", world.server.state.G)]
-    networks += [pair for node in world.nodes for pair in node.modules.items()]
-    with torch.no_grad():
-        return [module.eval()(inputs[role]) for role, module in networks]
+def world(method: Method, *, count: int = 3, local: LocalConfig = LOCAL) -> World:
+    models = [made("small-cnn:4", index, parted=True) for index in range(count)]
+    nodes = make_nodes(models, classes=lambda index: min(index + 1, CLASSES))
+    return small_world.world(method, nodes, made("small-cnn:4", "student", parted=True), local=local)
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -143,87 +87,6 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
         **expected,
         "label counts": 4 * 3 * (CLASSES + 1),
     }
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_node_that_gives_outputs_only_refuses_before_anything_is_asked(method: Any) -> None:
-    with pytest.raises(QuestionRefused, match=r"outputs_only: no .*parameters"):
-        world(method, policy=PolicyConfig())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_limit_that_is_just_enough_for_the_run(method: Any) -> None:
-    limit = 2 + method.rounds
-    here = world(method, policy=PolicyConfig(outputs_only=False, most_questions=limit))
-    for _ in range(method.rounds):
-        here.server.step()
-    with pytest.raises(QuestionRefused, match="most_questions"):
-        world(method, policy=PolicyConfig(outputs_only=False, most_questions=limit - 1))
-
-
-# --- engines and stops ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_stacked_and_one_by_one_give_the_same(method: Any) -> None:
-    together, apart = world(method), world(method, stacked=False)
-    for _ in range(method.rounds):
-        one, other = together.server.step(), apart.server.step()
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            assert other[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
-    for one, other in zip(behaviour(together), behaviour(apart), strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_was_stopped_goes_on_to_the_same(method: Any, tmp_path: Path) -> None:
-    method = replace(method, participation=0.7)  # another two of three nodes in each round
-    unbroken, before = world(method), world(method)
-    losses = [unbroken.server.step() for _ in range(method.rounds)]
-    before.server.step()
-    state = {"server": before.server.kept(), "nodes": [node.state() for node in before.nodes]}
-    save_state(tmp_path / "state", state)
-
-    after = world(method)
-    saved = load_state(tmp_path / "state")
-    for node, own in zip(after.nodes, saved["nodes"], strict=True):
-        node.load(own)
-    after.server.take_up(saved["server"])
-    assert [after.server.step() for _ in range(method.rounds - 1)] == losses[1:]
-    for one, other in zip(states(unbroken), states(after), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_rehearsal_trains_copies_only(method: Any) -> None:
-    here = world(method)
-    before = [to_vector(module) for node in here.nodes for module in node.modules.values()]
-    side = method.node_side(NodeSetting(Classification(CLASSES), LOCAL, Compute()))
-    side.rehearse(Group([node.rehearsing() for node in here.nodes]))
-    for old, new in zip(before, [m for node in here.nodes for m in node.modules.values()], strict=True):
-        assert torch.equal(old, to_vector(new))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_who_takes_part_is_averaged_by_data_size(method: Any) -> None:
-    method = replace(method, participation=0.7, server_steps=0)
-    here = world(method)
-    for _ in range(2):
-        asked: list[Any] = []
-        answer = here.server.federation.ask
-        here.server.federation.ask = lambda question, **given: (  # type: ignore[method-assign]
-            asked.append(answer(question, **given)) or asked[-1]  # noqa: B023
-        )
-        here.server.step()
-        here.server.federation.ask = answer  # type: ignore[method-assign]
-        update = asked[-1]
-        assert len(update.nodes) == 2
-        sizes = torch.tensor([{"n0": 9.0, "n1": 14.0, "n2": 19.0}[name] for name in update.nodes])
-        name = "parameters" if isinstance(method, FedGEN) else "head"
-        shared = here.server.student if getattr(method, "shares", "") == "model" else here.server.student.head
-        mean = weighted_mean(update[name], sizes)
-        assert torch.equal(to_vector(shared), mean)  # type: ignore[arg-type]
 
 
 # --- at the server, against plain loops ------------------------------------------------------------
@@ -353,7 +216,7 @@ def test_averages_are_weighed_by_data_and_hold_the_running_statistics() -> None:
 def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -> None:
     here = world(FedMDCG(**SMALL, aggregation="ave"))
     found = here.server.step()["consistency"]
-    counts = torch.stack([Classification(CLASSES).counts(node.data) for node in here.nodes])
+    counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     z, y = imagined(Compute(), counts, 512, 4, SEED, "consistency")
     expected = 0.0
     for node, own in zip(here.nodes, counts, strict=True):
@@ -366,44 +229,50 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_labels_that_nobody_has_are_not_imagined() -> None:
-    counts = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    z, y = imagined(Compute(), counts, 4000, 2, 0, "try")
-    share = torch.bincount(y, minlength=3) / len(y)
-    assert share.tolist() == pytest.approx([0.75, 0.0, 0.25], abs=0.03)
-    assert z.mean().abs() < 0.05
-    assert z.std().item() == pytest.approx(1.0, abs=0.05)
+# --- diversity, by hand on a batch of three -------------------------------------------------------
+
+# Three outputs, their noise and labels 0, 0, 1. Distances: of f 5, 10 and 5 tenths; of z 1, 4 and 5.
+F = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]) / 10
+Z = torch.tensor([[0.0], [1.0], [-4.0]])
+Y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+PAIRS = ((0.5, 1.0, 0), (1.0, 4.0, 1), (0.5, 5.0, 1))  # ||f_j - f_k||, ||z_j - z_k||, labels differ
+WEIGHTS = {
+    "div0": lambda z, other: z,
+    "div1": lambda z, other: math.sqrt(z**2 + 2 * other),  # one-hot labels that differ are sqrt 2 apart
+    "div2": lambda z, other: z * (math.e**2 if other else 1.0),
+}
 
 
-# --- what cannot be ------------------------------------------------------------------------------
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
+    # Each pair both ways, and three of no distance; f has 2 values.
+    exponent = sum(-2 * f * WEIGHTS[form](z, other) for f, z, other in PAIRS) / 9 / math.sqrt(2)
+    value = diversity(form, F, Z, Y).item()
+    assert value == pytest.approx(math.exp(exponent), rel=1e-5)
+    if form != "div1":  # distances per value do not grow with the number of values
+        assert diversity(form, F.repeat(1, 50), Z.repeat(1, 8), Y).item() == pytest.approx(value, rel=1e-4)
+    assert diversity("none", F, Z, Y) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("noise", 0),
-        ("generator_width", 0),
-        ("server_steps", -1),
-        ("server_batch", 1),
-        ("server_lr", math.inf),
-        ("rounds", 0),
-        ("participation", 0.0),
-    ],
-)
-@pytest.mark.parametrize("config", [FedMDCG, FedCG, FedGEN])
-def test_options_out_of_range(config: Any, name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"method.{name} is "):
-        config(**{name: value})
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_groups_are_apart_and_equal_outputs_get_finite_gradients(form: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    f = torch.randn(4, 30, 6, generator=generator)
+    f[1] = f[1, :1]  # a generator that has collapsed
+    f.requires_grad_()
+    z = torch.randn(4, 30, 2, generator=generator)
+    y = nn.functional.one_hot(torch.randint(3, (4, 30), generator=generator), 3).float()
+    values = diversity(form, f, z, y)
+    assert values[1].item() == pytest.approx(1.0, abs=1e-3)
+    for index in range(4):
+        alone = diversity(form, f[index], z[index], y[index])
+        assert values[index].item() == pytest.approx(alone.item(), rel=1e-4)
+    values.sum().backward()
+    assert f.grad is not None
+    assert f.grad.isfinite().all()
+    assert (f.grad[[0, 2, 3]] != 0).any()
 
 
 def test_batches_of_one_cannot_be_normalised() -> None:
     with pytest.raises(ArgumentError, match=r"nodes\.local\.batch is 1"):
         world(FedMDCG(**SMALL), local=replace(LOCAL, batch=1))
-
-
-def test_the_server_keeps_no_reference_to_what_was_uploaded() -> None:
-    G, D, _ = networks(2)
-    before = copy.deepcopy(G.state_dict())
-    uploads = Uploads(G, D, *(torch.zeros(2, to_vector(net).numel()) for net in (G, D)))
-    assert all(torch.equal(value, before[name]) for name, value in G.state_dict().items())
-    assert not uploads.judged(torch.randn(2, 3, 5)).any()

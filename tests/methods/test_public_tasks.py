@@ -12,7 +12,7 @@ import torch
 from fedstill import tasks
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
 from fedstill.methods import fedkd
@@ -203,19 +203,6 @@ def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: in
     torch.testing.assert_close(server.state.targets["z_hat"][0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_quantised_maps_stay_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedkd, "MOST", 3 * SIDE * SIDE)  # three pictures a question
-    parts = [data_of("segmentation", 6, 0), data_of("segmentation", 4, 1)]
-    exact = world("segmentation", CLEAR, parts)[1]
-    coarse = world("segmentation", FedKD(epochs=1, batch=4, gamma=math.inf), parts)[1]
-    for server in (exact, coarse):
-        server.step()
-        assert len(server.federation.questions) > 0
-    told, rounded = exact.state.targets["z_hat"], coarse.state.targets["z_hat"]
-    step = 2 * told.abs().max().item() * 4 / 200
-    assert 0 < (told - rounded).abs().max().item() < step
-
-
 def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
     pictures = Public("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
     assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
@@ -227,8 +214,6 @@ def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("segmentation", {"student_augment": "shift"}, "method.student_augment is 'shift': allowed is none"),
-        ("text", {"student_augment": "shift"}, "method.student_augment"),
         ("text", {"predictions": 2}, "method.predictions is 2: allowed is 1 for task text: texts are never"),
         (
             "reconstruction",
@@ -258,15 +243,6 @@ def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
     assert not torch.equal(next(one.student.parameters()), next(fresh.parameters()))
 
 
-def test_public_only_needs_labels() -> None:
-    needs = PublicOnly().needs()
-    assert needs.public
-    assert needs.public_labels
-    public = Public("made", data_of("multi-label", 5, 1).inputs)
-    with pytest.raises(MethodRefused, match="no labels of this task"):
-        Simulation(setting("multi-label", PublicOnly(), public=public))
-
-
 # --- centralised, with public data ------------------------------------------------------------------------
 
 
@@ -281,16 +257,6 @@ def test_a_ceiling_may_learn_from_labelled_public_data_too() -> None:
         for mine, name in ((experiment.server.state.trainee._node.data.inputs, "inputs"),
                            (experiment.server.state.trainee._node.data.targets, "targets")):  # fmt: skip
             assert torch.equal(mine, torch.cat([getattr(part, name) for part in parts])), name
-
-
-def test_a_ceiling_with_public_data_needs_their_labels() -> None:
-    assert not Centralised().needs().public
-    needs = Centralised(public=True).needs()
-    assert needs.public
-    assert needs.public_labels
-    public = Public("made", data_of("multi-label", 5, 1).inputs)
-    with pytest.raises(MethodRefused, match="no labels of this task"):
-        Simulation(setting("multi-label", Centralised(public=True), public=public))
 
 
 # --- under a budget ---------------------------------------------------------------------------------------

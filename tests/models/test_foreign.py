@@ -55,12 +55,6 @@ def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any
     torch.testing.assert_close(logits.softmax(1)[high], back, rtol=1e-4, atol=1e-4)
 
 
-def test_a_forests_zero_is_no_infinite_certainty() -> None:
-    forest = RandomForestClassifier(5, random_state=0).fit(FLAT[:300], LABELS[:300])
-    logits = Predictor(forest, SHAPE, TEN)(IMAGES[:1])
-    assert logits.min().item() == pytest.approx(math.log(LEAST))
-
-
 def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
     few = LABELS[:300] % 4 == 2  # 2 and 6
     estimator = LogisticRegression().fit(FLAT[:300][few], LABELS[:300][few])
@@ -170,11 +164,6 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
 def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
     with pytest.raises(ModelError, match=line):
         models.check(Predictor(source, SHAPE, TEN), SHAPE, (10,), "model")
-
-
-def test_an_estimator_of_other_inputs_is_refused(regression: Any) -> None:
-    with pytest.raises(ModelError, match="X has 32 features"):
-        Predictor(regression, (1, 4, 8), TEN)
 
 
 def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:

@@ -10,7 +10,6 @@ import torch
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models import hub
-from fedstill.node.group import stackable
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,13 +53,6 @@ def test_padding_says_nothing(tmp_path: Path) -> None:
     model = build(save(tmp_path)).eval()
     torch.testing.assert_close(model(IDS[:1]), model(IDS[:1, :4]))
     assert torch.isfinite(model(torch.zeros_like(IDS))).all()
-
-
-def test_it_learns_and_draws_so_is_not_stacked(tmp_path: Path) -> None:
-    model = build(save(tmp_path)).train()
-    model(IDS).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert not stackable(model)  # it has dropout
 
 
 def test_a_head_of_other_classes_gives_way_to_a_new_one_from_the_seed(tmp_path: Path) -> None:

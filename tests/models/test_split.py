@@ -147,22 +147,6 @@ def test_a_network_with_extractor_and_head_parts_there() -> None:
     same_function(model, parts)
 
 
-def test_what_is_split_already_stays_as_it_is() -> None:
-    parts = split(Parted(), "model")
-    assert split(parts, "model") is parts
-
-
-def test_training_the_parts_trains_the_network() -> None:
-    model = build("lenet5", SHAPE, 3, 0)
-    parts = split(model, "model")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    optimiser = torch.optim.SGD(parts.parameters(), 0.1)
-    parts(torch.randn(4, *SHAPE)).square().sum().backward()
-    optimiser.step()
-    assert all(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    same_function(model, parts)
-
-
 # --- what cannot be parted -------------------------------------------------------------------------
 
 
@@ -212,11 +196,3 @@ def test_features_are_one_vector_an_input() -> None:
     with pytest.raises(ModelError, match=re.escape("extractor of student gives (2, 2, 6, 6) for two inputs")):
         features(split(model, "student"), example(SHAPE), "student")
     assert features(split(model, "student"), example(SHAPE), "student", maps=True) == 2
-
-
-def test_counting_features_changes_nothing() -> None:
-    parts = split(build("resnet8:4", SHAPE, 3, 0), "model").train()
-    before = {name: tensor.clone() for name, tensor in parts.state_dict().items()}
-    assert features(parts, example(SHAPE), "model") == 16
-    assert parts.training
-    assert all(torch.equal(tensor, before[name]) for name, tensor in parts.state_dict().items())

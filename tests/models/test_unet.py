@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
-from fedstill.core.compute import Compute
 from fedstill.core.errors import ModelError
 from fedstill.models import build, check
-from fedstill.models.private import check as check_private
 from fedstill.models.split import Split, split
 from fedstill.models.unet import UNet, depth_of
-from fedstill.node.group import Bench, signature, stackable
 
 
 def unet(shape: tuple[int, int, int] = (1, 16, 16), classes: int = 3, width: int = 4, seed: int = 0) -> UNet:
@@ -43,7 +39,7 @@ def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int])
 )
 def test_levels_follow_from_the_sides(sides: tuple[int, int], depth: int) -> None:
     assert depth_of(*sides) == depth
-    latent = unet((1, *sides)).features(torch.zeros(1, 1, *sides))
+    latent = unet((1, *sides)).extractor.encoder(torch.zeros(1, 1, *sides))
     assert latent.shape == (1, 4 * 2**depth, sides[0] // 2**depth, sides[1] // 2**depth)
 
 
@@ -78,44 +74,8 @@ def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
     x = torch.randn(2, 1, 16, 16)
     assert parts.extractor(x).shape == (2, 4, 16, 16)
     assert torch.equal(parts(x), model(x))
-    assert torch.equal(parts.get_submodule("extractor.encoder")(x), model.features(x))
+    assert torch.equal(parts.get_submodule("extractor.encoder")(x), model.extractor.encoder(x))
     assert {id(p) for p in parts.parameters()} == {id(p) for p in model.parameters()}
-
-
-@pytest.mark.parametrize("part", ["", "extractor", "extractor.encoder"])
-def test_stacked_and_one_by_one_are_equal(part: str) -> None:
-    models = [unet(seed=seed) for seed in range(3)]
-    assert all(stackable(model) for model in models)
-    assert len({signature(model) for model in models}) == 1
-    x = torch.randn(3, 2, 1, 16, 16)
-    alone = torch.stack([model.get_submodule(part)(row) for model, row in zip(models, x, strict=True)])
-    torch.testing.assert_close(Bench(models)(x, part), alone.detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_channels_last_gives_the_same() -> None:
-    model, x = unet(), torch.randn(2, 1, 16, 16)
-    before = model(x)
-    torch.testing.assert_close(Compute().place(model)(x), before, rtol=1e-4, atol=1e-5)
-
-
-def test_each_example_has_a_gradient_of_its_own() -> None:
-    """What DP-SGD takes: nothing mixes examples, and torch.func finds each one's gradient."""
-    model = unet()
-    check_private(model, "model", (1, 16, 16))
-    x, y = torch.randn(3, 1, 16, 16), torch.randn(3, 3, 16, 16)
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-
-    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = functional_call(model, parameters, (x.unsqueeze(0),))
-        return (out - y).abs().mean()
-
-    each = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
-    for row in range(3):
-        single = torch.autograd.grad(
-            (model(x[row : row + 1]) - y[row]).abs().mean(), list(model.parameters())
-        )
-        for name, expected in zip(parameters, single, strict=True):
-            torch.testing.assert_close(each[name][row], expected, rtol=1e-3, atol=1e-5)
 
 
 # --- the residual one ------------------------------------------------------------------------------
@@ -148,13 +108,3 @@ def test_a_residual_one_learns_what_to_add() -> None:
 def test_a_residual_one_of_other_channels_is_refused() -> None:
     with pytest.raises(ModelError, match="2 output channels: allowed is 1, as many as its input has"):
         build("residual-unet:4", (1, 8, 8), 2, 0)
-
-
-def test_residual_ones_stack() -> None:
-    models = [build("residual-unet:4", (1, 8, 8), 1, seed) for seed in range(2)]
-    for model in models:
-        with torch.no_grad():
-            model.get_parameter("head.weight").normal_()
-    x = torch.randn(2, 3, 1, 8, 8)
-    alone = torch.stack([model(row) for model, row in zip(models, x, strict=True)])
-    torch.testing.assert_close(Bench(models)(x), alone.detach(), rtol=1e-4, atol=1e-5)

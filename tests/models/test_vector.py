@@ -64,13 +64,6 @@ def test_a_vector_is_a_copy_and_loading_is_in_place() -> None:
     assert model.weight.requires_grad
 
 
-def test_a_vector_is_in_the_order_of_the_state() -> None:
-    model = nn.Linear(2, 1)
-    load_vector(model, torch.tensor([1.0, 2.0, 3.0]))
-    assert model.weight.tolist() == [[1.0, 2.0]]
-    assert model.bias.tolist() == [3.0]
-
-
 def test_a_network_with_channels_last_gives_the_same_vector() -> None:
     model = build("small-cnn:4", (3, 8, 8), 3, 0)
     other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -88,11 +81,6 @@ def test_a_vector_of_another_length_is_refused_and_nothing_changed(length: int) 
     with pytest.raises(ArgumentError):
         load_vector(model, torch.zeros(9, 1))
     assert torch.equal(to_vector(model), before)
-
-
-def test_a_network_without_state_is_an_empty_vector() -> None:
-    assert to_vector(nn.ReLU()).shape == (0,)
-    load_vector(nn.ReLU(), torch.zeros(0))
 
 
 def test_the_weighted_mean_by_hand() -> None:

@@ -21,7 +21,6 @@ from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import answering
-from fedstill.methods.fedad import FedAD
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
@@ -238,11 +237,6 @@ def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_pat
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     told, _ = clinic.say("join", plan=plan.to_dict())
     assert told["objections"] == {"examine": "most_rows: 100000, and it is about 1000000000"}
-
-
-def test_attention_maps_are_small() -> None:
-    with pytest.raises(ArgumentError, match=r"method\.side is 10000: allowed is up to 64"):
-        FedAD(side=10_000)
 
 
 # --- messages -----------------------------------------------------------------------------------------

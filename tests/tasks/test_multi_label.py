@@ -190,14 +190,6 @@ def test_expertise_by_hand() -> None:
     assert nothing.sum().item() == pytest.approx(1)
 
 
-def test_a_mixture_has_the_mixed_probability() -> None:
-    one, other = torch.tensor([[logit(0.9), SURE]]), torch.tensor([[logit(0.3), SURE]])
-    mixed = MultiLabel(2).mix(one, other, torch.tensor([0.25]))
-    assert mixed[0, 0].sigmoid().item() == pytest.approx(0.75 * 0.9 + 0.25 * 0.3)
-    torch.testing.assert_close(MultiLabel(2).mix(one, other, torch.zeros(1)), one)
-    torch.testing.assert_close(MultiLabel(2).mix(one, other, torch.ones(1)), other)
-
-
 # --- distance -----------------------------------------------------------------------------------------
 
 

@@ -127,11 +127,6 @@ def test_distances_by_hand() -> None:
     assert TASK.distance(student, target, math.inf).tolist() == [2.5]
 
 
-def test_a_mixture_is_pixel_by_pixel() -> None:
-    zero, one = torch.zeros(2, 1, 4, 4), torch.ones(2, 1, 4, 4)
-    assert TASK.mix(zero, one, torch.tensor([0.25, 1.0]))[:, 0, 0, 0].tolist() == [0.25, 1.0]
-
-
 # --- evaluation ------------------------------------------------------------------------------------
 
 

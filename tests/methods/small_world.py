@@ -1,0 +1,158 @@
+"""A few small nodes, and a server that runs a method over them: what most tests of methods begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.federation import InProcess, partition
+from fedstill.methods.server import Server, ServerSetting
+from fedstill.models import build
+from fedstill.models.split import split
+from fedstill.models.vector import to_vector
+from fedstill.node.gate import Gate
+from fedstill.node.group import Group, signature
+from fedstill.node.ledger import Ledger
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.method import Method
+from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.schedule import LocalConfig
+from fedstill.tasks.classification import Classification
+
+SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
+TASK = Classification(CLASSES)
+OPEN = PolicyConfig(outputs_only=False)
+
+
+def made(name: str, *names: str | int, parted: bool = False) -> nn.Module:
+    """A network, in two parts if wanted."""
+    model = build(name, SHAPE, CLASSES, 0, *names)
+    return split(model, "model") if parted else model
+
+
+def public_data(count: int) -> Public:
+    """Labelled public images."""
+    generator = torch.Generator().manual_seed(99)
+    inputs = torch.randn(count, *SHAPE, generator=generator)
+    return Public("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+def make_nodes(
+    models: Sequence[nn.Module],
+    *,
+    sizes: Sequence[int] = (9, 14, 19, 24, 29),
+    classes: Callable[[int], int] = lambda index: CLASSES,
+    policy: PolicyConfig = OPEN,
+    ledger: Ledger | None = None,
+) -> list[Node]:
+    """Nodes n0, n1, ... with these models, of unlike sizes; ``classes`` says how many of these each has."""
+    ledger, nodes = ledger or Ledger(), []
+    for index, model in enumerate(models):
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.randn(sizes[index], *SHAPE, generator=generator)
+        targets = torch.randint(classes(index), (sizes[index],), generator=generator)
+        gate = Gate(f"n{index}", policy, ledger)
+        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
+    return nodes
+
+
+@dataclass
+class World:
+    """What a test looks at."""
+
+    nodes: list[Node]
+    server: Server
+    side: NodeSide
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.nodes[0].gate.ledger
+
+    @property
+    def federation(self) -> Any:
+        return self.server.federation
+
+    @property
+    def public(self) -> Any:
+        return self.server.public
+
+    def networks(self) -> list[nn.Module]:
+        """All networks of the nodes."""
+        return [module for node in self.nodes for module in node.modules.values()]
+
+    def states(self) -> list[torch.Tensor]:
+        """Everything that has been learned."""
+        kept = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
+        return [to_vector(module) for module in (self.server.student, *kept, *self.networks())]
+
+    def kept(self) -> dict[str, Any]:
+        """What a run remembers, to go on."""
+        return {"server": self.server.kept(), "nodes": [node.state() for node in self.nodes]}
+
+    def take_up(self, kept: Any) -> None:
+        """Go on from what was remembered."""
+        for node, own in zip(self.nodes, kept["nodes"], strict=True):
+            node.load(own)
+        self.server.take_up(kept["server"])
+
+
+def world(
+    method: Method,
+    nodes: list[Node],
+    student: nn.Module,
+    *,
+    local: LocalConfig,
+    stacked: bool = True,
+    task: Any = TASK,
+    protect: Callable[[NodeSide, NodeSetting], None] | None = None,
+    **setting: Any,
+) -> World:
+    """A server over nodes, stacked as far as they are alike; ``setting``: public, kinds.
+
+    ``protect`` puts the nodes under mechanisms, before they are prepared.
+    """
+    at = NodeSetting(task, local, Compute(), public=setting.get("public"))
+    side = method.node_side(at)
+    if protect is not None:
+        protect(side, at)
+    side.prepare(nodes)
+    federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
+    place = (federation, student, task, SHAPE, (0.5,), (0.25,), Compute(), SEED, local)
+    return World(nodes, Server(method, ServerSetting(*place, **setting)), side)
+
+
+def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
+    """The nodes' names by architecture, each with a network of it."""
+    found: dict[Any, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(signature(node.model), []).append(node)
+    return tuple((tuple(node.name for node in same), same[0].model) for same in found.values())
+
+
+def run(here: World, turns: int | None = None) -> World:
+    """Some turns, or all."""
+    for _ in range(here.server.total if turns is None else turns):
+        here.server.step()
+    return here
+
+
+def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    """All numbers of two networks are equal, or near."""
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
+
+
+def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:
+    """A group of one whose networks of some roles learn."""
+    group = Group([node]).knowing(at)
+    for role in node.modules:
+        group.bench(role).train(role in roles)
+    return group
