@@ -3,15 +3,21 @@
 ``contract`` is the federation as a differentiable function of what is asked: every engine answers to it.
 ``inprocess`` has all nodes in this process, ``remote`` nodes behind a link, ``flare`` one over NVIDIA
 FLARE, ``bundles`` files that people carry. ``checks`` and ``replies`` decide whom a server believes;
-``provision``, ``site`` and ``admin`` make and run a real federation.
+``provision``, ``site``, ``component`` and ``admin`` make and run a real federation.
 
 May import node and what lies below. A newcomer adds another way to reach nodes here.
 """
 
-from fedstill.core.compute import Compute, EngineConfig
-from fedstill.federation.contract import Answers, Federation
-from fedstill.federation.inprocess import InProcess, choose, partition
-from fedstill.federation.link import LinkConfig
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedstill.core.compute import Compute, EngineConfig
+    from fedstill.federation.contract import Answers, Federation
+    from fedstill.federation.inprocess import InProcess, choose, partition
+    from fedstill.federation.link import LinkConfig
 
 __all__ = [
     "Answers",
@@ -23,3 +29,21 @@ __all__ = [
     "choose",
     "partition",
 ]
+
+_HOMES = {
+    "Answers": "federation.contract",
+    "Compute": "core.compute",
+    "EngineConfig": "core.compute",
+    "Federation": "federation.contract",
+    "InProcess": "federation.inprocess",
+    "LinkConfig": "federation.link",
+    "choose": "federation.inprocess",
+    "partition": "federation.inprocess",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A site's own process looks for its component here, and needs none of torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fedstill.{_HOMES[name]}"), name)

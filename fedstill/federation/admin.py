@@ -19,6 +19,7 @@ from typing import Any
 
 from fedstill.core.errors import DeployError
 from fedstill.federation.provision import require_flare
+from fedstill.federation.runs import PROGRESS_TOPIC
 
 PATIENCE = 10.0  # seconds to reach the server
 
@@ -109,6 +110,14 @@ class Admin:
         """How a job does: SUBMITTED, DISPATCHED, RUNNING, or how it ended, FINISHED:... ."""
         with self._refusals():
             return str(self._session.get_job_status(job))
+
+    def progress(self, job: str) -> str:
+        """How far a job's run is, in words that follow its status; empty where the job does not say."""
+        try:
+            with self._refusals():
+                return str(self._session.do_app_command(job, PROGRESS_TOPIC, None)["words"])
+        except DeployError:  # it is not at work yet, or no more
+            return ""
 
     def wait(self, job: str, patience: float, every: float = 0.5) -> str:
         """Wait until a job has ended, and say how.

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused, refused_by
+from fedstill.core.words import clip
 from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.link import LinkConfig
-from fedstill.federation.replies import clip
 from fedstill.protocol.kinds import GRADIENTS, INPUTS
 from fedstill.protocol.messages import as_text, from_text, refine
 from fedstill.protocol.questions import Question

@@ -24,13 +24,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstill.core.certificates import certificate
 from fedstill.core.errors import ArgumentError, DeployError
-
-if TYPE_CHECKING:
-    pass
 
 # The classes that a job may name, at the server and at a node: what carries calls, and what answers them.
 SERVER_CLASSES = (
@@ -163,7 +160,7 @@ def provision(
     folder.chmod(0o700)
     port = port or free_port()
     federation = {"name": name, "host": host, "port": port, "heartbeat": heartbeat, "dead_after": dead_after}
-    _write(folder / FEDERATION, {**federation, "nodes": list(nodes)})
+    write_json(folder / FEDERATION, {**federation, "nodes": list(nodes)})
     made = _make(folder, nodes, admin=True)
     _take(made / _server_name(host), folder / "server")
     _take(made / ADMIN, folder / "admin")
@@ -188,7 +185,7 @@ def add(folder: Path, nodes: Sequence[str]) -> None:
             raise DeployError(f"{folder / 'nodes' / node} is there already: hand it over, or delete it first")
     _hand_out(folder, _make(folder, nodes, admin=False), nodes, federation["heartbeat"])
     known = dict.fromkeys([*federation.get("nodes", ()), *nodes])  # a federation of long ago had no list
-    _write(folder / FEDERATION, {**federation, "nodes": list(known)})
+    write_json(folder / FEDERATION, {**federation, "nodes": list(known)})
 
 
 def renew(folder: Path) -> None:
@@ -244,9 +241,11 @@ def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
         "client": {"retry_timeout": 30, "compression": "Gzip"},
         "components": [*_PARTS_AT_NODE, *parts],
     }
-    _write(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_NODE})
-    _write(kit / "local" / "resources.json", rules)
-    _write(kit / "local" / "comm_config.json", {"grpc": _GRPC})  # a kit's own could name drivers to import
+    write_json(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_NODE})
+    write_json(kit / "local" / "resources.json", rules)
+    write_json(
+        kit / "local" / "comm_config.json", {"grpc": _GRPC}
+    )  # a kit's own could name drivers to import
 
 
 def check_node_kit(kit: Path) -> None:
@@ -324,7 +323,7 @@ def write_job(
     if folder.exists():
         raise DeployError(f"{folder} exists: a job is written to a new folder")
     app = folder / "app" / "config"
-    _write(
+    write_json(
         folder / "meta.json",
         {
             "name": name,
@@ -335,7 +334,7 @@ def write_job(
         },
     )
     controller, program = SERVER_CLASSES
-    _write(
+    write_json(
         app / "config_fed_server.json",
         {
             "format_version": 2,
@@ -348,7 +347,7 @@ def write_job(
         },
     )
     executor, program = NODE_CLASSES
-    _write(
+    write_json(
         app / "config_fed_client.json",
         {
             "format_version": 2,
@@ -435,7 +434,7 @@ def _forget_keys(folder: Path, name: str, nodes: Sequence[str]) -> None:
     """Remove private keys from what FLARE remembers: a node's key is in its kit, and nowhere else."""
     path = folder / "provision" / name / "state" / "cert.json"
     state = json.loads(path.read_text())
-    _write(path, {key: value for key, value in state.items() if key not in nodes})
+    write_json(path, {key: value for key, value in state.items() if key not in nodes})
     path.chmod(0o600)
 
 
@@ -450,7 +449,7 @@ def _hand_out(folder: Path, made: Path, nodes: Sequence[str], heartbeat: float) 
 def _take(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(source, target)
-    _write(target / "local" / "comm_config.json", {"grpc": _GRPC})
+    write_json(target / "local" / "comm_config.json", {"grpc": _GRPC})
     for script in (target / "startup").glob("*.sh"):
         script.unlink()  # they would start a site with FLARE's own settings, and again whenever it ended
     (target / "readme.txt").unlink(missing_ok=True)
@@ -458,22 +457,23 @@ def _take(source: Path, target: Path) -> None:
 
 
 def _server_rules(kit: Path, dead_after: float) -> None:
-    _write(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_SERVER})
+    write_json(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_SERVER})
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
     resources["class_allow_list"] = list(SERVER_CLASSES)
     resources["servers"][0] |= {"heart_beat_timeout": dead_after, "shutdown_period": 1.0}
     resources["components"] = [item for item in resources["components"] if item["id"] != "log_receiver"]
-    _write(kit / "local" / "resources.json", resources)
+    write_json(kit / "local" / "resources.json", resources)
 
 
 def _node_rules(kit: Path, heartbeat: float) -> None:
     write_node_rules(kit)
-    _write(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
+    write_json(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
     config = json.loads((kit / "startup" / "fed_client.json").read_text())
     config["client"]["maint_msg_timeout"] = ANSWER_WITHIN
-    _write(kit / "startup" / "fed_client.json", config)
+    write_json(kit / "startup" / "fed_client.json", config)
 
 
-def _write(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
+    """A file of JSON that people can read, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2) + "\n")

@@ -11,11 +11,10 @@ import logging
 import secrets
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import (
@@ -28,8 +27,10 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.data.public import Public
-from fedstill.federation.contract import Federation, Out
+from fedstill.federation.carrier import Link, LinkError, Silent, Unreachable
+from fedstill.federation.contract import Federation
 from fedstill.federation.link import LinkConfig
+from fedstill.federation.meter import Meter
 from fedstill.federation.replies import (
     About,
     Hello,
@@ -42,7 +43,7 @@ from fedstill.federation.replies import (
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
-from fedstill.protocol.messages import SCALE, Tensors, kind_of, pack, size, unpack
+from fedstill.protocol.messages import SCALE, Tensors, pack, size, sizes, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan, public_tensors
 from fedstill.protocol.questions import Question
 
@@ -51,35 +52,9 @@ logger = logging.getLogger("fedstill.server")
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
 PAUSE = 0.5  # seconds between two attempts where nothing is connected
 LEARN = 2.0  # seconds of local training between two looks at how far it has come
-SAID = 5.0  # seconds between two lines of the log about a node that is waited for
+SAID = 2.0  # seconds until it is said who is waited for; then it is said ever more rarely
+RARELY = 60.0  # seconds
 PROBE = 5.0  # seconds between two looks whether a node is back
-
-
-class LinkError(Exception):
-    """A message found no way, or no answer came in time."""
-
-
-class Silent(LinkError):
-    """No answer came in time; nothing else is known of why."""
-
-
-class Unreachable(LinkError):
-    """There is no way to this node, and there will be none as long as this link lasts."""
-
-
-class Link(Protocol):
-    """What carries messages to nodes."""
-
-    nodes: Sequence[str]
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """What a node replies.
-
-        Raises:
-            Silent: no reply within so many seconds.
-            LinkError: no way there.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -108,60 +83,6 @@ class _Coming:
     node: str
     percent: int = -1
     seconds: float = 0.0
-
-
-@dataclass
-class Meter:
-    """What a link costs: seconds of the run by whose they were, and bytes.
-
-    Of a question's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
-    wait for it on average; ``absent`` is what was waited after that for nodes that failed; the rest is
-    ``link``.
-    """
-
-    questions: int = 0
-    seconds: float = 0.0
-    nodes: float = 0.0
-    waiting: float = 0.0
-    bytes: int = 0
-    absent: float = 0.0
-
-    def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
-        """One round of messages.
-
-        Args:
-            seconds: that it took.
-            own: of these, what each node that replied took itself.
-            bytes: that were carried.
-            absent: of these, from the last reply until those without one were given up.
-        """
-        self.questions += 1
-        self.seconds += seconds
-        self.nodes += max(own, default=0.0)
-        self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
-        self.bytes += bytes
-        self.absent += absent
-
-    def figures(self, total: float, training: float) -> dict[str, float]:
-        """For the report.
-
-        Args:
-            total: seconds of the whole run.
-            training: of these, seconds of local training before the first question.
-        """
-        link = max(self.seconds - self.nodes - self.absent, 0.0)
-        return {
-            "messages": self.questions,
-            "seconds_each": self.seconds / max(self.questions, 1),
-            "bytes_each": self.bytes / max(self.questions, 1),
-            "link": link,
-            "nodes": self.nodes - self.waiting,
-            "waiting": self.waiting,
-            "absent": self.absent,
-            "training": training,
-            "server": max(total - training - self.seconds, 0.0),
-            "share": link / max(total, 1e-9),
-        }
 
 
 class Remote(Federation):
@@ -193,6 +114,7 @@ class Remote(Federation):
         self._compute, self._public = compute, public
         self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
+        self.waits: Callable[[Sequence[str]], None] = lambda nodes: None  # is told who is waited for
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
         self._probes: dict[str, Future[About]] = {}
         self._probed = time.monotonic()
@@ -269,7 +191,7 @@ class Remote(Federation):
         self._welcome()
         header = {"do": "answer", "question": question, "number": number, "differentiable": differentiable}
         message = self._pack(header, tensors)
-        down = self._sizes(tensors, self.questions[question].sends)
+        down = sizes(tensors, self.questions[question].sends)
         content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
@@ -282,7 +204,7 @@ class Remote(Federation):
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
-            down = self._sizes(pull, dict.fromkeys(pull, GRADIENTS))
+            down = sizes(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(question, pull)
             self._count(node, number, question, "gradient", content, down, reply)
         return {node: self._compute.here(reply.tensors) for node, reply in replies.items()}
@@ -307,7 +229,7 @@ class Remote(Federation):
             DataError: a reply that is none.
             FedstillError: the node refused, or failed.
         """
-        start = said = time.monotonic()
+        start = time.monotonic()
         until = start + self.link.wait
         while True:
             left = until - time.monotonic()
@@ -322,11 +244,6 @@ class Remote(Federation):
                     raise LinkError(f"no answer within {self.link.wait:g} s (link.wait){why}") from error
                 if self._over.wait(PAUSE):
                     raise LinkError("the run is over") from error
-                now = time.monotonic()
-                if now - said > SAID:
-                    gone = f"for {now - start:.0f} s; it has {max(until - now, 0):.0f} s more (link.wait)"
-                    logger.warning("node %r has not answered %s %s", node, question, gone)
-                    said = now
         header, tensors = unpack(reply)
         failure = read_failure(node, question, header)
         if failure is not None:
@@ -357,6 +274,7 @@ class Remote(Federation):
         All are heard before anything is decided, so that no node is still at work when a run stops.
         """
         futures = {node: self._pool.submit(call, node) for node in nodes}
+        self._wait(futures, question)
         told: dict[str, Any] = {}
         failed: list[tuple[str, Exception]] = []
         for node, future in futures.items():
@@ -386,6 +304,17 @@ class Remote(Federation):
         if too_few:
             raise too_few[0]
         return told
+
+    def _wait(self, futures: Mapping[str, Future[Any]], question: str) -> None:
+        """Until all calls are over; now and then it is said which nodes they are waiting for."""
+        start, pause = time.monotonic(), SAID
+        while late := wait(futures.values(), timeout=pause).not_done:
+            nodes = [node for node, future in futures.items() if future in late]
+            gone = f"for {time.monotonic() - start:.0f} s; a node has {self.link.wait:g} s (link.wait)"
+            logger.warning("no answer from %s to %s %s", ", ".join(nodes), question, gone)
+            self.waits(nodes)
+            pause = min(2 * pause, RARELY)
+        self.waits(())
 
     def _joined(self, node: str) -> About:
         """Have one node join, with the public data if it has none."""
@@ -487,35 +416,8 @@ class Remote(Federation):
             part=part,
             content=content,
             down=down,
-            up=self._sizes(known, kinds),
+            up=sizes(known, kinds),
             privacy=privacy,
             after=after,
             left=left,
         )
-
-    def _sizes(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
-        sizes: dict[str, int] = defaultdict(int)
-        for name, tensor in tensors.items():
-            sizes[kind_of(name, kinds)] += size(tensor)
-        return dict(sizes)
-
-
-class Loopback:
-    """Nodes of this process behind real messages: for tests, and for files carried by hand.
-
-    Args:
-        serve: by node, what replies to a message.
-    """
-
-    def __init__(self, serve: Mapping[str, Callable[[bytes], bytes]]) -> None:
-        self.nodes: Sequence[str] = list(serve)
-        self._serve = serve
-        self._alone = threading.Lock()  # nodes of one process share torch's global generator
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """See :class:`Link`."""
-        with self._alone:
-            return self._serve[node](message)
-
-
-__all__ = ["Link", "LinkError", "Loopback", "Meter", "Out", "Remote", "Silent"]

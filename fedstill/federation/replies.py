@@ -18,6 +18,7 @@ from fedstill.core.errors import (
     QuestionMismatch,
     QuestionRefused,
 )
+from fedstill.core.words import clip
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
@@ -27,19 +28,6 @@ MOST_EVENTS = 100  # kinds of event in one price
 MOST = 1000  # entries that a list or table may have
 MOST_NOTES = 10
 LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
-
-
-def clip(text: str, longest: int = LONGEST) -> str:
-    """A text of others as one line that can be shown anywhere.
-
-    >>> clip("two\\nlines, \\x1b[31mred")
-    'two lines, [31mred'
-    >>> clip("0123456789", 8)
-    '01234...'
-    """
-    start = text[: 4 * longest]
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
-    return line if len(line) <= longest and len(start) == len(text) else line[: longest - 3] + "..."
 
 
 @dataclass(frozen=True)

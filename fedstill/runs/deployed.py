@@ -26,6 +26,7 @@ from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
+EVERY = 5.0  # seconds between two looks how far it is
 
 
 def reach(kit: Path) -> None:
@@ -63,7 +64,7 @@ def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
         _end_jobs(admin, run)
         job = _begin(admin, config, run, out)
         try:
-            status = _waited(admin, job)
+            status = _waited(admin, job, progress)
             fetched = admin.download(job, out / "fetched")
         except DeployError as error:
             raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
@@ -117,14 +118,16 @@ def _end_jobs(admin: Admin, run: str) -> None:
                 admin.wait(str(job["job_id"]), ENDING)
 
 
-def _waited(admin: Admin, job: str) -> str:
+def _waited(admin: Admin, job: str, progress: bool) -> str:
     """Wait for a job, and say how it does; whoever stops waiting ends it."""
-    since, said = time.monotonic(), ""
+    since, said, told = time.monotonic(), "", 0.0
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
             late = status == "SUBMITTED" and time.monotonic() - since > SLOW
             now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
-            if now != said:
+            if now == "running" and progress and time.monotonic() - told > EVERY:
+                now, told = now + admin.progress(job), time.monotonic()
+            if now not in (said, said.partition(",")[0]):
                 print(f"  {now}", file=sys.stderr)
                 said = now
             time.sleep(1.0)

@@ -28,7 +28,7 @@ from fedstill.core import records
 from fedstill.core.errors import FedstillError
 from fedstill.core.state import load_state
 from fedstill.federation import remote
-from fedstill.federation.remote import LinkError
+from fedstill.federation.carrier import LinkError
 from fedstill.node import host, session
 from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, read_toml, to_toml

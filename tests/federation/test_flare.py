@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.records import write_text
 from fedstill.core.state import load_state
 from fedstill.federation import site
+from fedstill.federation.admin import Admin
 from fedstill.node.rights import open_to_others
 from fedstill.runs.config import to_toml
 from fedstill.runs.flare import ServerProgram
@@ -130,7 +132,7 @@ def kill(here: site.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
     number = site.running(here)
     assert number is not None
-    jobs = list(site._jobs(here))
+    jobs = list(site.jobs_of(here))
     assert jobs
     os.kill(number, 9)
     for job in jobs:
@@ -162,6 +164,12 @@ def test_a_node_of_flare_that_is_killed_takes_up_its_own_state(tmp_path: Path) -
         until(lambda: len(lines(run.node("node-1"))) > 30, 100)
         since = time.monotonic()
         kill(site.node(run.out / "federation/nodes/node-1"))
+        with Admin(run.out / "federation/flare/admin") as admin:
+            (job,) = [job["job_id"] for job in admin.jobs()]
+            until(lambda: "waits for node-1" in admin.progress(job), 6)
+            assert re.fullmatch(
+                r", distillation \d+ of 60, waits for node-1 for [\d.]+ s", admin.progress(job)
+            )
         code, printed = run.end(100)
         told_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.data.spec import InputSpec
 from fedstill.federation import LinkConfig, remote
-from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
+from fedstill.federation.carrier import Link, LinkError
+from fedstill.federation.meter import Meter
+from fedstill.federation.remote import Remote
 from fedstill.federation.replies import About
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import to_vector, weighted_mean
@@ -38,6 +40,7 @@ from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.served import Served
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
+from tests.loopback import Loopback
 
 Serve = Callable[[bytes], bytes]
 TINY: dict[str, Any] = {
@@ -425,7 +428,7 @@ def test_a_gradient_of_another_shape_adds_nothing(shape: tuple[int, ...]) -> Non
 def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "SAID", 0.0)
+    monkeypatch.setattr(remote, "SAID", 0.05)
     nodes = Scripted()
     losses = iter(range(2))
 
@@ -435,12 +438,16 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
         raise LinkError("no way")
 
     nodes.breaks("two", "answer", at_first)
+    waited: list[Sequence[str]] = []
+    nodes.federation.waits = waited.append
     assert nodes.ask().nodes == ("one", "two", "three")
     assert nodes.heard.count(("two", "answer")) == 4
     assert nodes.events() == []
     told = [record.message for record in caplog.records]
     assert len(told) >= 2
-    assert all("node 'two' has not answered weigh for 0 s; it has" in line for line in told)
+    assert all("no answer from two to weigh for " in line for line in told)
+    assert waited[0] == ["two"]
+    assert not waited[-1]
 
 
 def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:

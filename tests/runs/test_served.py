@@ -13,13 +13,14 @@ import torch
 
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
 from fedstill.federation import remote
-from fedstill.federation.remote import LinkError, Loopback
+from fedstill.federation.carrier import LinkError
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
 from fedstill.protocol.messages import unpack
 from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, from_dict, to_dict
 from tests.federation.test_remote import NAMES, Live, tiny
+from tests.loopback import Loopback
 
 
 class Heard(Loopback):
