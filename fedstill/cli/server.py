@@ -90,12 +90,12 @@ def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
 
 
 def _start(given: Given) -> None:
-    from fedstill.federation import provision, site
+    from fedstill.federation import provision, rules, site
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
     this = site.server(folder)
-    provision.check_kit(this.kit)
+    rules.check_kit(this.kit)
     if site.running(this) is None:
         site.check_port(this)
         print(

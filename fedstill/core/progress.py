@@ -114,7 +114,7 @@ class Noted(Bars):
 
     def show(self, phase: str, done: int, total: int, note: str = "") -> None:
         """See :class:`Bars`."""
-        self._last = Note(phase, done, total, note, time.time())
+        self._last = Note(phase, done, total, note, time.time(), self._last.waits_for)
         now = time.monotonic()
         if now - self._written >= self.EVERY or done == total or note:
             self._write()

@@ -102,7 +102,7 @@ class Admin:
             time.sleep(0.2)
 
     def submit(self, job: Path) -> str:
-        """Hand in a job's folder, as :func:`~fedstill.federation.provision.write_job` writes it; its id."""
+        """Hand in a job's folder, as :func:`~fedstill.federation.job.write_job` writes it; its id."""
         with self._refusals():
             return str(self._session.submit_job(str(job.resolve())))
 

@@ -28,14 +28,8 @@ from typing import IO, Any, NoReturn
 
 from fedstill.core.certificates import valid_until
 from fedstill.core.errors import DeployError
-from fedstill.federation.provision import (
-    HEARTBEAT,
-    check_kit,
-    check_node_kit,
-    require_flare,
-    write_json,
-    write_node_rules,
-)
+from fedstill.federation.provision import HEARTBEAT, require_flare
+from fedstill.federation.rules import check_kit, check_node_kit, write_json, write_node_rules
 
 logger = logging.getLogger("fedstill.site")
 

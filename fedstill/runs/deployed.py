@@ -18,8 +18,8 @@ from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.records import holding, write_text
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
+from fedstill.federation.job import write_job
 from fedstill.federation.order import natural
-from fedstill.federation.provision import write_job
 from fedstill.federation.runs import STOPPED, stop
 from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 

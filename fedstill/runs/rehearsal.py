@@ -34,7 +34,9 @@ from fedstill.data.private_config import PrivateConfig
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
-from fedstill.federation.provision import provision, require_flare, write_job
+from fedstill.federation.job import write_job
+from fedstill.federation.provision import provision, require_flare
+from fedstill.federation.rules import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.runs import PROGRESS, STOPPED
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
@@ -200,7 +202,10 @@ def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> 
         NODES: str((home / "nodes").resolve()),
         "PYTHONPATH": site.python_path(os.environ.get("PYTHONPATH", "")),
     }
-    words = [sys.executable, "-m", "fedstill.federation.simulator", str(job), str(work / "w"), *names]
+    allowed = {"format_version": 2, "class_allow_list": [*SERVER_CLASSES, *NODE_CLASSES]}
+    write_json(work / "w" / "local" / "resources.json", allowed)
+    words = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(work / "w")]
+    words += ["-c", ",".join(names), "-t", str(len(names)), "-l", "concise"]
     with (home / "simulator.log").open("wb") as log:
         code = subprocess.run(words, env=environment, stdout=log, stderr=log, check=False).returncode
     served = home / "runs" / run

@@ -34,11 +34,6 @@ def config() -> RunConfig:
     return small(wait=8.0)
 
 
-@pytest.fixture(scope="module")
-def unbroken(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    return Unbroken(config, tmp_path_factory.mktemp("unbroken"))
-
-
 @pytest.fixture
 def three(tmp_path: Path, config: RunConfig) -> Iterator[Sites]:
     # A little longer over each question, so that what is to happen in the middle of a run does.
@@ -134,7 +129,7 @@ def test_a_server_that_is_killed_goes_on(three: Sites, unbroken: Unbroken, momen
     told_time(f"server killed, {moment}", since)
 
 
-@pytest.mark.parametrize("save", [1, 2])
+@pytest.mark.parametrize("save", [2])
 def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
     three: Sites, unbroken: Unbroken, save: int
 ) -> None:

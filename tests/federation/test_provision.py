@@ -26,7 +26,8 @@ pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError, UnknownName
-from fedstill.federation import provision, site
+from fedstill.federation import job as jobs
+from fedstill.federation import provision, rules, site
 from fedstill.federation.admin import Admin
 
 NODES = ("east", "north")
@@ -72,7 +73,7 @@ class Federation:
 
     def job(self, name: str, run: str = "run") -> Path:
         """A job like those of fedstill, but with the programs above."""
-        job = provision.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
+        job = jobs.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
         for path in (job / "app" / "config").iterdir():
             path.write_text(
                 path.read_text()
@@ -87,9 +88,9 @@ class Federation:
 
 # A kit cannot allow the programs of these tests at a node: the node's own list can.
 ALLOWED = """
-from fedstill.federation import provision
+from fedstill.federation import rules
 
-provision.NODE_CLASSES = (provision.NODE_CLASSES[0], "programs.NodeProgram")
+rules.NODE_CLASSES = (rules.NODE_CLASSES[0], "programs.NodeProgram")
 """
 
 
@@ -151,27 +152,27 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
-    assert provision.SERVER_CLASSES == (
+    assert rules.SERVER_CLASSES == (
         "nvflare.collab.runtime.controller.CollabController",
         "fedstill.runs.flare.ServerProgram",
     )
-    assert provision.NODE_CLASSES == (
+    assert rules.NODE_CLASSES == (
         "nvflare.collab.runtime.executor.CollabExecutor",
         "fedstill.federation.flare.NodeProgram",
     )
     for kit in (kits / "server", *(kits / "nodes" / name for name in NODES)):
         resources = json.loads((kit / "local/resources.json").read_text())
-        classes = provision.SERVER_CLASSES if kit.name == "server" else provision.NODE_CLASSES
+        classes = rules.SERVER_CLASSES if kit.name == "server" else rules.NODE_CLASSES
         assert resources["class_allow_list"] == list(classes)
         assert resources["class_list_enforcement_mode"] == "enforce"
-        rules = json.loads((kit / "local/authorization.json").read_text())["permissions"]
-        assert list(rules) == ["project_admin"]  # no other role may do anything
-        assert rules["project_admin"]["byoc"] == rules["project_admin"]["shell_commands"] == "none"
+        rights = json.loads((kit / "local/authorization.json").read_text())["permissions"]
+        assert list(rights) == ["project_admin"]  # no other role may do anything
+        assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
         assert not list((kit / "startup").glob("*.sh"))
     node = json.loads((kits / "nodes/east/local/resources.json").read_text())
     assert node["allow_log_streaming"] is False
-    rules = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
-    assert rules["project_admin"]["operate"] == "none"  # only its owner shuts a node down
+    rights = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
+    assert rights["project_admin"]["operate"] == "none"  # only its owner shuts a node down
 
 
 def test_private_keys_are_where_they_belong(kits: Path) -> None:
@@ -207,7 +208,7 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
         assert new.subject == old.subject
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
-        provision.check_kit(kits / kit)
+        rules.check_kit(kits / kit)
 
 
 def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: Path) -> None:
@@ -578,8 +579,8 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
     shutil.copytree(kits / "nodes/east", tmp_path / "kit")
     here, local = site.Site("client", tmp_path), tmp_path / "kit" / "local"
-    rules = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
-    (local / "authorization.json").write_text(rules["authorization.json"].replace('"none"', '"any"'))
+    written = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
+    (local / "authorization.json").write_text(written["authorization.json"].replace('"none"', '"any"'))
     (local / "comm_config.json").write_text('{"comm_driver_path": "/tmp/drivers"}')
     resources = json.loads((local / "resources.json").read_text())
     evil = {"id": "evil", "path": "evil.Evil", "args": {}}
@@ -588,15 +589,15 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     begins = "import sys, pathlib; from fedstill.federation import site; "
     settles = "site._settle(site.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
     subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
-    assert {name: (local / name).read_text() for name in rules} == rules
+    assert {name: (local / name).read_text() for name in written} == written
     kept = json.loads((local / "resources.json").read_text())
-    assert kept["class_allow_list"] == list(provision.NODE_CLASSES)
+    assert kept["class_allow_list"] == list(rules.NODE_CLASSES)
     assert [part["path"].split(".")[0] for part in kept["components"]] == ["nvflare"] * 3 + ["fedstill"]
     assert {name: kept[name] for name in resources if name != "components"} == {
         name: value for name, value in resources.items() if name != "components"
     }
 
-    provision.check_node_kit(tmp_path / "kit")
+    rules.check_node_kit(tmp_path / "kit")
     (local / "custom").mkdir()
     with pytest.raises(DeployError, match="custom: a node takes no code"):
         site.run(here)

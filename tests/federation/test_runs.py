@@ -56,7 +56,7 @@ def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
         assert outcome(tmp_path, "RUNNING").startswith(
             "running, distillation 31 of 400, waits for north for "
         )
-        noted.show("distillation", 31, 400)  # it has answered
+        noted.wait_for([])
     gone = f"the server ended before it did, distillation 31 of 400{AGAIN}"
     assert outcome(tmp_path, "RUNNING") == outcome(tmp_path) == gone  # FLARE takes it for running for ever
     os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # an earlier job's

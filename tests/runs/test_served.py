@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
-from fedstill.federation import remote
+from fedstill.federation import carrier
 from fedstill.federation.carrier import LinkError
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
@@ -206,7 +206,7 @@ def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> N
 def test_a_quorum_begins_and_ends_without_a_node(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PAUSE", 0.02)
+    monkeypatch.setattr(carrier, "PAUSE", 0.02)
     config = tiny(method, quorum=0.6, wait=0.1)
     link = Heard(nodes(config, tmp_path), away=("node-1",))
     server = live(config, link, tmp_path)
