@@ -108,7 +108,7 @@ def add(folder: Path, nodes: Sequence[str]) -> None:
         if node.lower() in there:
             raise DeployError(f"{folder / 'nodes' / node} is there already: hand it over, or delete it first")
     _hand_out(folder, _make(folder, nodes, admin=False), nodes, federation["heartbeat"])
-    known = dict.fromkeys([*federation.get("nodes", ()), *nodes])  # a federation of long ago had no list
+    known = dict.fromkeys([*federation["nodes"], *nodes])
     write_json(folder / FEDERATION, {**federation, "nodes": list(known)})
 
 

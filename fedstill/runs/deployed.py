@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,7 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
             f"{_resuming(out)} goes on"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
-    job_folder = out / "job"
-    shutil.rmtree(job_folder, ignore_errors=True)
-    # All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
-    told = {"config": servers_part(config), "run": run, "nodes": names}
-    job = admin.submit(write_job(job_folder, taking_part, told, name=run))
+    job = admin.submit(job_of(config, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job
 
@@ -160,6 +157,23 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
 
 
 # --- what a job is told, and why it stopped ---
+
+
+def job_of(config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[str], folder: Path) -> Path:
+    """Write a run's job into a folder, anew.
+
+    All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
+
+    Args:
+        config: the run.
+        run: its name.
+        there: nodes that take part now.
+        nodes: all with which the run began.
+        folder: where to.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    told = {"config": servers_part(config), "run": run, "nodes": list(nodes)}
+    return write_job(folder, there, told, name=run)
 
 
 def servers_part(config: RunConfig) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, BundleError, MethodRefused, NodeFault, QuestionMismatch
+from fedstill.core.errors import BundleError, NodeFault, QuestionMismatch
 from fedstill.data.public import Public
 from fedstill.data.spec import InputSpec
 from fedstill.federation import InProcess, LinkConfig, bundles, partition, signed
@@ -41,12 +41,9 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import pack, unpack
-from fedstill.protocol.method import METHODS
 from fedstill.protocol.plan import PROTOCOL, Plan, fingerprint
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs import bundles as runs
-from fedstill.runs.config import read_toml
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
 pytest.importorskip("cryptography")
@@ -192,20 +189,6 @@ def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.
         assert digest(name, tensors) == digest(planned.question, planned.tensors)
 
 
-def test_a_bound_that_nodes_must_agree_on_is_refused_with_the_ways_out() -> None:
-    with pytest.raises(ArgumentError, match=r"method\.z_max is 0.*method\.z_max = 20.*method\.levels = 0"):
-        replace(CONFIG, z_max=0.0).asks(public_data(), SEED)
-    assert replace(CONFIG, z_max=0.0, levels=0).asks(public_data(), SEED)
-
-
-def test_methods_that_ask_again_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"fediod.*asks all at once.*fedkd"):
-        runs.make(read_toml('[method]\nname = "fediod"'))
-    with pytest.raises(MethodRefused, match=r"no public data: set public\.name"):
-        runs.make(read_toml('[method]\nname = "fedkd"\nlevels = 0\n'))
-    assert {name for name, method in METHODS.items() if method.one_round} == {"fedkd", "fedad"}
-
-
 # --- the same figures ----------------------------------------------------------------------------
 
 
@@ -225,11 +208,6 @@ def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> 
     assert torch.equal(by_file.state.targets["z_hat"], by_wire.state.targets["z_hat"])
     for name, value in by_wire.student.state_dict().items():
         assert torch.equal(by_file.student.state_dict()[name], value), name
-
-
-def test_the_order_of_files_does_not_matter(world: World) -> None:
-    answers = [world.read(name) for name in reversed(NAMES)]
-    assert tuple(Files(world.questions, answers).nodes) == NAMES
 
 
 def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
@@ -268,7 +246,7 @@ def test_the_same_questions_give_the_same_file_and_others_do_not_replace_it(worl
 
 
 @pytest.mark.parametrize("which", ["questions", "node-1"])
-@pytest.mark.parametrize("where", [0.001, 0.2, 0.5, 0.999])
+@pytest.mark.parametrize("where", [0.001, 0.999])
 def test_a_changed_byte_is_refused_before_anything_is_parsed(
     world: World, which: str, where: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

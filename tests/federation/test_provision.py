@@ -245,11 +245,6 @@ def test_bad_names_are_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_in_use_is_refused(kits: Path) -> None:
-    with pytest.raises(DeployError, match="is not empty"):
-        provision.provision(kits, "localhost", NODES)
-
-
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
