@@ -22,7 +22,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 
 from fedstill.core.words import clip
 from fedstill.federation.contact import Contact, watch
-from fedstill.federation.site import CLIENT, JOB, Site, end_jobs, target
+from fedstill.federation.site import CLIENT, JOB, Site, end_jobs, heartbeat, target
 
 logger = logging.getLogger("fedstill.site")
 
@@ -64,7 +64,8 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             if self._site.role == CLIENT:
                 cell = fl_ctx.get_engine().get_cell()
                 cell.core_cell.add_incoming_request_filter("*", "*", refusal)
-                watch(Contact(target(self._site)), cell.core_cell, lambda: self._end(1))
+                contact, every = Contact(target(self._site)), heartbeat(self._site)
+                watch(contact, cell.core_cell, every, lambda: self._end(1))
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
             self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstill.core.words import human_seconds
 
-SILENCE = 10.0  # seconds without a word of the server until it counts as gone
+SLOW = 6.0  # seconds that the server may take for its reply to a sign of life, until it counts as gone
 FIRST_WORD, RARELY = 60.0, 3600.0  # seconds: until it is said again that nobody answers, and at most later
 TRIED = "it is tried every 10 s, until it answers or this process is ended"
 
@@ -71,12 +71,13 @@ class Contact:
             self._state, self._since = "refused", self._clock()
 
 
-def watch(contact: Contact, cell: Any, leave: Callable[[], None]) -> None:
+def watch(contact: Contact, cell: Any, every: float, leave: Callable[[], None]) -> None:
     """Let a contact hear what the server replies in this process of FLARE, and that it replies no more.
 
     Args:
         contact: is told.
         cell: FLARE's end of the link.
+        every: seconds between two signs of life.
         leave: ends a node that is not let in; FLARE would end it too, with a traceback.
     """
     from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
@@ -99,7 +100,7 @@ def watch(contact: Contact, cell: Any, leave: Callable[[], None]) -> None:
     def listen() -> None:
         while True:
             time.sleep(1.0)
-            if time.monotonic() - last > SILENCE:
+            if time.monotonic() - last > every + SLOW:
                 contact.silent()
 
     cell.add_incoming_reply_filter("*", "*", heard)

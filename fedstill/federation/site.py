@@ -207,6 +207,15 @@ def target(site: Site) -> str:
     return str(config["servers"][0]["service"]["target"])
 
 
+def heartbeat(site: Site) -> float:
+    """Seconds between two signs of life of a node."""
+    try:
+        seconds: float = json.loads((site.kit / "local" / "fedstill.json").read_text())["heartbeat"]
+    except FileNotFoundError:  # a kit that FLARE's tools made alone
+        return HEARTBEAT
+    return seconds
+
+
 def end_jobs(site: Site, grace: float = 1.0) -> None:
     """End the processes of the site's jobs: SIGTERM first, SIGKILL after `grace` seconds."""
     import psutil
@@ -259,11 +268,7 @@ def _command(site: Site) -> list[str]:
     if site.role == SERVER:
         return words
     name = json.loads((site.kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
-    try:
-        heartbeat = json.loads((site.kit / "local" / "fedstill.json").read_text())["heartbeat"]
-    except FileNotFoundError:  # a kit that FLARE's tools made alone
-        heartbeat = HEARTBEAT
-    return [*words, f"uid={name}", f"heart_beat_interval={heartbeat}"]
+    return [*words, f"uid={name}", f"heart_beat_interval={heartbeat(site)}"]
 
 
 def _settle(site: Site) -> None:
