@@ -114,7 +114,8 @@ class Noted(Bars):
 
     def show(self, phase: str, done: int, total: int, note: str = "") -> None:
         """See :class:`Bars`."""
-        self._last = Note(phase, done, total, note, time.time(), self._last.waits_for)
+        kept = note or (self._last.note if phase == self._last.phase else "")
+        self._last = Note(phase, done, total, kept, time.time(), self._last.waits_for)
         now = time.monotonic()
         if now - self._written >= self.EVERY or done == total or note:
             self._write()
@@ -147,7 +148,7 @@ def following(path: Path, wanted: bool) -> Iterator[None]:
             while not over.wait(Noted.EVERY):
                 if (noted := Note.read(path)) is not None:
                     waits = noted.words().partition(", ")[2]
-                    bars.show(noted.phase, noted.done, noted.total, waits or noted.note)
+                    bars.show(noted.phase, noted.done, noted.total, waits or noted.note or " ")
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -142,13 +142,13 @@ def kill(here: site.Site) -> None:
 # --- the same figures ---------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("method", ["fediod", "fedavg"])
 def test_the_simulator_gives_the_figures_of_one_process(method: str, tmp_path: Path) -> None:
     config = tiny(method)
     with started(tmp_path, config, "flare") as run:
         unbroken = Unbroken(config, tmp_path)
-        code, printed = run.end(100)
+        code, printed = run.end(200)
         assert code == 0, printed
         run.same(unbroken)
 
@@ -156,18 +156,18 @@ def test_the_simulator_gives_the_figures_of_one_process(method: str, tmp_path: P
 # --- killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_node_of_flare_that_is_killed_takes_up_its_own_state(tmp_path: Path, unbroken: Unbroken) -> None:
     config = small(wait=10.0)
     with started(tmp_path, config, "flare-poc") as run:
-        until(lambda: len(lines(run.node("node-1"))) > 30, 100)
+        until(lambda: len(lines(run.node("node-1"))) > 30, 200)
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             assert re.fullmatch(r", distillation \d+ of 60", admin.progress(job))
             since = time.monotonic()
             kill(site.node(run.out / "federation/nodes/node-1"))
             until(lambda: re.search(r" of 60, waits for node-1 for [\d.]+ s$", admin.progress(job)), 10)
-        code, printed = run.end(100)
+        code, printed = run.end(200)
         told_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
         (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
@@ -176,7 +176,7 @@ def test_a_node_of_flare_that_is_killed_takes_up_its_own_state(tmp_path: Path, u
         assert "timed out after" not in line
         assert "node-1" in line
         run.resume()
-        code, printed = run.end(100)
+        code, printed = run.end(200)
         assert code == 0, printed
         run.same(unbroken)
         told_time("FLARE, node killed in distillation, to the end", since)
@@ -185,34 +185,34 @@ def test_a_node_of_flare_that_is_killed_takes_up_its_own_state(tmp_path: Path, u
         assert open_to_others(folder, folder / "ledger.sqlite") is None  # FLARE's processes write there, too
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_server_of_flare_that_is_killed_goes_on(tmp_path: Path, unbroken: Unbroken) -> None:
     config = small(wait=10.0)
     with started(tmp_path, config, "flare-poc") as run:
-        until(lambda: len(lines(run.node("node-1"))) > 60, 100)
+        until(lambda: len(lines(run.node("node-1"))) > 60, 200)
         since = time.monotonic()
         kill(site.server(run.out / "federation/flare"))
-        code, printed = run.end(100)
+        code, printed = run.end(200)
         told_time("FLARE, server killed in distillation, until the command says so", since)
         assert code == 2, printed
         run.resume()
-        code, printed = run.end(100)
+        code, printed = run.end(200)
         assert code == 0, printed
         run.same(unbroken)
         told_time("FLARE, server killed in distillation, to the end", since)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
     config = small(wait=10.0, quorum=0.6)
     with started(tmp_path, config, "flare-poc") as run:
-        until(lambda: len(lines(run.node("node-1"))) > 30, 100)
+        until(lambda: len(lines(run.node("node-1"))) > 30, 200)
         since = time.monotonic()
         kill(site.node(run.out / "federation/nodes/node-1"))
         before = len(lines(run.node("node-0")))
         until(lambda: len(lines(run.node("node-0"))) > before + 4, 60)
         told_time("FLARE, node killed, quorum 0.6, until the others go on", since)
-        code, printed = run.end(100)
+        code, printed = run.end(200)
         assert code == 0, printed
         result = json.loads((run.out / "result.json").read_text())
         (event,) = result["events"]
