@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import BundleError, DataError, FedstillError, QuestionMismatch
+from fedstill.core.errors import BundleError, DataError, FedstillError
 from fedstill.core.tables import read_table
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.federation import signed
-from fedstill.federation.order import natural
 from fedstill.federation.replies import About, Hello, read_privacy
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
@@ -270,51 +269,6 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
         raise BundleError(f"{path} does not hold one answer to each of the {count} questions")
     sha256 = hashlib.sha256(file.blob).hexdigest()
     return NodeAnswers(path, header, replies, file.signer, file.trusted, sha256)
-
-
-# --- as a link ---------------------------------------------------------------------------------------
-
-
-class Files:
-    """A link to nodes that have answered everything beforehand: what carries questions to files.
-
-    Args:
-        questions: what they were asked.
-        answers: of each node.
-
-    Raises:
-        BundleError: no answers, or two files of one node.
-    """
-
-    def __init__(self, questions: Questions, answers: Sequence[NodeAnswers]) -> None:
-        if not answers:
-            raise BundleError("there are no answers: name one file or more")
-        self.bundles: dict[str, NodeAnswers] = {}
-        for each in sorted(answers, key=lambda each: natural(each.header.node)):
-            other = self.bundles.setdefault(each.header.node, each)
-            if other is not each:
-                raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
-        self.nodes: Sequence[str] = list(self.bundles)
-        self._contents = dict(enumerate(questions.contents()))
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """What a node's file replies: see :class:`fedstill.federation.remote.Link`."""
-        header, tensors = unpack(message)
-        replies = self.bundles[node].replies
-        told: Mapping[str, Any] = {}
-        answer: Tensors = {}
-        if header["do"] == "hello":
-            told = replies.hello
-        elif header["do"] == "join":
-            told = replies.join
-        elif header["do"] in ("answer", "pull back"):
-            number, question = header["number"], header["question"]
-            if header.get("differentiable", True) or self._contents.get(number) != digest(question, tensors):
-                refusal = QuestionMismatch(node, question, number)
-                error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question}
-                return pack({"error": {**error, "number": number}})
-            told, answer = {"privacy": replies.privacy[number]}, replies.tensors[number]
-        return pack({"told": told, "seconds": 0.0}, answer)
 
 
 # --- both -------------------------------------------------------------------------------------------

@@ -145,15 +145,11 @@ class Remote(Federation):
 
     # --- the contract ---------------------------------------------------------------------------------
 
-    def objections(self, question: Question) -> Mapping[str, str]:
-        """See :class:`Federation`."""
-        found = {node: self.about[node].objections.get(question.name) for node in self.present}
-        return {node: rule for node, rule in found.items() if rule is not None}
+    def _rule(self, node: str, question: Question) -> str | None:
+        return self.about[node].objections.get(question.name)
 
-    def limits(self) -> Mapping[str, int]:
-        """See :class:`Federation`."""
-        most = {node: self.about[node].most_questions for node in self.present}
-        return {node: limit for node, limit in most.items() if limit > 0}
+    def _limit(self, node: str) -> int:
+        return self.about[node].most_questions
 
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool

@@ -21,7 +21,8 @@ from fedstill.data.config import check_measured_on_test
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.data.spec import InputSpec
-from fedstill.federation.bundles import QUESTIONS, Files, NodeAnswers, Questions, read_answers, read_questions
+from fedstill.federation.bundles import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
+from fedstill.federation.files import Files
 from fedstill.federation.replies import Hello
 from fedstill.protocol.method import METHODS, method_name, refusal
 from fedstill.protocol.plan import Plan, fingerprint

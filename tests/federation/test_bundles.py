@@ -20,7 +20,6 @@ from fedstill.federation import InProcess, LinkConfig, bundles, partition, signe
 from fedstill.federation.bundles import (
     FORMAT,
     AnswersHeader,
-    Files,
     NodeAnswers,
     Questions,
     Replies,
@@ -29,6 +28,7 @@ from fedstill.federation.bundles import (
     read_questions,
     write_questions,
 )
+from fedstill.federation.files import Files
 from fedstill.federation.remote import Remote
 from fedstill.methods import fedkd
 from fedstill.methods.fedkd import FedKD
