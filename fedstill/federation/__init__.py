@@ -15,15 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedstill.core.compute import Compute, EngineConfig
     from fedstill.federation.contract import Answers, Federation
     from fedstill.federation.inprocess import InProcess, choose, partition
     from fedstill.federation.link import LinkConfig
 
 __all__ = [
     "Answers",
-    "Compute",
-    "EngineConfig",
     "Federation",
     "InProcess",
     "LinkConfig",
@@ -32,14 +29,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answers": "federation.contract",
-    "Compute": "core.compute",
-    "EngineConfig": "core.compute",
-    "Federation": "federation.contract",
-    "InProcess": "federation.inprocess",
-    "LinkConfig": "federation.link",
-    "choose": "federation.inprocess",
-    "partition": "federation.inprocess",
+    "Answers": "contract",
+    "Federation": "contract",
+    "InProcess": "inprocess",
+    "LinkConfig": "link",
+    "choose": "inprocess",
+    "partition": "inprocess",
 }
 
 
@@ -47,4 +42,4 @@ def __getattr__(name: str) -> Any:
     """A site's own process looks for its component here, and needs none of torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedstill.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"fedstill.federation.{_HOMES[name]}"), name)

@@ -19,6 +19,7 @@ from typing import Any
 import tomli_w
 
 from fedstill.core.choices import check_named
+from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
 from fedstill.data.config import DataConfig
@@ -26,7 +27,7 @@ from fedstill.data.dividing import SplitConfig
 from fedstill.data.public import PublicConfig
 from fedstill.data.splits import Dirichlet
 from fedstill.data.vision import Digits
-from fedstill.federation import EngineConfig, LinkConfig
+from fedstill.federation import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import METHODS, Method, method_name

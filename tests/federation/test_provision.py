@@ -310,6 +310,12 @@ def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) ->
         assert site.running(here) == 1
 
 
+def test_a_sites_own_process_is_up_without_torch() -> None:
+    """Only the processes of its jobs compute; it takes seconds to load."""
+    told = "import sys, fedstill.federation.component; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
+
+
 def test_a_process_that_is_no_site_is_never_ended(tmp_path: Path) -> None:
     here = site.Site("client", tmp_path)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
