@@ -160,14 +160,14 @@ def test_the_simulator_gives_the_figures_of_one_process(method: str, tmp_path: P
 def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
     tmp_path: Path, unbroken: Unbroken
 ) -> None:
-    with started(tmp_path, small(wait=10.0), "flare-poc") as run:
+    with started(tmp_path, small(wait=20.0), "flare-poc") as run:
         until(lambda: len(lines(run.node("node-1"))) > 30, 200)
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             assert re.fullmatch(r", distillation \d+ of 60", admin.progress(job))
             since = time.monotonic()
             kill(site.node(run.out / "federation/nodes/node-1"))
-            until(lambda: re.search(r" of 60, waits for node-1 for [\d.]+ s$", admin.progress(job)), 10)
+            until(lambda: re.search(r" of 60, waits for node-1 for [\d.]+ s$", admin.progress(job)), 20)
         code, printed = run.end(200)
         told_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
@@ -196,7 +196,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
 
 @pytest.mark.timeout(480)
 def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
-    config = small(wait=10.0, quorum=0.6)
+    config = small(wait=20.0, quorum=0.6)
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(lines(run.node("node-1"))) > 30, 200)
         since = time.monotonic()
