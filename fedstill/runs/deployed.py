@@ -27,7 +27,7 @@ from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
-EVERY = 5.0  # seconds between two looks how far it is
+EVERY, RARELY = 5.0, 60.0  # seconds between two looks how far it is: on a terminal, and elsewhere
 
 
 def reach(kit: Path) -> None:
@@ -122,7 +122,7 @@ def _waited(admin: Admin, job: str, progress: bool) -> str:
         while not (status := admin.status(job)).startswith("FINISHED"):
             late = status == "SUBMITTED" and time.monotonic() - since > SLOW
             now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
-            if now == "running" and progress and time.monotonic() - told > EVERY:
+            if now == "running" and time.monotonic() - told > (EVERY if progress else RARELY):
                 now, told = now + admin.progress(job), time.monotonic()
             if now not in (said, said.partition(",")[0]):
                 print(f"  {now}", file=sys.stderr)
