@@ -136,8 +136,7 @@ def answer(given: Given) -> None:
             server_key=None if key is None else signed.expected(key),
             report=lambda percent: bars.show("local training", percent, 100),
         )
-    left = reply.bytes["up"]
-    mechanisms = sorted({release.mechanism for release in reply.header.releases})
+    left, mechanisms = reply.left(), reply.replies.mechanisms()
     known = "as expected" if reply.questions.trusted else "not compared yet"
     _print_questions(reply.questions)
     _print_facts(

@@ -90,12 +90,12 @@ def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
 
 
 def _start(given: Given) -> None:
-    from fedstill.federation import provision, site
+    from fedstill.federation import provision, rules, site
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
     this = site.server(folder)
-    provision.check_kit(this.kit)
+    rules.check_kit(this.kit)
     if site.running(this) is None:
         site.check_port(this)
         print(
@@ -190,10 +190,7 @@ def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:
-        names = {*federation.get("nodes", ()), *provision.revoked(folder), *admin.nodes()}
-        if "nodes" not in federation:  # made before there was a list: whoever ever had part in a run is known
-            names |= {site for job in admin.jobs() for site in job["mandatory_clients"]}
-        known = sorted(names)
+        known = sorted({*federation["nodes"], *provision.revoked(folder), *admin.nodes()})
         if node not in known:  # FLARE would revoke any name, and the one that was meant would stay
             meant = nearest(node, known)
             hint = f"; did you mean {meant!r}?" if meant else ""

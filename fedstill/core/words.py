@@ -123,3 +123,16 @@ def human_seconds(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, rest = divmod(round(seconds / 60), 60)
     return f"{hours} h {rest} min"
+
+
+def clip(text: str, longest: int = 300) -> str:
+    """A text of others as one line that can be shown anywhere.
+
+    >>> clip("two\\nlines, \\x1b[31mred")
+    'two lines, [31mred'
+    >>> clip("0123456789", 8)
+    '01234...'
+    """
+    start = text[: 4 * longest]
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
+    return line if len(line) <= longest and len(start) == len(text) else line[: longest - 3] + "..."

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedstill.core.errors import DeployError
 from fedstill.federation.provision import require_flare
+from fedstill.federation.runs import PROGRESS_TOPIC
 
 PATIENCE = 10.0  # seconds to reach the server
 
@@ -101,7 +102,7 @@ class Admin:
             time.sleep(0.2)
 
     def submit(self, job: Path) -> str:
-        """Hand in a job's folder, as :func:`~fedstill.federation.provision.write_job` writes it; its id."""
+        """Hand in a job's folder, as :func:`~fedstill.federation.job.write_job` writes it; its id."""
         with self._refusals():
             return str(self._session.submit_job(str(job.resolve())))
 
@@ -109,6 +110,14 @@ class Admin:
         """How a job does: SUBMITTED, DISPATCHED, RUNNING, or how it ended, FINISHED:... ."""
         with self._refusals():
             return str(self._session.get_job_status(job))
+
+    def progress(self, job: str) -> str:
+        """How far a job's run is, in words that follow its status; empty where the job does not say."""
+        try:
+            with self._refusals():
+                return str(self._session.do_app_command(job, PROGRESS_TOPIC, None)["words"])
+        except DeployError:  # it is not at work yet, or no more
+            return ""
 
     def wait(self, job: str, patience: float, every: float = 0.5) -> str:
         """Wait until a job has ended, and say how.

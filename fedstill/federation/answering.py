@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fedstill.core import owner_only
 from fedstill.core.errors import BundleError, QuestionRefused, RunFolderError
@@ -15,17 +14,12 @@ from fedstill.federation import signed
 from fedstill.federation.bundles import (
     ANSWERS,
     QUESTIONS,
-    WAYS,
     AnswersHeader,
-    Asked,
-    Model,
     Questions,
-    Release,
-    Versions,
+    Replies,
     pack_answers,
     read_questions,
     unpack_answers,
-    write_answers,
 )
 from fedstill.node import owner
 from fedstill.node.account import DATA, Account, Entry, LedgerError
@@ -35,34 +29,40 @@ from fedstill.node.ledger import Ledger
 from fedstill.node.limits import limited
 from fedstill.node.session import Session
 from fedstill.node.witness import released
-from fedstill.protocol.messages import Tensors
+from fedstill.protocol.messages import Tensors, sizes
 from fedstill.protocol.method import Ask
 from fedstill.protocol.plan import Plan, public_tensors
 
 KEPT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
+READY = {"learned": True, "last": -1, "marks": []}  # where a node is that has answered all there is
 LET_OUT = "kept"  # the part of the row in the node's ledger that says which bytes these are
 SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 
 @dataclass(frozen=True)
-class Reply:
+class Answered:
     """What became of a file of questions at a node.
 
     Args:
         path: of the file of answers.
-        header: what it says.
-        bytes: that crossed the gate, by way and kind.
+        replies: what it holds.
         signer: fingerprint of the node's own key.
         questions: what was asked.
         again: whether these answers had left before; then nothing was charged.
     """
 
     path: Path
-    header: AnswersHeader
-    bytes: Mapping[str, Mapping[str, int]]
+    replies: Replies
     signer: str
     questions: Questions
     again: bool = False
+
+    def left(self) -> dict[str, int]:
+        """Bytes that crossed the gate, by kind."""
+        declared, total = self.questions.declared(), Counter[str]()
+        for number, answer in self.replies.tensors.items():
+            total.update(sizes(answer, declared[self.questions.asks[number].question].releases))
+        return dict(total)
 
 
 def answer(
@@ -72,7 +72,7 @@ def answer(
     *,
     server_key: str | None = None,
     report: Callable[[int], None] = lambda percent: None,
-) -> Reply:
+) -> Answered:
     """Answer a file of questions at the node of a folder, through its gate, and write a signed file.
 
     The same file again gives the answers that were let out the first time, and what was said of them then,
@@ -106,11 +106,11 @@ def answer(
     again = kept.exists()
     if not again:
         _let_out(host, plan, given, kept, report)
-    header, answers, crossed = _again(host, given, kept)
+    header, replies = _again(host, given, kept)
     path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out
     key = signed.own_key(folder / "node.key")
-    write_answers(path, header, answers, crossed, key)
-    return Reply(path, header, crossed, signed.fingerprint(signed.public_of(key)), given, again)
+    signed.write(path, pack_answers(header, replies), key)
+    return Answered(path, replies, signed.fingerprint(signed.public_of(key)), given, again)
 
 
 def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Callable[[int], None]) -> None:
@@ -121,22 +121,10 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         if session is None:
             raise BundleError("the public data that the questions are about are not in their file")
         _admit(host, told["objections"], given.asks, session.ledger)
-        answers = _answers(session, told, given.asks, report)
-        header = AnswersHeader(
-            plan.spec,
-            given.sha256,
-            given.signer,
-            given.trusted,
-            host.name,
-            Model(told["model"], told["parameters"]),
-            Versions(**host.hello()["versions"]),
-            host.file.policy,
-            json.dumps(told["privacy"]),
-            tuple(_release(asked, session.privacy(asked.number)) for asked in given.asked),
-        )
-        by_kind = session.ledger.summary()["by_kind"]
-        crossed = {way: {kind: sizes[way] for kind, sizes in by_kind.items() if sizes[way]} for way in WAYS}
-        blob = pack_answers(header, answers, crossed)
+        answers = _answers(session, told["learned"], given.asks, report)
+        privacy = [session.privacy(number) for number in answers]
+        header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
+        blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
         # First the ledger: what is kept without a row of its own does not leave.
         session.account.charge(_letting_out(plan.run, blob), lambda spent: None)
         owner_only.replace(kept, blob, sync=True)
@@ -161,16 +149,7 @@ def _letting_out(run: str, blob: bytes) -> Entry:
     )
 
 
-def _release(asked: Asked, privacy: Mapping[str, Any]) -> Release:
-    """A line of the file's ledger."""
-    price = privacy["price"]
-    told = None if price is None else tuple(sorted(price.items()))
-    return Release(**asdict(asked), mechanism=privacy["mechanism"], price=told)
-
-
-def _again(
-    host: Host, given: Questions, kept: Path
-) -> tuple[AnswersHeader, Mapping[int, Tensors], Mapping[str, Mapping[str, int]]]:
+def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Replies]:
     """What was let out, byte for byte, if policy and ledger still allow it; who asked is said as it is now.
 
     Neither data nor model are read: they may be others by now, and nothing of them leaves.
@@ -190,8 +169,8 @@ def _again(
         ledger.close()
     blob = kept.read_bytes()
     _check_let_out(host, kept, blob)
-    header, answers, crossed = unpack_answers(kept, blob, host.file.policy.tasks)
-    return replace(header, asked_by=given.signer, compared=given.trusted), answers, crossed
+    header, replies = unpack_answers(kept, blob)
+    return replace(header, asked_by=given.signer, compared=given.trusted), replies
 
 
 def _check_let_out(host: Host, kept: Path, blob: bytes) -> None:
@@ -221,10 +200,9 @@ def _check_let_out(host: Host, kept: Path, blob: bytes) -> None:
 
 
 def _answers(
-    session: Session, told: Mapping[str, Any], asks: Sequence[Ask], report: Callable[[int], None]
+    session: Session, learned: bool, asks: Sequence[Ask], report: Callable[[int], None]
 ) -> Mapping[int, Tensors]:
     """What the gate lets out, after the training that comes first."""
-    learned = told["learned"]
     while not learned:
         done = session.learn(SECONDS_BETWEEN)
         learned = done["learned"]

@@ -1,17 +1,15 @@
 """Files of questions and of answers, which people carry to and from nodes that allow no link at all.
 
-A file of questions holds all that a one-round method asks, and the public inputs that it asks about; a
-file of answers holds what one node's gate let out. Each is one blob of safetensors with a JSON header, and
-signed (:mod:`fedstill.federation.signed`). The server learns from such files as it does from nodes that it
-can reach.
+A file of questions holds all that a one-round method asks, and the public inputs that it asks about; a file
+of answers holds what one node replied, as it replies over a link. Each is one blob of safetensors with a JSON
+header, and signed (:mod:`fedstill.federation.signed`). The server learns from such files as it does from
+nodes that it can reach: they are a link, which carries questions to replies that are there already.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,20 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, BundleError, DataError, FedstillError, QuestionMismatch
+from fedstill.core.errors import BundleError, DataError, FedstillError
 from fedstill.core.tables import read_table
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
-from fedstill.data.spec import InputSpec, check_task
 from fedstill.federation import signed
-from fedstill.federation.order import natural
-from fedstill.federation.replies import About
+from fedstill.federation.replies import About, Hello, read_privacy
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
-from fedstill.protocol.kinds import LOGITS
-from fedstill.protocol.messages import MOST_HEADER, Tensors, kind_of, pack, refine, size, unpack
+from fedstill.protocol.messages import MOST_HEADER, Tensors, pack, unpack
 from fedstill.protocol.method import Ask, side_of
-from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
+from fedstill.protocol.plan import Plan, check_public, fingerprint, public_tensors
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import LocalConfig
 
@@ -41,80 +36,21 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-FORMAT = 5  # of both kinds of file
-# What a node is that has answered all there is.
-READY = {"learned": True, "last": -1, "marks": [], "objections": {}, "most_questions": 0}
+FORMAT = 6  # of both kinds of file
 QUESTIONS, ANSWERS = "questions", "answers"
-WAYS = ("up", "down")
 PUBLIC = "public."  # begins the names of its tensors
 
 H = TypeVar("H")
 
 
-# --- what the headers say ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One question of a file: its number, its name, and the digest of its name and tensors."""
-
-    number: int
-    question: str
-    content: str
+# --- questions --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class QuestionsHeader:
-    """The header of a file of questions, beside its table ``plan``."""
+    """The header of a file of questions, beside its table ``plan``: their names, in order."""
 
-    questions: tuple[Asked, ...]
-
-
-@dataclass(frozen=True)
-class Release:
-    """One line of the node's ledger: what was released, and what was done to it before."""
-
-    number: int
-    question: str
-    content: str
-    mechanism: str
-    price: tuple[tuple[str, int], ...] | None  # events and how often; None: no guarantee
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a server may know of a node's model, as in a live run."""
-
-    model: str
-    parameters: int
-
-
-@dataclass(frozen=True)
-class Versions:
-    """What the node runs."""
-
-    fedstill: str
-    torch: str
-    python: str
-
-
-@dataclass(frozen=True)
-class AnswersHeader:
-    """The header of a file of answers, beside its table ``bytes``."""
-
-    spec: InputSpec
-    questions: str  # SHA-256 of the file of questions
-    asked_by: str  # fingerprint of the key that signed it
-    compared: bool  # whether the node knew that key beforehand
-    node: str
-    model: Model
-    versions: Versions
-    policy: PolicyConfig
-    protection: str  # what the node states of its privacy, as JSON
-    releases: tuple[Release, ...]
-
-
-# --- questions --------------------------------------------------------------------------------------
+    questions: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,13 +79,9 @@ class Questions:
         questions: Mapping[str, Question] = side_of(self.plan.config(), setting).questions
         return questions
 
-    @property
-    def asked(self) -> tuple[Asked, ...]:
-        """The questions by number, name and content."""
-        return tuple(
-            Asked(number, ask.question, digest(ask.question, ask.tensors))
-            for number, ask in enumerate(self.asks)
-        )
+    def contents(self) -> tuple[str, ...]:
+        """The digest of each question's name and tensors."""
+        return tuple(digest(ask.question, ask.tensors) for ask in self.asks)
 
 
 def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) -> str:
@@ -161,16 +93,12 @@ def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) ->
     Raises:
         BundleError: the place is taken by other questions, on which nodes may be at work.
     """
-    tensors = {
-        f"{number}.{name}": tensor.clone()
-        for number, ask in enumerate(questions.asks)
-        for name, tensor in ask.tensors.items()
-    }
+    tensors = _numbered({number: ask.tensors for number, ask in enumerate(questions.asks)})
     if questions.public is not None:
         given = public_tensors(questions.public)
         tensors |= {PUBLIC + name: tensor for name, tensor in given.items()}
-    header = asdict(QuestionsHeader(questions.asked))
-    blob = _pack(QUESTIONS, {**header, "plan": questions.plan.to_dict()}, tensors)
+    header = QuestionsHeader(tuple(ask.question for ask in questions.asks))
+    blob = _pack(QUESTIONS, {**asdict(header), "plan": questions.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
         raise BundleError(f"{path} holds something else already: choose another place for these questions")
     signed.write(path, blob, key)
@@ -198,46 +126,61 @@ def read_questions(
     """
     file = signed.read(path, signers)
     table, tensors = _unpack(path, QUESTIONS, file.blob, most_header)
-    plan = _plan(path, table.pop("plan", None), methods, tasks)
+    try:
+        plan = Plan.from_dict(table.pop("plan", None), methods, tasks)
+    except (FedstillError, ValueError, TypeError, LookupError) as error:
+        raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
     header = _header(path, QuestionsHeader, table)
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     public = None
     if "inputs" in given:
         public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
-        _check_public(path, public, plan.spec)
+        try:
+            check_public(public, plan.spec, 0)
+        except DataError as error:
+            raise BundleError(f"{path}: {error}") from error
     if fingerprint(public) != plan.public:
         raise BundleError(f"{path}: its public data are not those of its plan")
     parts = _by_number(path, tensors)
-    asks = tuple(Ask(asked.question, parts.pop(asked.number, {})) for asked in header.questions)
-    sha256 = hashlib.sha256(file.blob).hexdigest()
-    questions = Questions(plan, public, asks, sha256, file.signer, file.trusted)
-    if parts or questions.asked != header.questions:
+    asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(header.questions))
+    if parts:
         raise BundleError(f"{path}: its header does not list the questions that it holds")
-    return questions
-
-
-def _plan(path: Path, table: object, methods: Collection[str], tasks: Collection[str]) -> Plan:
-    if not isinstance(table, dict):
-        raise BundleError(f"{path} has no plan")
-    try:
-        return Plan.from_dict(table, methods, tasks)
-    except (FedstillError, ValueError, TypeError, LookupError) as error:
-        raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
-
-
-def _check_public(path: Path, public: Public, spec: InputSpec) -> None:
-    """Refuse public inputs that no model of this spec could take.
-
-    Raises:
-        BundleError: it could not.
-    """
-    try:
-        check_public(public, spec, 0)
-    except DataError as error:
-        raise BundleError(f"{path}: {error}") from error
+    sha256 = hashlib.sha256(file.blob).hexdigest()
+    return Questions(plan, public, asks, sha256, file.signer, file.trusted)
 
 
 # --- answers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AnswersHeader:
+    """The header of a file of answers, beside what the node ``told`` in its replies."""
+
+    questions: str  # SHA-256 of the file of questions
+    asked_by: str  # fingerprint of the key that signed it
+    compared: bool  # whether the node knew that key beforehand
+    node: str
+    policy: PolicyConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """What a node replied to all that it was asked.
+
+    Args:
+        hello, join: what it told of itself.
+        privacy: of each answer, how it is protected.
+        tensors: the answers, by the questions' numbers.
+    """
+
+    hello: Mapping[str, Any]
+    join: Mapping[str, Any]
+    privacy: Sequence[Mapping[str, Any]]
+    tensors: Mapping[int, Tensors]
+
+    def mechanisms(self) -> list[str]:
+        """Those under which answers left."""
+        return sorted({str(each["mechanism"]) for each in self.privacy})
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +190,7 @@ class NodeAnswers:
     Args:
         path: of the file.
         header: what it says about itself.
-        tensors: the answers, by the questions' numbers.
-        bytes: that crossed its gate, by way (``up``, ``down``) and kind.
+        replies: what it holds.
         signer: fingerprint of the key that signed it.
         trusted: whether that key was known to be the node's.
         sha256: of the file, in hexadecimal digits.
@@ -256,66 +198,44 @@ class NodeAnswers:
 
     path: Path
     header: AnswersHeader
-    tensors: Mapping[int, Tensors]
-    bytes: Mapping[str, Mapping[str, int]]
+    replies: Replies
     signer: str
     trusted: bool
     sha256: str
 
 
-def write_answers(
-    path: Path,
-    header: AnswersHeader,
-    answers: Mapping[int, Tensors],
-    bytes: Mapping[str, Mapping[str, int]],
-    key: Ed25519PrivateKey,
-) -> str:
-    """Write and sign a file of answers; the same answers give the same bytes.
-
-    Returns:
-        Its SHA-256.
-    """
-    blob = pack_answers(header, answers, bytes)
-    signed.write(path, blob, key)
-    return hashlib.sha256(blob).hexdigest()
-
-
-def pack_answers(
-    header: AnswersHeader, answers: Mapping[int, Tensors], crossed: Mapping[str, Mapping[str, int]]
-) -> bytes:
+def pack_answers(header: AnswersHeader, replies: Replies) -> bytes:
     """What a file of answers holds; the same answers give the same bytes."""
-    tensors = {
-        f"{number}.{name}": tensor.clone()
-        for number, answer in answers.items()
-        for name, tensor in answer.items()
-    }
-    return _pack(ANSWERS, {**asdict(header), "spec": header.spec.to_dict(), "bytes": crossed}, tensors)
+    told = {name: getattr(replies, name) for name in ("hello", "join", "privacy")}
+    return _pack(ANSWERS, {**asdict(header), "told": told}, _numbered(replies.tensors))
 
 
-def unpack_answers(
-    path: Path, blob: bytes, tasks: Collection[str] = ()
-) -> tuple[AnswersHeader, Mapping[int, Tensors], Mapping[str, Mapping[str, int]]]:
+def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
     """What :func:`pack_answers` was given.
 
     Args:
         path: where the bytes are from, for the error.
         blob: the bytes.
-        tasks: names that may be looked up beside the package's own.
 
     Raises:
         BundleError: they are no answers, or those of another version.
     """
     table, tensors = _unpack(path, ANSWERS, blob)
-    crossed = table.pop("bytes", None)
+    told = table.pop("told", None)
+    header = _header(path, AnswersHeader, table)
     try:
-        check_task(table.get("spec"), tasks)
-    except ArgumentError as error:
-        raise BundleError(f"{path}: {error}") from error
-    return _header(path, AnswersHeader, table), _by_number(path, tensors), crossed
+        replies = Replies(**told, tensors=_by_number(path, tensors))
+        About.read(replies.join, Hello.read(replies.hello).versions)
+        for each in replies.privacy:
+            if "mechanism" not in read_privacy({"privacy": each}):
+                raise DataError("it does not say how an answer is protected")
+    except (TypeError, AttributeError, DataError) as error:
+        raise BundleError(f"{path}: what its node tells is of another form: {error}") from error
+    return header, replies
 
 
 def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | None = None) -> NodeAnswers:
-    """One node's answers, once signature, spec and content have been found to fit the questions.
+    """One node's answers, once signature and content have been found to fit the questions.
 
     Args:
         path: the file.
@@ -323,11 +243,10 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
         keys: fingerprints of the nodes' keys by name; None takes any key, and trusts none.
 
     Raises:
-        BundleError: missing, changed, unsigned, of an unknown key, for other questions, or not the answers
-            that it says it holds.
+        BundleError: missing, changed, unsigned, of an unknown key, or no answers to these questions.
     """
     file = signed.read(path, None if keys is None else set(keys.values()))
-    header, parts, said = unpack_answers(path, file.blob, [questions.plan.spec.task.called])
+    header, replies = unpack_answers(path, file.blob)
     if keys is not None and keys.get(header.node) != file.signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
@@ -335,56 +254,6 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
         raise BundleError(f"{path} names its node {header.node!r}: allowed are letters, digits, '-' and '_'")
-    try:
-        About.read({**READY, "privacy": json.loads(header.protection)}, {})
-    except (ValueError, TypeError, FedstillError) as error:
-        raise BundleError(f"{path} states its protection in another form: {error}") from error
-    _fit(path, header, questions)
-    declared = questions.declared()
-    counted: dict[str, Counter[str]] = {way: Counter() for way in WAYS}
-    for asked, ask in zip(questions.asked, questions.asks, strict=True):
-        if asked.number not in parts:
-            raise BundleError(f"{path} has no answer to question {asked.number} ({asked.question})")
-        question, answer = declared[asked.question], parts[asked.number]
-        if set(refine(answer)) != set(question.releases):
-            raise BundleError(
-                f"{path} answers question {asked.number} ({asked.question}) with "
-                f"{', '.join(sorted(answer))}: allowed are {', '.join(sorted(question.releases))}"
-            )
-        for name, tensor in refine(answer).items():
-            if question.releases[name] == LOGITS and tuple(tensor.shape[1:]) != questions.plan.spec.outputs:
-                raise BundleError(
-                    f"{path} answers question {asked.number} ({asked.question}) with {name} of shape "
-                    f"{tuple(tensor.shape)}: allowed are outputs of {questions.plan.spec.outputs}"
-                )
-        for way, held, kinds in (
-            ("up", answer, question.releases),
-            ("down", ask.tensors, question.sends),
-        ):
-            for name, tensor in held.items():
-                counted[way][kind_of(name, kinds)] += size(tensor)
-    told = [(release.number, release.question, release.content) for release in header.releases]
-    if told != [(asked.number, asked.question, asked.content) for asked in questions.asked]:
-        raise BundleError(f"{path}: its ledger does not list one release for each question")
-    if len(parts) != len(questions.asks) or said != {way: dict(kinds) for way, kinds in counted.items()}:
-        raise BundleError(f"{path}: it does not hold the bytes that its ledger lists")
-    sha256 = hashlib.sha256(file.blob).hexdigest()
-    return NodeAnswers(path, header, parts, said, file.signer, file.trusted, sha256)
-
-
-def _fit(path: Path, header: AnswersHeader, questions: Questions) -> None:
-    """Refuse answers that are not about these questions, or of other data, or to somebody else.
-
-    Raises:
-        BundleError: they are not.
-    """
-    if header.spec != questions.plan.spec:
-        for name, mine in vars(questions.plan.spec).items():
-            other = getattr(header.spec, name)
-            if other != mine:
-                what = f"{len(other)} classes" if name == "classes" else f"{name} {other}"
-                wanted = len(mine) if name == "classes" and len(mine) != len(other) else mine
-                raise BundleError(f"{path} is about data of {what}: allowed is {wanted}, as in the questions")
     if header.questions != questions.sha256:
         raise BundleError(
             f"{path} answers another file of questions (SHA-256 {header.questions[:16]}..., "
@@ -395,55 +264,11 @@ def _fit(path: Path, header: AnswersHeader, questions: Questions) -> None:
             f"{path} answers these questions as signed by another key ({header.asked_by}): what its node was "
             f"given had a signature that is not that of {questions.signer}"
         )
-
-
-# --- as a link ---------------------------------------------------------------------------------------
-
-
-class Files:
-    """A link to nodes that have answered everything beforehand: what carries questions to files.
-
-    Args:
-        questions: what they were asked.
-        answers: of each node.
-
-    Raises:
-        BundleError: no answers, or two files of one node.
-    """
-
-    def __init__(self, questions: Questions, answers: Sequence[NodeAnswers]) -> None:
-        if not answers:
-            raise BundleError("there are no answers: name one file or more")
-        self.bundles: dict[str, NodeAnswers] = {}
-        for each in sorted(answers, key=lambda each: natural(each.header.node)):
-            other = self.bundles.setdefault(each.header.node, each)
-            if other is not each:
-                raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
-        self.nodes: Sequence[str] = list(self.bundles)
-        self._contents = {asked.number: asked.content for asked in questions.asked}
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """What a node's file replies: see :class:`fedstill.federation.remote.Link`."""
-        header, tensors = unpack(message)
-        mine = self.bundles[node].header
-        told: dict[str, Any] = {}
-        answer: Tensors = {}
-        if header["do"] == "hello":
-            told = {"name": node, "protocol": PROTOCOL, "versions": asdict(mine.versions)}
-        elif header["do"] == "join":
-            ready = {**READY, "privacy": json.loads(mine.protection)}
-            told = {"name": node, "architecture": "", "frozen": True, **asdict(mine.model), **ready}
-        elif header["do"] in ("answer", "pull back"):
-            number, question = header["number"], header["question"]
-            if header.get("differentiable", True) or self._contents.get(number) != digest(question, tensors):
-                refusal = QuestionMismatch(node, question, number)
-                error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question}
-                return pack({"error": {**error, "number": number}})
-            release = next(release for release in mine.releases if release.number == number)
-            price = None if release.price is None else dict(release.price)
-            told = {"privacy": {"mechanism": release.mechanism, "price": price}}
-            answer = self.bundles[node].tensors[number]
-        return pack({"told": told, "seconds": 0.0}, answer)
+    count = len(questions.asks)
+    if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
+        raise BundleError(f"{path} does not hold one answer to each of the {count} questions")
+    sha256 = hashlib.sha256(file.blob).hexdigest()
+    return NodeAnswers(path, header, replies, file.signer, file.trusted, sha256)
 
 
 # --- both -------------------------------------------------------------------------------------------
@@ -475,6 +300,10 @@ def _header(path: Path, kind: type[H], table: dict[str, Any]) -> H:
         return read_table(kind, table)
     except FedstillError as error:
         raise BundleError(f"{path}: {error}") from error
+
+
+def _numbered(parts: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
+    return {f"{number}.{name}": each.clone() for number, part in parts.items() for name, each in part.items()}
 
 
 def _by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.Tensor]]:

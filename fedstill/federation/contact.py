@@ -1,23 +1,24 @@
 """Whether the server is there and lets a node in, as the node's own log says it.
 
-FLARE tries for ever, and at INFO it says little or the same again and again. What counts is what its own
-messages to the server come back with: the first ones, and a sign of life every few seconds.
+FLARE tries for ever, and at INFO it says little or the same again and again. What counts is what the server
+replies to its own messages: the first ones, and a sign of life every few seconds.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from fedstill.core.words import human_seconds
 
+SLOW = 6.0  # seconds that the server may take for its reply to a sign of life, until it counts as gone
 FIRST_WORD, RARELY = 60.0, 3600.0  # seconds: until it is said again that nobody answers, and at most later
 TRIED = "it is tried every 10 s, until it answers or this process is ended"
 
-logger = logging.getLogger("fedstill.federation.site")
+logger = logging.getLogger("fedstill.site")
 
 
 class Contact:
@@ -70,31 +71,37 @@ class Contact:
             self._state, self._since = "refused", self._clock()
 
 
-def watch(contact: Contact) -> None:
-    """Let a contact hear what FLARE's messages to the server come back with, in this process.
+def watch(contact: Contact, cell: Any, every: float, leave: Callable[[], None]) -> None:
+    """Let a contact hear what the server replies in this process of FLARE, and that it replies no more.
 
-    A node that is not let in when it starts ends: FLARE would end it too, with a traceback.
+    Args:
+        contact: is told.
+        cell: FLARE's end of the link.
+        every: seconds between two signs of life.
+        leave: ends a node that is not let in; FLARE would end it too, with a traceback.
     """
-    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
 
-    send = CoreCell.send_request
-    first, login, sign = CellChannelTopic.Challenge, CellChannelTopic.Register, CellChannelTopic.HEART_BEAT
-    silence = (ReturnCode.TARGET_UNREACHABLE, ReturnCode.COMM_ERROR, ReturnCode.TIMEOUT)
+    last = time.monotonic()
 
-    @functools.wraps(send)
-    def heard(cell: Any, channel: str, topic: str, *given: Any, **named: Any) -> Any:
-        reply = send(cell, channel, topic, *given, **named)
-        if topic in (first, login, sign):
+    def heard(reply: Any) -> None:
+        nonlocal last
+        topic = reply.get_header(MessageHeaderKey.TOPIC)
+        if topic in (CellChannelTopic.Register, CellChannelTopic.HEART_BEAT):
+            last = time.monotonic()
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
-            if code in silence:
-                contact.silent()
-            elif code == ReturnCode.UNAUTHENTICATED:
+            if code == ReturnCode.UNAUTHENTICATED:
                 contact.refused(str(reply.get_header(MessageHeaderKey.ERROR)))
-                if topic == login:
-                    raise SystemExit(1)
-            elif code == ReturnCode.OK and topic != first:
+                if topic == CellChannelTopic.Register:
+                    leave()
+            elif code == ReturnCode.OK:
                 contact.answered()
-        return reply
 
-    CoreCell.send_request = heard
+    def listen() -> None:
+        while True:
+            time.sleep(1.0)
+            if time.monotonic() - last > every + SLOW:
+                contact.silent()
+
+    cell.add_incoming_reply_filter("*", "*", heard)
+    threading.Thread(target=listen, daemon=True).start()

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused, refused_by
+from fedstill.core.words import clip
+from fedstill.federation.autograd import Bridge, Call
 from fedstill.federation.checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.link import LinkConfig
-from fedstill.federation.replies import clip
 from fedstill.protocol.kinds import GRADIENTS, INPUTS
 from fedstill.protocol.messages import as_text, from_text, refine
 from fedstill.protocol.questions import Question
@@ -137,7 +138,7 @@ class Federation(ABC):
         )
         if not wanted:
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            answers = self._asked(asked, question, number, sent, False)
+            answers = self.sound_answers(asked, question, number, sent, False)
             first = next(iter(answers.values()))
             stacked = [name for name in first if name not in declared.apart]
             return Answers(
@@ -146,8 +147,8 @@ class Federation(ABC):
                 {name: torch.stack([each[name] for each in answers.values()]) for name in stacked},
                 {name: self._apart(declared, name, answers) for name in declared.apart},
             )
-        call = _Call(self, asked, question, number, names)
-        flat = _Ask.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+        call = Call(self, asked, question, number, names)
+        flat = Bridge.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
         return Answers(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
 
     @staticmethod
@@ -220,7 +221,7 @@ class Federation(ABC):
             raise ArgumentError("of", unknown or list(of), f"some of {', '.join(self.nodes)}")
         return tuple(name for name in self.nodes if name in of)
 
-    def _asked(
+    def sound_answers(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
         """The sound answers to one question, by node, as the nodes gave them."""
@@ -238,7 +239,7 @@ class Federation(ABC):
             raise NodeFault(", ".join(asked), question, "none of the nodes that were asked is left")
         return answers
 
-    def _pulled(
+    def sound_gradients(
         self, number: int, question: str, pulls: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
         """The nodes' sound gradients; a node that fails here adds nothing to the sum."""
@@ -270,13 +271,23 @@ class Federation(ABC):
                 self.leave_out(node, question, str(fault), back=False, since=since)
         return whole
 
-    @abstractmethod
     def objections(self, question: Question) -> Mapping[str, str]:
         """The rule by which each unwilling node would refuse a question, by the node's name."""
+        rules = {node: self._rule(node, question) for node in self.present}
+        return {node: rule for node, rule in rules.items() if rule is not None}
 
-    @abstractmethod
     def limits(self) -> Mapping[str, int]:
         """How many questions each node that has a limit answers at most, by the node's name."""
+        most = {node: self._limit(node) for node in self.present}
+        return {node: limit for node, limit in most.items() if limit > 0}
+
+    @abstractmethod
+    def _rule(self, node: str, question: Question) -> str | None:
+        """By which a node would refuse a question."""
+
+    @abstractmethod
+    def _limit(self, node: str) -> int:
+        """How many questions a node answers at most; 0 is no limit."""
 
     @abstractmethod
     def _answer(
@@ -293,57 +304,3 @@ class Federation(ABC):
             question: its name.
             pulls: the gradients that reached each node's answer.
         """
-
-
-@dataclass
-class _Call:
-    federation: Federation
-    asked: tuple[str, ...]
-    question: str
-    number: int
-    names: tuple[str, ...]
-    nodes: tuple[str, ...] = ()  # that answered
-    answered: tuple[str, ...] = ()  # names of what they answered
-
-
-class _Ask(torch.autograd.Function):
-    """Bridges autograd over the wire: forward asks, backward has the nodes pull back."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        sent = dict(zip(call.names, tensors, strict=True))
-        answers = call.federation._asked(call.asked, call.question, call.number, sent, True)
-        call.nodes, first = tuple(answers), next(iter(answers.values()))
-        call.answered = tuple(first)
-        ctx.call = call
-        ctx.save_for_backward(*tensors)
-        return tuple(torch.stack([answer[name] for answer in answers.values()]) for name in call.answered)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
-        through = call.federation.questions[call.question].differentiable
-        pulls = {
-            node: {name: grad[row] for name, grad in zip(call.answered, grads, strict=True)}
-            for row, node in enumerate(call.nodes)
-        }
-        inputs = dict(zip(call.names, ctx.saved_tensors, strict=True))
-        differentiable = {name: tensor for name, tensor in inputs.items() if name in through}
-        pulled = call.federation._pulled(call.number, call.question, pulls, differentiable)
-        back: list[torch.Tensor | None] = [None]
-        for name, tensor in inputs.items():
-            if name in through:
-                back.append(_sum([released[f"d/d{name}"] for released in pulled.values()], tensor))
-            else:
-                back.append(None)
-        return tuple(back)
-
-
-def _sum(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """In the order of the nodes, whatever the engine, so that rounding is the same; of none, zeros."""
-    if not tensors:
-        return torch.zeros_like(like)
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total

@@ -109,20 +109,14 @@ class InProcess(Federation):
         self._handlers: OrderedDict[tuple[str, ...], RequestHandler] = OrderedDict()
         self._asked_of: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # number -> who was asked
 
-    def objections(self, question: Question) -> Mapping[str, str]:
-        """See :class:`Federation`."""
-        found = {
-            name: "model: it predicts, and has no gradients"
-            if question.differentiable and not getattr(node.model, "differentiable", True)
-            else node.gate.objection(question)
-            for name, node in self._members.items()
-        }
-        return {name: rule for name, rule in found.items() if rule is not None}
+    def _rule(self, node: str, question: Question) -> str | None:
+        member = self._members[node]
+        if question.differentiable and not getattr(member.model, "differentiable", True):
+            return "model: it predicts, and has no gradients"
+        return member.gate.objection(question)
 
-    def limits(self) -> Mapping[str, int]:
-        """See :class:`Federation`."""
-        most = {name: node.gate.policy.most_questions for name, node in self._members.items()}
-        return {name: limit for name, limit in most.items() if limit > 0}
+    def _limit(self, node: str) -> int:
+        return self._members[node].gate.policy.most_questions
 
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool

@@ -6,16 +6,12 @@ nodes answer the same question under the same number once, and say the same agai
 
 from __future__ import annotations
 
-import itertools
 import logging
-import secrets
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import (
@@ -28,77 +24,25 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.data.public import Public
-from fedstill.federation.contract import Federation, Out
+from fedstill.federation import carrier
+from fedstill.federation.carrier import Delivery, Link, LinkError, Reply
+from fedstill.federation.contract import Federation
 from fedstill.federation.link import LinkConfig
-from fedstill.federation.replies import (
-    About,
-    Hello,
-    Progress,
-    read_failure,
-    read_privacy,
-    read_seconds,
-    read_told,
-)
+from fedstill.federation.meter import Meter
+from fedstill.federation.replies import About, Hello, Progress
 from fedstill.node.ledger import ANSWER, Ledger
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
-from fedstill.protocol.messages import SCALE, Tensors, kind_of, pack, size, unpack
+from fedstill.protocol.messages import SCALE, Tensors, size, sizes
 from fedstill.protocol.plan import PROTOCOL, Plan, public_tensors
 from fedstill.protocol.questions import Question
 
 logger = logging.getLogger("fedstill.server")
 
-ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
-PAUSE = 0.5  # seconds between two attempts where nothing is connected
 LEARN = 2.0  # seconds of local training between two looks at how far it has come
-SAID = 5.0  # seconds between two lines of the log about a node that is waited for
+SAID = 2.0  # seconds until it is said who is waited for; then it is said ever more rarely
+RARELY = 60.0  # seconds
 PROBE = 5.0  # seconds between two looks whether a node is back
-
-
-class LinkError(Exception):
-    """A message found no way, or no answer came in time."""
-
-
-class Silent(LinkError):
-    """No answer came in time; nothing else is known of why."""
-
-
-class Unreachable(LinkError):
-    """There is no way to this node, and there will be none as long as this link lasts."""
-
-
-class Link(Protocol):
-    """What carries messages to nodes."""
-
-    nodes: Sequence[str]
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """What a node replies.
-
-        Raises:
-            Silent: no reply within so many seconds.
-            LinkError: no way there.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a node said to one message.
-
-    Args:
-        told: beside its tensors.
-        privacy: of that, how these are protected.
-        tensors: as they travelled.
-        own: seconds that it took itself.
-        elapsed: seconds until the reply was there.
-    """
-
-    told: Mapping[str, Any]
-    privacy: Mapping[str, Any]
-    tensors: Tensors
-    own: float
-    elapsed: float
 
 
 @dataclass
@@ -108,60 +52,6 @@ class _Coming:
     node: str
     percent: int = -1
     seconds: float = 0.0
-
-
-@dataclass
-class Meter:
-    """What a link costs: seconds of the run by whose they were, and bytes.
-
-    Of a question's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
-    wait for it on average; ``absent`` is what was waited after that for nodes that failed; the rest is
-    ``link``.
-    """
-
-    questions: int = 0
-    seconds: float = 0.0
-    nodes: float = 0.0
-    waiting: float = 0.0
-    bytes: int = 0
-    absent: float = 0.0
-
-    def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
-        """One round of messages.
-
-        Args:
-            seconds: that it took.
-            own: of these, what each node that replied took itself.
-            bytes: that were carried.
-            absent: of these, from the last reply until those without one were given up.
-        """
-        self.questions += 1
-        self.seconds += seconds
-        self.nodes += max(own, default=0.0)
-        self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
-        self.bytes += bytes
-        self.absent += absent
-
-    def figures(self, total: float, training: float) -> dict[str, float]:
-        """For the report.
-
-        Args:
-            total: seconds of the whole run.
-            training: of these, seconds of local training before the first question.
-        """
-        link = max(self.seconds - self.nodes - self.absent, 0.0)
-        return {
-            "messages": self.questions,
-            "seconds_each": self.seconds / max(self.questions, 1),
-            "bytes_each": self.bytes / max(self.questions, 1),
-            "link": link,
-            "nodes": self.nodes - self.waiting,
-            "waiting": self.waiting,
-            "absent": self.absent,
-            "training": training,
-            "server": max(total - training - self.seconds, 0.0),
-            "share": link / max(total, 1e-9),
-        }
 
 
 class Remote(Federation):
@@ -193,11 +83,11 @@ class Remote(Federation):
         self._compute, self._public = compute, public
         self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
+        self.waits: Callable[[Sequence[str]], None] = lambda nodes: None  # is told who is waited for
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
         self._probes: dict[str, Future[About]] = {}
         self._probed = time.monotonic()
-        self._over = threading.Event()  # nobody is waited for any more
-        self._process, self._messages = secrets.token_hex(8), itertools.count()
+        self._send = Delivery(link, plan.run, config.wait)
 
     # --- before the first question and after the last -------------------------------------------------
 
@@ -225,16 +115,18 @@ class Remote(Federation):
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before question ``mark``."""
-        self._each(self.present, "remember", lambda node: self._tell(node, {"do": "remember", "mark": mark}))
+        self._each(
+            self.present, "remember", lambda node: self._send.tell(node, {"do": "remember", "mark": mark})
+        )
 
     def recall(self, mark: int) -> None:
         """Have all nodes go back to where they were before question ``mark``."""
-        self._each(self.present, "recall", lambda node: self._tell(node, {"do": "recall", "mark": mark}))
+        self._each(self.present, "recall", lambda node: self._send.tell(node, {"do": "recall", "mark": mark}))
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
-        self._over.set()
-        message = self._pack({"do": "leave"})
+        self._send.over.set()
+        message = self._send.pack({"do": "leave"})
         for future in [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]:
             future.exception()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -253,23 +145,19 @@ class Remote(Federation):
 
     # --- the contract ---------------------------------------------------------------------------------
 
-    def objections(self, question: Question) -> Mapping[str, str]:
-        """See :class:`Federation`."""
-        found = {node: self.about[node].objections.get(question.name) for node in self.present}
-        return {node: rule for node, rule in found.items() if rule is not None}
+    def _rule(self, node: str, question: Question) -> str | None:
+        return self.about[node].objections.get(question.name)
 
-    def limits(self) -> Mapping[str, int]:
-        """See :class:`Federation`."""
-        most = {node: self.about[node].most_questions for node in self.present}
-        return {node: limit for node, limit in most.items() if limit > 0}
+    def _limit(self, node: str) -> int:
+        return self.about[node].most_questions
 
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
         self._welcome()
         header = {"do": "answer", "question": question, "number": number, "differentiable": differentiable}
-        message = self._pack(header, tensors)
-        down = self._sizes(tensors, self.questions[question].sends)
+        message = self._send.pack(header, tensors)
+        down = sizes(tensors, self.questions[question].sends)
         content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
@@ -278,61 +166,16 @@ class Remote(Federation):
 
     def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         header = {"do": "pull back", "number": number, "question": "gradient"}
-        messages = {node: self._pack(header, pull) for node, pull in pulls.items()}
+        messages = {node: self._send.pack(header, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
-            down = self._sizes(pull, dict.fromkeys(pull, GRADIENTS))
+            down = sizes(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(question, pull)
             self._count(node, number, question, "gradient", content, down, reply)
         return {node: self._compute.here(reply.tensors) for node, reply in replies.items()}
 
     # --- messages -------------------------------------------------------------------------------------
-
-    def _pack(self, header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
-        message = next(self._messages)  # the same when it is sent again
-        return pack({**header, "run": self.plan.run, "server": self._process, "message": message}, tensors)
-
-    def _tell(
-        self, node: str, header: Mapping[str, Any], tensors: Tensors | None = None
-    ) -> Mapping[str, Any]:
-        """One message that is no question, and what the node replied to it."""
-        return self._deliver(node, str(header["do"]), self._pack(header, tensors)).told
-
-    def _deliver(self, node: str, question: str, message: bytes) -> Reply:
-        """A node's reply; asked again as long as it has time.
-
-        Raises:
-            LinkError: no reply in time.
-            DataError: a reply that is none.
-            FedstillError: the node refused, or failed.
-        """
-        start = said = time.monotonic()
-        until = start + self.link.wait
-        while True:
-            left = until - time.monotonic()
-            try:
-                reply = self.carrier.call(node, message, max(min(left, self.link.wait / ATTEMPTS), 0.1))
-                break
-            except Unreachable:
-                raise
-            except LinkError as error:
-                if until - time.monotonic() < PAUSE:
-                    why = "" if isinstance(error, Silent) else f": {error}"
-                    raise LinkError(f"no answer within {self.link.wait:g} s (link.wait){why}") from error
-                if self._over.wait(PAUSE):
-                    raise LinkError("the run is over") from error
-                now = time.monotonic()
-                if now - said > SAID:
-                    gone = f"for {now - start:.0f} s; it has {max(until - now, 0):.0f} s more (link.wait)"
-                    logger.warning("node %r has not answered %s %s", node, question, gone)
-                    said = now
-        header, tensors = unpack(reply)
-        failure = read_failure(node, question, header)
-        if failure is not None:
-            raise failure
-        told, elapsed = read_told(header), time.monotonic() - start
-        return Reply(told, read_privacy(told), tensors, read_seconds(header, elapsed), elapsed)
 
     def _timed(
         self, nodes: Sequence[str], question: str, messages: Mapping[str, bytes], since: int | None = None
@@ -340,7 +183,7 @@ class Remote(Federation):
         """One message to each of some nodes, on the meter."""
         start = time.monotonic()
         replies: dict[str, Reply] = self._each(
-            nodes, question, lambda node: self._deliver(node, question, messages[node]), since
+            nodes, question, lambda node: self._send.deliver(node, question, messages[node]), since
         )
         carried = sum(len(messages[node]) for node in replies)
         carried += sum(size(tensor) for reply in replies.values() for tensor in reply.tensors.values())
@@ -357,6 +200,7 @@ class Remote(Federation):
         All are heard before anything is decided, so that no node is still at work when a run stops.
         """
         futures = {node: self._pool.submit(call, node) for node in nodes}
+        self._wait(futures, question)
         told: dict[str, Any] = {}
         failed: list[tuple[str, Exception]] = []
         for node, future in futures.items():
@@ -387,15 +231,26 @@ class Remote(Federation):
             raise too_few[0]
         return told
 
+    def _wait(self, futures: Mapping[str, Future[Any]], question: str) -> None:
+        """Until all calls are over; now and then it is said which nodes they are waiting for."""
+        start, pause = time.monotonic(), SAID
+        while late := wait(futures.values(), timeout=pause).not_done:
+            nodes = [node for node, future in futures.items() if future in late]
+            gone = f"for {time.monotonic() - start:.0f} s; a node has {self.link.wait:g} s (link.wait)"
+            logger.warning("no answer from %s to %s %s", ", ".join(nodes), question, gone)
+            self.waits(nodes)
+            pause = min(2 * pause, RARELY)
+        self.waits(())
+
     def _joined(self, node: str) -> About:
         """Have one node join, with the public data if it has none."""
-        hello = Hello.read(self._tell(node, {"do": "hello"}))
+        hello = Hello.read(self._send.tell(node, {"do": "hello"}))
         if hello.protocol != PROTOCOL:
             raise NodeFault(node, "hello", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
         joining = {"do": "join", "plan": self.plan.to_dict()}
-        about = About.read(self._tell(node, joining), hello.versions)
+        about = About.read(self._send.tell(node, joining), hello.versions)
         if about.wants_public and self._public is not None:
-            told = self._tell(node, joining, public_tensors(self._public))
+            told = self._send.tell(node, joining, public_tensors(self._public))
             about = About.read(told, hello.versions)
         if about.wants_public:
             raise NodeFault(node, "join", "it does not take the run's public data")
@@ -408,12 +263,12 @@ class Remote(Federation):
             NodeFault: it has not come on for as long as an answer may take.
         """
         start = time.monotonic()
-        come = Progress.read(self._tell(coming.node, {"do": "learn", "seconds": LEARN}))
+        come = Progress.read(self._send.tell(coming.node, {"do": "learn", "seconds": LEARN}))
         if come.learned or come.percent > coming.percent:
             coming.percent, coming.seconds = come.percent, 0.0
             return come
         if time.monotonic() - start < LEARN / 2:  # it was asked to be at work for longer
-            self._over.wait(PAUSE)
+            self._send.over.wait(carrier.PAUSE)
         coming.seconds += time.monotonic() - start
         if coming.seconds > self.link.wait:
             stuck = f"its local training stays at {coming.percent}%, after {coming.seconds:.0f} s more"
@@ -447,17 +302,17 @@ class Remote(Federation):
         Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
         stopped meanwhile, and has gone back).
         """
-        self.carrier.call(node, self._pack({"do": "hello"}), PROBE)
+        self.carrier.call(node, self._send.pack({"do": "hello"}), PROBE)
         about, coming = self._joined(node), _Coming(node)
         learned = about.learned
         while not learned:
-            if self._over.is_set():
+            if self._send.over.is_set():
                 raise LinkError("the run is over")
             learned = self._learn(coming).learned
         number = self.number
         mark = max((mark for mark in about.marks if mark <= number), default=0)
         if not mark - 1 <= about.last < number:
-            self._tell(node, {"do": "recall", "mark": mark})
+            self._send.tell(node, {"do": "recall", "mark": mark})
         return about
 
     # --- the server's own account ---------------------------------------------------------------------
@@ -487,35 +342,8 @@ class Remote(Federation):
             part=part,
             content=content,
             down=down,
-            up=self._sizes(known, kinds),
+            up=sizes(known, kinds),
             privacy=privacy,
             after=after,
             left=left,
         )
-
-    def _sizes(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
-        sizes: dict[str, int] = defaultdict(int)
-        for name, tensor in tensors.items():
-            sizes[kind_of(name, kinds)] += size(tensor)
-        return dict(sizes)
-
-
-class Loopback:
-    """Nodes of this process behind real messages: for tests, and for files carried by hand.
-
-    Args:
-        serve: by node, what replies to a message.
-    """
-
-    def __init__(self, serve: Mapping[str, Callable[[bytes], bytes]]) -> None:
-        self.nodes: Sequence[str] = list(serve)
-        self._serve = serve
-        self._alone = threading.Lock()  # nodes of one process share torch's global generator
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """See :class:`Link`."""
-        with self._alone:
-            return self._serve[node](message)
-
-
-__all__ = ["Link", "LinkError", "Loopback", "Meter", "Out", "Remote", "Silent"]

@@ -18,6 +18,7 @@ from fedstill.core.errors import (
     QuestionMismatch,
     QuestionRefused,
 )
+from fedstill.core.words import clip
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
@@ -27,19 +28,6 @@ MOST_EVENTS = 100  # kinds of event in one price
 MOST = 1000  # entries that a list or table may have
 MOST_NOTES = 10
 LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
-
-
-def clip(text: str, longest: int = LONGEST) -> str:
-    """A text of others as one line that can be shown anywhere.
-
-    >>> clip("two\\nlines, \\x1b[31mred")
-    'two lines, [31mred'
-    >>> clip("0123456789", 8)
-    '01234...'
-    """
-    start = text[: 4 * longest]
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
-    return line if len(line) <= longest and len(start) == len(text) else line[: longest - 3] + "..."
 
 
 @dataclass(frozen=True)
@@ -110,17 +98,12 @@ class About:
         """
         if told.get("wants_public") is True:
             return cls(wants_public=True, versions=versions)
-        objections, marks = _table(told, "objections"), told.get("marks")
-        if not isinstance(marks, list) or len(marks) > MOST:
-            raise _odd("marks", marks)
-        notes = told.get("notes", [])
-        if not isinstance(notes, list) or len(notes) > MOST_NOTES:
-            raise _odd("notes", notes)
+        objections = _table(told, "objections")
         return cls(
             objections={clip(name): _text(objections, name) for name in objections},
             most_questions=_whole(told, "most_questions", 0),
             learned=_flag(told, "learned"),
-            marks=tuple(_whole({"mark": mark}, "mark", 0) for mark in marks),
+            marks=tuple(_whole({"mark": mark}, "mark", 0) for mark in _list(told, "marks")),
             last=_whole(told, "last", -1),
             model=_text(told, "model", 80) if "model" in told else None,
             parameters=_whole(told, "parameters", 0) if "parameters" in told else None,
@@ -128,7 +111,7 @@ class About:
             frozen=_flag(told, "frozen") if "frozen" in told else False,
             versions=versions,
             privacy=_statement(_table(told, "privacy")) if told.get("privacy") else Statement(),
-            notes=tuple(_text({"notes": note}, "notes") for note in notes),
+            notes=_texts({"notes": [], **told}, "notes", MOST_NOTES),
         )
 
 
@@ -144,12 +127,6 @@ def _statement(table: Mapping[str, Any]) -> Statement:
     if accountant not in get_args(Accountant):
         raise _odd("accountant", accountant)
     noise = _table(table, "noise")
-    lines = {}
-    for name in ("rules", "assumes"):
-        given = table.get(name)
-        if not isinstance(given, list) or len(given) > MOST:
-            raise _odd(name, given)
-        lines[name] = tuple(_text({name: line}, name) for line in given)
     return Statement(
         mechanism=_text(table, "mechanism", 80),
         says=_text(table, "says"),
@@ -159,8 +136,8 @@ def _statement(table: Mapping[str, Any]) -> Statement:
         accountant="rdp" if accountant == "rdp" else "pld",
         randomness=_text(table, "randomness"),
         noise={clip(name, 80): _number(noise, name) for name in noise},
-        rules=lines["rules"],
-        assumes=lines["assumes"],
+        rules=_texts(table, "rules"),
+        assumes=_texts(table, "assumes"),
     )
 
 
@@ -268,6 +245,17 @@ def _table(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict) or len(value) > MOST:
         raise _odd(name, value)
     return value
+
+
+def _list(told: Mapping[str, Any], name: str, most: int = MOST) -> list[Any]:
+    value = told.get(name)
+    if not isinstance(value, list) or len(value) > most:
+        raise _odd(name, value)
+    return value
+
+
+def _texts(told: Mapping[str, Any], name: str, most: int = MOST) -> tuple[str, ...]:
+    return tuple(_text({name: text}, name) for text in _list(told, name, most))
 
 
 def _text(told: Mapping[str, Any], name: str, longest: int = LONGEST) -> str:

@@ -7,8 +7,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedstill.core.progress import Note
+
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
 PROGRESS = "progress.json"  # there too: how far it is
+PROGRESS_TOPIC = "progress"  # by which whoever waits for a job asks it that
 JOB = "job.lock"  # there too: held by the one job that is at work on the run
 RESULT = "result.json"  # there too, once it is done
 REFUSED = ("QuestionRefused", "MethodRefused")
@@ -72,7 +75,7 @@ def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
         return _WAITING[status]
     if status and not status.startswith("FINISHED"):
         if _at_work(folder):
-            return ", ".join(["running", *_progress(folder)])
+            return f"running{progress(folder)}"
         if not _newer(folder / JOB, since):
             return _WAITING["DISPATCHED"]
     if (folder / RESULT).exists():
@@ -85,7 +88,7 @@ def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
     if status.startswith("FINISHED"):
         word = status.removeprefix("FINISHED:")
         return f"no result, and not said why; FLARE's word for it is {word}{AGAIN}"
-    return ", ".join(["the server ended before it did", *_progress(folder)]) + AGAIN
+    return f"the server ended before it did{progress(folder)}{AGAIN}"
 
 
 def _at_work(folder: Path) -> bool:
@@ -104,9 +107,7 @@ def _newer(path: Path, since: float) -> bool:
     return path.exists() and path.stat().st_mtime >= since
 
 
-def _progress(folder: Path) -> list[str]:
-    try:
-        phase, done, total, _ = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    return [f"{phase} {done} of {total}"]
+def progress(folder: Path) -> str:
+    """How far the run in a folder is, to follow other words; empty where it has not noted anything."""
+    noted = Note.read(folder / PROGRESS)
+    return "" if noted is None else f", {noted.words()}"

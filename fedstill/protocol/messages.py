@@ -154,6 +154,19 @@ def size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def sizes(tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
+    """Bytes of tensors as they travel, by kind.
+
+    >>> sizes({"x": torch.zeros(2, dtype=torch.int8), "x:scale": torch.zeros(2)}, {"x": "inputs"})
+    {'inputs': 10}
+    """
+    found: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        kind = kind_of(name, kinds)
+        found[kind] = found.get(kind, 0) + size(tensor)
+    return found
+
+
 def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
     """One message: JSON values and named tensors.
 

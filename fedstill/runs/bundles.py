@@ -21,7 +21,9 @@ from fedstill.data.config import check_measured_on_test
 from fedstill.data.loaders import load
 from fedstill.data.public import Public, load_public
 from fedstill.data.spec import InputSpec
-from fedstill.federation.bundles import QUESTIONS, Files, NodeAnswers, Questions, read_answers, read_questions
+from fedstill.federation.bundles import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
+from fedstill.federation.files import Files
+from fedstill.federation.replies import Hello
 from fedstill.protocol.method import METHODS, method_name, refusal
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
@@ -160,7 +162,7 @@ def _same_questions(config: RunConfig, given: Questions, path: Path) -> None:
         own = mine.plan.method.get(name)
         if own != value and name not in method.later:
             raise ArgumentError(f"method.{name}", own, f"{value!r}, which the nodes were asked with")
-    if mine.asked != given.asked or replace(mine.plan, method=given.plan.method) != given.plan:
+    if mine.contents() != given.contents() or replace(mine.plan, method=given.plan.method) != given.plan:
         raise BundleError(
             f"{path} does not hold what this run asks: its data, public data or seed are others"
         )
@@ -176,8 +178,8 @@ def _about(node: NodeAnswers) -> dict[str, Any]:
         "key_known": node.trusted,
         "asker_known": node.header.compared,
         "policy": asdict(node.header.policy),
-        "noise": sorted({release.mechanism for release in node.header.releases}),
-        "versions": asdict(node.header.versions),
+        "noise": node.replies.mechanisms(),
+        "versions": dict(Hello.read(node.replies.hello).versions),
     }
 
 

@@ -20,6 +20,7 @@ import tomli_w
 from annotated_types import MinLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import check_named
 from fedstill.core.tables import as_table, read_table
@@ -28,7 +29,7 @@ from fedstill.data.dividing import SplitConfig
 from fedstill.data.public import PublicConfig
 from fedstill.data.splits import Dirichlet
 from fedstill.data.vision import Digits
-from fedstill.federation import EngineConfig, LinkConfig
+from fedstill.federation import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import METHODS, Method, method_name

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.records import holding, write_text
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
+from fedstill.federation.job import write_job
 from fedstill.federation.order import natural
-from fedstill.federation.provision import write_job
 from fedstill.federation.runs import STOPPED, stop
 from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
+EVERY, RARELY = 5.0, 60.0  # seconds between two looks how far it is: on a terminal, and elsewhere
 
 
 def reach(kit: Path) -> None:
@@ -63,7 +65,7 @@ def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
         _end_jobs(admin, run)
         job = _begin(admin, config, run, out)
         try:
-            status = _waited(admin, job)
+            status = _waited(admin, job, progress)
             fetched = admin.download(job, out / "fetched")
         except DeployError as error:
             raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
@@ -83,11 +85,7 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
             f"{_resuming(out)} goes on"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
-    job_folder = out / "job"
-    shutil.rmtree(job_folder, ignore_errors=True)
-    # All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
-    told = {"config": servers_part(config), "run": run, "nodes": names}
-    job = admin.submit(write_job(job_folder, taking_part, told, name=run))
+    job = admin.submit(job_of(config, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job
 
@@ -117,14 +115,16 @@ def _end_jobs(admin: Admin, run: str) -> None:
                 admin.wait(str(job["job_id"]), ENDING)
 
 
-def _waited(admin: Admin, job: str) -> str:
+def _waited(admin: Admin, job: str, progress: bool) -> str:
     """Wait for a job, and say how it does; whoever stops waiting ends it."""
-    since, said = time.monotonic(), ""
+    since, said, told = time.monotonic(), "", 0.0
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
             late = status == "SUBMITTED" and time.monotonic() - since > SLOW
             now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
-            if now != said:
+            if now == "running" and time.monotonic() - told > (EVERY if progress else RARELY):
+                now, told = now + admin.progress(job), time.monotonic()
+            if now not in (said, said.partition(",")[0]):
                 print(f"  {now}", file=sys.stderr)
                 said = now
             time.sleep(1.0)
@@ -157,6 +157,23 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
 
 
 # --- what a job is told, and why it stopped ---
+
+
+def job_of(config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[str], folder: Path) -> Path:
+    """Write a run's job into a folder, anew.
+
+    All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
+
+    Args:
+        config: the run.
+        run: its name.
+        there: nodes that take part now.
+        nodes: all with which the run began.
+        folder: where to.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    told = {"config": servers_part(config), "run": run, "nodes": list(nodes)}
+    return write_job(folder, there, told, name=run)
 
 
 def servers_part(config: RunConfig) -> str:

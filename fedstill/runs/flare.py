@@ -15,7 +15,7 @@ from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.progress import Noted
 from fedstill.core.records import write_text
 from fedstill.federation.flare import RUNS, FlareLink, environment
-from fedstill.federation.runs import JOB, PROGRESS, STOPPED
+from fedstill.federation.runs import JOB, PROGRESS, PROGRESS_TOPIC, STOPPED, progress
 from fedstill.runs.config import read_toml
 from fedstill.runs.served import Served
 
@@ -39,6 +39,8 @@ class ServerProgram:
     def main(self) -> None:
         """Run, and leave the results in the job's workspace, from where they are fetched."""
         folder = Path(environment(RUNS)) / self.run_name
+        engine = collab.fl_ctx.get_engine()
+        engine.register_app_command(PROGRESS_TOPIC, lambda topic, data, fl_ctx: {"words": progress(folder)})
         kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
         self._work(folder, kept)
 

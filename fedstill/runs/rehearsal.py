@@ -34,14 +34,15 @@ from fedstill.data.private_config import PrivateConfig
 from fedstill.federation import site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
-from fedstill.federation.provision import provision, require_flare, write_job
+from fedstill.federation.provision import provision, require_flare
+from fedstill.federation.rules import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.runs import PROGRESS, STOPPED
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_folder import SALT
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.config import RunConfig
-from fedstill.runs.deployed import raise_if_stopped, run_name, servers_part
+from fedstill.runs.deployed import job_of, raise_if_stopped, run_name
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 
@@ -192,15 +193,17 @@ def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> 
     """FLARE's simulator: a process for the server and one for each node, without certificates."""
     work = home / "simulator"
     shutil.rmtree(work, ignore_errors=True)
-    told = {"config": servers_part(config), "run": run}
-    job = write_job(work / "job", names, told, name="fedstill")
+    job = job_of(config, run, names, names, work / "job")
     environment = {
         **_surroundings(),
         RUNS: str((home / "runs").resolve()),
         NODES: str((home / "nodes").resolve()),
         "PYTHONPATH": site.python_path(os.environ.get("PYTHONPATH", "")),
     }
-    words = [sys.executable, "-m", "fedstill.federation.simulator", str(job), str(work / "w"), *names]
+    allowed = {"format_version": 2, "class_allow_list": [*SERVER_CLASSES, *NODE_CLASSES]}
+    write_json(work / "w" / "local" / "resources.json", allowed)
+    words = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(work / "w")]
+    words += ["-c", ",".join(names), "-t", str(len(names)), "-l", "concise"]
     with (home / "simulator.log").open("wb") as log:
         code = subprocess.run(words, env=environment, stdout=log, stderr=log, check=False).returncode
     served = home / "runs" / run
@@ -232,12 +235,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
             site.start(here, **silent)
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
         admin.wait_for(names, UP)
-        job_folder = home / "job"
-        shutil.rmtree(job_folder, ignore_errors=True)
-        told = {"config": servers_part(config), "run": run}
-        least = config.link.least(len(names))
-        write_job(job_folder, names, told, name=run, fewest=0 if least == len(names) else least)
-        job = admin.submit(job_folder)
+        job = admin.submit(job_of(config, run, names, names, home / "job"))
         status = admin.wait(job, float("inf"), every=0.5)
     served = home / "runs" / run
     if not (served / "result.json").exists() and not (served / STOPPED).exists():

@@ -14,7 +14,9 @@ from fedstill.core.errors import MethodRefused
 from fedstill.data.loaders import load
 from fedstill.data.public import load_public
 from fedstill.data.spec import InputSpec
-from fedstill.federation.remote import Link, Meter, Remote
+from fedstill.federation.carrier import Link
+from fedstill.federation.meter import Meter
+from fedstill.federation.remote import Remote
 from fedstill.federation.replies import About
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods.server import Server
@@ -64,6 +66,7 @@ class Served(Run):
         self.federation = Remote(
             link, plan, self.side.questions, config.link, self.ledger, self.compute, public
         )
+        self.federation.waits = lambda nodes: self.bars.wait_for(nodes)
 
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""

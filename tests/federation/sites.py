@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from fedstill.core import records
 from fedstill.core.errors import FedstillError
 from fedstill.core.state import load_state
-from fedstill.federation import remote
-from fedstill.federation.remote import LinkError
+from fedstill.federation import carrier, remote
+from fedstill.federation.carrier import LinkError
 from fedstill.node import host, session
 from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, read_toml, to_toml
@@ -98,7 +98,7 @@ def _reply(connection: socket.socket, node: host.Host, delay: float) -> None:
 def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
     """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
     records.SECONDS_BETWEEN = every
-    remote.LEARN, remote.PROBE, remote.PAUSE = 0.1, 0.2, 0.1
+    remote.LEARN, remote.PROBE, carrier.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
     (folder / STOPPED).unlink(missing_ok=True)
     if die_at_save:
@@ -322,7 +322,7 @@ def same_figures(
             assert result[key] == figures[key]
 
 
-def until(happened: Callable[[], bool], patience: float = 30.0) -> None:
+def until(happened: Callable[[], object], patience: float = 30.0) -> None:
     """Wait for something."""
     end = time.monotonic() + patience
     while not happened():

@@ -126,11 +126,6 @@ def test_other_axes_or_numbers_are_no_raggedness() -> None:
         faults({"2": ones["2"], "4": flat["4"]}, asked, 100.0)
 
 
-def test_nothing_is_pulled_back_through_what_is_not_stacked() -> None:
-    with pytest.raises(ArgumentError, match="none, where gradients are pulled back"):
-        Question("tell", None, releases={"some": SOME}, differentiable=("x",), ragged=("some",))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("value", [None, {"b": [1, 2.5], "a": "é"}, [], "text", 0])
 def test_equal_values_are_equal_bytes(value: Any) -> None:
     assert from_text(as_text(value)) == value

@@ -128,21 +128,6 @@ def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
 
 
 @ENGINES
-def test_nodes_that_a_loss_does_not_touch_add_nothing(stacked: bool) -> None:
-    world, x = World(stacked=stacked), image()
-    answers = world.federation.ask("examine", x=x)
-    (grad,) = torch.autograd.grad(answers["logits"][1].square().sum(), x)
-    y = image()
-    close(grad, torch.autograd.grad(world.plain(y)["logits"][1].square().sum(), y)[0])
-
-
-def test_the_nodes_own_networks_get_no_gradient_from_the_server() -> None:
-    world, x = World(), image()
-    loss_of(world.federation.ask("examine", x=x)).backward()
-    assert all(p.grad is None for node in world.nodes for p in node.model.parameters())
-
-
-@ENGINES
 def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
     world, x = World(stacked=stacked), image()
     loss = loss_of(world.federation.ask("examine", x=x))
@@ -223,15 +208,6 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
         close(mine, expected)
 
 
-def test_a_few_nodes_gradient_is_plain_autograds() -> None:
-    world, x = World(), image()
-    few = ("n1", "n2")
-    answers = world.federation.ask("examine", of=few, x=x)
-    (grad,) = torch.autograd.grad(loss_of(answers), x)
-    y = image()
-    close(grad, torch.autograd.grad(loss_of(world.plain(y, few)), y)[0])
-
-
 def test_an_old_question_can_be_asked_again_after_its_group_was_parted() -> None:
     world = World(ALIKE)
     first = world.federation.ask("examine", x=image())
@@ -281,12 +257,6 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])
     with pytest.raises(QuestionMismatch):
         world.federation.ask("examine", number=first.number, x=image(1))
-
-
-def test_numbers_rise_by_themselves_and_a_question_to_all_is_one() -> None:
-    world = World(ALIKE)
-    assert [world.federation.ask("tell").number for _ in range(3)] == [0, 1, 2]
-    assert world.ledger.summary()["questions"] == 3
 
 
 @ENGINES

@@ -116,10 +116,6 @@ def test_so_do_the_other_options_and_residual_nets(ensemble: Any, gan_weights: A
     same(stacked, alone)
 
 
-def test_auto_gives_the_figures_of_either() -> None:
-    same(distilled(MIXED, CONFIG, "auto"), distilled(MIXED, CONFIG, "one-by-one"))
-
-
 def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
     """Or else equality above would say nothing."""
     figures = [
@@ -176,15 +172,6 @@ def test_a_near_tie_goes_to_one_by_one(clock: Clock) -> None:
         clock.now += 2.99 if len(group) > 1 else 1.0
 
     assert sizes(choose(nodes_of(RESNETS), AUTO, trial)[0]) == [["n0"], ["n1"], ["n2"]]
-
-
-def test_the_first_slow_round_is_warming_up_and_does_not_count(clock: Clock) -> None:
-    calls = itertools.count()
-
-    def trial(group: Group) -> None:
-        clock.now += 1.0 if next(calls) else 1000.0
-
-    assert sizes(choose(nodes_of(RESNETS), AUTO, trial)[0]) == [["n0", "n1", "n2"]]
 
 
 def test_each_kind_is_measured_for_itself(clock: Clock) -> None:

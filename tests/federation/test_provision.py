@@ -7,11 +7,8 @@ bad one: it lets jobs bring any code and name any class. Whatever is refused, th
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import io
 import json
-import logging
 import shutil
 import socket
 import ssl
@@ -29,7 +26,8 @@ pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError, UnknownName
-from fedstill.federation import provision, site
+from fedstill.federation import job as jobs
+from fedstill.federation import provision, rules, site
 from fedstill.federation.admin import Admin
 
 NODES = ("east", "north")
@@ -75,7 +73,7 @@ class Federation:
 
     def job(self, name: str, run: str = "run") -> Path:
         """A job like those of fedstill, but with the programs above."""
-        job = provision.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
+        job = jobs.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
         for path in (job / "app" / "config").iterdir():
             path.write_text(
                 path.read_text()
@@ -90,9 +88,9 @@ class Federation:
 
 # A kit cannot allow the programs of these tests at a node: the node's own list can.
 ALLOWED = """
-from fedstill.federation import provision
+from fedstill.federation import rules
 
-provision.NODE_CLASSES = (provision.NODE_CLASSES[0], "programs.NodeProgram")
+rules.NODE_CLASSES = (rules.NODE_CLASSES[0], "programs.NodeProgram")
 """
 
 
@@ -113,8 +111,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     resources.write_text(json.dumps(json.loads(resources.read_text()) | {"class_allow_list": ["*"]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(here.programs))
-        processes = [site.start_server(folder, stdout=subprocess.DEVNULL)]
-        processes += [site.start_node(here.node(name), stdout=subprocess.DEVNULL) for name in NODES]
+        processes = [site.start(site.server(folder), stdout=subprocess.DEVNULL)]
+        processes += [site.start(site.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES]
     try:
         with here.admin() as admin:
             admin.wait_for(NODES, 60)
@@ -154,27 +152,27 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
-    assert provision.SERVER_CLASSES == (
+    assert rules.SERVER_CLASSES == (
         "nvflare.collab.runtime.controller.CollabController",
         "fedstill.runs.flare.ServerProgram",
     )
-    assert provision.NODE_CLASSES == (
+    assert rules.NODE_CLASSES == (
         "nvflare.collab.runtime.executor.CollabExecutor",
         "fedstill.federation.flare.NodeProgram",
     )
     for kit in (kits / "server", *(kits / "nodes" / name for name in NODES)):
         resources = json.loads((kit / "local/resources.json").read_text())
-        classes = provision.SERVER_CLASSES if kit.name == "server" else provision.NODE_CLASSES
+        classes = rules.SERVER_CLASSES if kit.name == "server" else rules.NODE_CLASSES
         assert resources["class_allow_list"] == list(classes)
         assert resources["class_list_enforcement_mode"] == "enforce"
-        rules = json.loads((kit / "local/authorization.json").read_text())["permissions"]
-        assert list(rules) == ["project_admin"]  # no other role may do anything
-        assert rules["project_admin"]["byoc"] == rules["project_admin"]["shell_commands"] == "none"
+        rights = json.loads((kit / "local/authorization.json").read_text())["permissions"]
+        assert list(rights) == ["project_admin"]  # no other role may do anything
+        assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
         assert not list((kit / "startup").glob("*.sh"))
     node = json.loads((kits / "nodes/east/local/resources.json").read_text())
     assert node["allow_log_streaming"] is False
-    rules = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
-    assert rules["project_admin"]["operate"] == "none"  # only its owner shuts a node down
+    rights = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
+    assert rights["project_admin"]["operate"] == "none"  # only its owner shuts a node down
 
 
 def test_private_keys_are_where_they_belong(kits: Path) -> None:
@@ -210,7 +208,7 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
         assert new.subject == old.subject
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
-        provision.check_kit(kits / kit)
+        rules.check_kit(kits / kit)
 
 
 def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: Path) -> None:
@@ -219,7 +217,7 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
     with pytest.raises(DeployError, match=r"not from the authority in rootCA\.pem"):
-        site.start_node(kit.parent)
+        site.start(site.node(kit.parent))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +225,10 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     [
         ("a:1", ["x"], {}, "host is 'a:1'"),
         ("localhost", [], {}, "nodes is ''"),
-        ("localhost", ["x", "x"], {}, "each name once"),
         ("localhost", ["North", "north"], {}, "each name once, in whichever case"),
         ("localhost", ["../x"], {}, r"node is '\.\./x'"),
         ("localhost", ["-x"], {}, "node is '-x'"),
         ("localhost", ["Server"], {}, "not 'server'"),
-        ("localhost", ["server"], {}, "not 'server'"),
         ("localhost", ["localhost"], {}, "another name than the server's host"),
         ("localhost", ["x"], {"port": 0}, "port is 0"),
         ("localhost", ["x"], {"name": "a-b"}, "name is 'a-b'"),
@@ -247,17 +243,11 @@ def test_bad_names_are_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_in_use_is_refused(kits: Path) -> None:
-    with pytest.raises(DeployError, match="is not empty"):
-        provision.provision(kits, "localhost", NODES)
-
-
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
         (["ini"], UnknownName, "did you mean 'server init'"),
         (["init"], ArgumentError, "allowed is DIR"),
-        (["init", "DIR", "--nodes", "a"], ArgumentError, "--host is ''"),
         (["init", "DIR", "--host", "x"], ArgumentError, "--nodes is ''"),
         (
             ["init", "DIR", "--host", "x", "y", "--nodes", "a"],
@@ -267,9 +257,7 @@ def test_a_folder_in_use_is_refused(kits: Path) -> None:
         (["init", "DIR", "--host", "x", "--nodes", "a", "--port", "no"], ArgumentError, "--port is 'no'"),
         (["init", "DIR", "--host", "x", "--nods", "a"], UnknownName, "did you mean '--nodes'"),
         (["start", "DIR"], DeployError, "holds no federation"),
-        (["status", "DIR"], DeployError, "holds no federation"),
         (["stop", "DIR"], DeployError, "make one with `fedstill server init`"),
-        (["add", "DIR"], ArgumentError, "--nodes is ''"),
         (["revoke", "DIR"], ArgumentError, "allowed is DIR NODE"),
     ],
 )
@@ -306,7 +294,7 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             command.main(["start", str(folder)])
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
-            site.start_server(folder)
+            site.start(site.server(folder))
 
 
 def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -322,15 +310,10 @@ def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) ->
         assert site.running(here) == 1
 
 
-def test_a_log_that_nobody_reads_is_no_fault_and_a_full_disk_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for number, said in ((errno.EPIPE, False), (errno.ENOSPC, True)):
-
-        class Broken(io.StringIO):
-            def write(self, text: str, number: int = number) -> int:
-                raise OSError(number, "no")
-
-        site.Console(Broken()).handle(logging.makeLogRecord({"msg": "connected"}))
-        assert ("Logging error" in capsys.readouterr().err) is said
+def test_a_sites_own_process_is_up_without_torch() -> None:
+    """Only the processes of its jobs compute; it takes seconds to load."""
+    told = "import sys, fedstill.federation.component; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 
 def test_a_process_that_is_no_site_is_never_ended(tmp_path: Path) -> None:
@@ -370,7 +353,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line(kits: Path, tmp_path: Pa
 def test_a_job_without_code_runs_through(federation: Federation) -> None:
     with federation.admin() as admin:
         job = admin.submit(federation.job("sound", run="sound"))
-        assert admin.wait(job, 45) == "FINISHED:COMPLETED"
+        assert admin.wait(job, 90) == "FINISHED:COMPLETED"
     answers = (federation.folder / "runs/sound").read_text()
     assert answers.count("21") == len(NODES)  # each node was asked, in its own folder
     for name in NODES:
@@ -380,7 +363,7 @@ def test_a_job_without_code_runs_through(federation: Federation) -> None:
         assert sorted(kit) == ["local", "startup", "transfer"]
 
 
-def until(happened: Callable[[], bool], patience: float = 20.0) -> None:
+def until(happened: Callable[[], bool], patience: float = 40.0) -> None:
     """Wait for something."""
     end = time.monotonic() + patience
     while not happened():
@@ -439,7 +422,7 @@ def test_custom_code_is_refused_by_the_nodes_and_nothing_of_it_runs(federation: 
     (job / "app/custom/programs.py").write_text(code)
     with federation.admin() as admin:
         number = admin.submit(job)
-        assert admin.wait(number, 45) == "FINISHED:FAILED_TO_RUN"
+        assert admin.wait(number, 90) == "FINISHED:FAILED_TO_RUN"
         why = next(item["job_deploy_detail"] for item in admin.jobs() if item["job_id"] == number)
     for name in NODES:
         assert f"{name}: NVFLARE_ERROR: BYOC not permitted" in why
@@ -452,7 +435,7 @@ def test_a_class_that_is_not_on_the_list_is_refused_by_the_nodes(federation: Fed
     job = federation.job("stranger")
     _edit(job / "app/config/config_fed_client.json", "programs.NodeProgram", "programs.Stranger")
     with federation.admin() as admin:
-        assert admin.wait(admin.submit(job), 45) != "FINISHED:COMPLETED"
+        assert admin.wait(admin.submit(job), 90) != "FINISHED:COMPLETED"
     for name in NODES:
         assert not (federation.node(name) / "stranger").exists()
         assert "'programs.Stranger'" in (federation.node(name) / "node.log").read_text()
@@ -470,16 +453,13 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
     owner = tmp_path / "west"
     owner.mkdir()
     shutil.move(foreign, owner / "kit")
-    process = site.start_node(owner, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = site.start(site.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        said = owner / "node.log"
+        until(lambda: said.exists() and "is the kit from this federation?" in said.read_text(), 60)
         with federation.admin() as admin:
-            end = time.monotonic() + 10
-            while time.monotonic() < end:
-                assert set(admin.nodes()) == set(NODES)
-                time.sleep(0.5)
-        said = (owner / "node.log").read_text()
-        assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said
-        assert "is the kit from this federation?" in said
+            assert set(admin.nodes()) == set(NODES)
+        assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said.read_text()
     finally:
         assert site.stop(site.node(owner))
         process.wait(10)
@@ -506,7 +486,7 @@ def test_a_second_start_is_refused(federation: Federation) -> None:
     number = site.running(site.node(federation.node("east")))
     assert number is not None
     with pytest.raises(DeployError, match=f"runs already, as process {number}"):
-        site.start_node(federation.node("east"))
+        site.start(site.node(federation.node("east")))
     # Also where two are started at once, when only the lock decides.
     words = [sys.executable, "-m", "fedstill.federation.site", "client", str(federation.node("east"))]
     second = subprocess.run(words, capture_output=True, text=True, timeout=30)
@@ -515,66 +495,43 @@ def test_a_second_start_is_refused(federation: Federation) -> None:
     assert len(second.stderr.splitlines()) == 1
 
 
-def test_a_node_has_no_ear_for_what_no_job_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_has_no_ear_for_what_no_job_needs(federation: Federation) -> None:
     """Not even for a server whose software says that everything is allowed."""
-    from nvflare.private.defs import SysCommandTopic, TrainingTopic
-    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-
-    everything = list(ClientRequestProcessors.request_processors)
-    monkeypatch.setattr(ClientRequestProcessors, "request_processors", everything)
-    site._narrow()
-    topics = {topic for item in everything for topic in item.get_topics()}
-    assert topics == site.TOPICS
-    assert {TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.ABORT} <= topics
-    assert not {SysCommandTopic.SHELL, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART} & topics
-
-
-@pytest.mark.parametrize("job", ["startup", "local", "audit.log"])
-def test_a_job_by_the_name_of_a_folder_of_the_kit_leaves_it_as_it_is(
-    kits: Path, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FLARE removes and writes the folder by which a server calls a job."""
-    from types import SimpleNamespace
-
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+    from nvflare.fuel.f3.message import Message as CellMessage
     from nvflare.private.admin_defs import Message
-    from nvflare.private.defs import RequestHeader, TrainingTopic
-    from nvflare.private.fed.client.client_engine import ClientEngine
-    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+    from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 
-    everything = list(ClientRequestProcessors.request_processors)
-    monkeypatch.setattr(ClientRequestProcessors, "request_processors", everything)
-    site._narrow()
-    kit = tmp_path / "kit"
-    shutil.copytree(kits / "nodes/east", kit)
-    here = sorted(kit.rglob("*"))
-    engine = object.__new__(ClientEngine)
-    engine.args, engine.client = SimpleNamespace(workspace=str(kit)), SimpleNamespace(client_name="east")
-    by_topic = {topic: item for item in everything for topic in item.get_topics()}
-    for topic in (TrainingTopic.DELETE_RUN, TrainingTopic.DEPLOY, TrainingTopic.START_JOB):
+    from fedstill.federation.component import TOPICS, refusal
+
+    def refused(topic: str, job: object = None, channel: str = CellChannel.CLIENT_MAIN) -> bool:
         request = Message(topic, b"")
         request.set_header(RequestHeader.JOB_ID, job)
-        assert "a job's id is a UUID" in str(by_topic[topic].process(request, engine).body)
-    assert sorted(kit.rglob("*")) == here
-    number = "0f8fad5b-d9cb-469f-a165-70867728950e"
-    (kit / number).mkdir()
-    request = Message(TrainingTopic.DELETE_RUN, b"")
-    request.set_header(RequestHeader.JOB_ID, number)
-    by_topic[TrainingTopic.DELETE_RUN].process(request, engine)
-    assert sorted(kit.rglob("*")) == here, "those of jobs are removed"
+        return refusal(CellMessage({MessageHeaderKey.CHANNEL: channel}, request)) is not None
+
+    assert not any(map(refused, TOPICS))
+    for topic in (SysCommandTopic.SHELL, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART):
+        assert refused(topic)
+    assert refused("process_info", channel="_net_manager")  # FLARE's way to look into a process
+    # FLARE removes and writes the folder in the kit by which a server calls a job.
+    for job in ("startup", "local", "../x", ["startup"]):
+        assert refused(TrainingTopic.DELETE_RUN, job)
+    assert not refused(TrainingTopic.DELETE_RUN, "0f8fad5b-d9cb-469f-a165-70867728950e")
 
 
 def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federation) -> None:
     """Though this federation's server lets the admin do both."""
-    from nvflare.fuel.flare_api.api_spec import AuthorizationError
+    from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError
 
     number = site.running(site.node(federation.node("east")))
     with federation.admin() as admin:
         try:
             told = admin._session.ls_target("east")
-        except AuthorizationError as error:
+        except (AuthorizationError, InternalError) as error:
             told = str(error)
         assert "startup" not in told
-        with contextlib.suppress(AuthorizationError):
+        until(lambda: "refused the server" in log(federation, "east"))
+        with contextlib.suppress(AuthorizationError, InternalError):
             admin._session.do_command("shutdown client east")
         time.sleep(3)
         assert "east" in admin.nodes()
@@ -601,23 +558,25 @@ def test_revoked_is_out_and_readmitted_is_in(
         assert again.returncode == 1
         lines = [line.split(" ", 2)[2] for line in (again.stdout + again.stderr).splitlines()]
         assert lines[1:] == [
-            f"WARNING site: the server at localhost:{federation.port} does not let this node in: "
+            f"WARNING fedstill.site: the server at localhost:{federation.port} does not let this node in: "
             "it has revoked this node",
-            "INFO site: ended",
+            "INFO fedstill.site: ended",
         ]
         command.main(["readmit", str(federation.folder), "north"])
-        process = site.start_node(owner, stdout=subprocess.DEVNULL)
+        process = site.start(site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
         assert process.poll() is None
-    until(lambda: "INFO site: connected to the server at" in log(federation, "north").splitlines()[-1])
+    until(
+        lambda: "INFO fedstill.site: connected to the server at" in log(federation, "north").splitlines()[-1]
+    )
 
 
 def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_path: Path) -> None:
     """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
     shutil.copytree(kits / "nodes/east", tmp_path / "kit")
     here, local = site.Site("client", tmp_path), tmp_path / "kit" / "local"
-    rules = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
-    (local / "authorization.json").write_text(rules["authorization.json"].replace('"none"', '"any"'))
+    written = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
+    (local / "authorization.json").write_text(written["authorization.json"].replace('"none"', '"any"'))
     (local / "comm_config.json").write_text('{"comm_driver_path": "/tmp/drivers"}')
     resources = json.loads((local / "resources.json").read_text())
     evil = {"id": "evil", "path": "evil.Evil", "args": {}}
@@ -626,15 +585,15 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     begins = "import sys, pathlib; from fedstill.federation import site; "
     settles = "site._settle(site.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
     subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
-    assert {name: (local / name).read_text() for name in rules} == rules
+    assert {name: (local / name).read_text() for name in written} == written
     kept = json.loads((local / "resources.json").read_text())
-    assert kept["class_allow_list"] == list(provision.NODE_CLASSES)
+    assert kept["class_allow_list"] == list(rules.NODE_CLASSES)
     assert [part["path"].split(".")[0] for part in kept["components"]] == ["nvflare"] * 3 + ["fedstill"]
     assert {name: kept[name] for name in resources if name != "components"} == {
         name: value for name, value in resources.items() if name != "components"
     }
 
-    provision.check_node_kit(tmp_path / "kit")
+    rules.check_node_kit(tmp_path / "kit")
     (local / "custom").mkdir()
     with pytest.raises(DeployError, match="custom: a node takes no code"):
         site.run(here)
@@ -642,7 +601,7 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
     with pytest.raises(DeployError, match=r"fed_client\.json has components: allowed are"):
-        site.start_node(tmp_path)
+        site.start(site.node(tmp_path))
 
 
 @pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
@@ -671,12 +630,12 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while "north" in admin.nodes():
             assert time.monotonic() < end
             time.sleep(0.5)
         assert site.running(site.node(owner)) is None  # though its file of the process number is there
-        process = site.start_node(owner, stdout=subprocess.DEVNULL)
+        process = site.start(site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
     assert process.poll() is None
 
@@ -695,7 +654,7 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
         command.main(["stop", str(federation.folder)])
         until(lambda: "is gone, or the way to it; it is tried every 10 s" in log(federation, "east"))
         assert site.stop(site.node(federation.node("east")))
-        assert time.monotonic() - begin < 25
+        assert time.monotonic() - begin < 40
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedstill.core.progress import Noted
 from fedstill.federation.runs import outcome
 
 COMPLETED = "FINISHED:COMPLETED"
@@ -46,10 +47,16 @@ def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
     waits = "waiting: it begins once all its nodes are there and free"
     assert outcome(tmp_path / "none", "SUBMITTED") == waits
     assert outcome(tmp_path / "none", "RUNNING") == "starting"
-    (tmp_path / "progress.json").write_text('["distillation", 31, 400, ""]')
+    noted = Noted(tmp_path / "progress.json")
+    noted.show("distillation", 31, 400)
     with (tmp_path / "job.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert outcome(tmp_path, "RUNNING") == "running, distillation 31 of 400"
+        noted.wait_for(["north"])
+        assert outcome(tmp_path, "RUNNING").startswith(
+            "running, distillation 31 of 400, waits for north for "
+        )
+        noted.wait_for([])
     gone = f"the server ended before it did, distillation 31 of 400{AGAIN}"
     assert outcome(tmp_path, "RUNNING") == outcome(tmp_path) == gone  # FLARE takes it for running for ever
     os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # an earlier job's

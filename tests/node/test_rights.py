@@ -28,7 +28,7 @@ from fedstill.federation import answering
 from fedstill.runs import bundles as runs
 from fedstill.runs.config import read_toml
 from fedstill.federation import bundles, signed
-from fedstill.federation.remote import Loopback
+from tests.loopback import Loopback
 from fedstill.runs.served import Served
 from fedstill.node import owner
 from fedstill.node.host import Host

@@ -20,12 +20,13 @@ from fedstill.cli.usage import Given
 from fedstill.core import records
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.data.splits import Dirichlet
-from fedstill.federation.remote import Link, LinkError, Loopback
+from fedstill.federation.carrier import Link, LinkError
 from fedstill.protocol.messages import unpack
 from fedstill.report import write_report
 from fedstill.runs import assemble, deployed, rehearsal, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from tests.federation.test_remote import Away, tiny
+from tests.loopback import Loopback
 
 RESULT = {"method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
 
@@ -42,6 +43,7 @@ class Server:
         self.waited_for: list[str] = []
         self.ended: list[str] = []
         self.interrupted = False
+        self.at_work: list[str] = []  # statuses before the end
 
     def admin(self, kit: Path, patience: float = 0.0) -> Server:
         if kit.name != "admin":
@@ -74,7 +76,12 @@ class Server:
         self.waited_for.append(job)
         if self.interrupted:
             raise KeyboardInterrupt
+        if self.at_work:
+            return self.at_work.pop(0)
         return "FINISHED:COMPLETED"
+
+    def progress(self, job: str) -> str:
+        return ", distillation 3 of 60, waits for node-2 for 12 s"
 
     def abort(self, job: str) -> None:
         self.ended.append(job)
@@ -99,10 +106,10 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     return made
 
 
-def begin(*words: str) -> None:
+def begin(*words: str, progress: bool = False) -> None:
     options = ["--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words]
     config = configured("digits-fedavg", Given("fedstill run", (), rest=options), "run")
-    run.run(config, Path("out"), command="fedstill run", progress=False)
+    run.run(config, Path("out"), command="fedstill run", progress=progress)
 
 
 def told() -> dict[str, Any]:
@@ -125,6 +132,16 @@ def test_a_run_goes_on_with_the_nodes_that_it_began_with(server: Server) -> None
     assert [job["deploy_map"]["app"] for job in server.handed_in] == [["server", *names]] * 2
     assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also under a quorum
     assert {job["name"] for job in server.handed_in} == {told()["run"]}
+
+
+def test_whoever_waits_reads_how_far_a_run_is(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
+    server.at_work = ["SUBMITTED", "RUNNING", "RUNNING"]
+    begin(progress=True)
+    told = "  submitted\n  running, distillation 3 of 60, waits for node-2 for 12 s\n"
+    assert capsys.readouterr().err.endswith(told)
 
 
 def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
@@ -201,8 +218,8 @@ def test_a_server_that_is_gone_is_said_with_the_command_that_goes_on(
 def test_time_that_ran_out_is_silence_and_no_reason() -> None:
     from nvflare.collab.api.exceptions import CollabCallError
 
+    from fedstill.federation.carrier import Silent
     from fedstill.federation.flare import FlareLink
-    from fedstill.federation.remote import Silent
 
     class Client:
         name = "north"
@@ -392,8 +409,8 @@ def test_a_node_that_was_left_out_is_measured_as_it_was_last(
 
 def test_a_node_that_is_not_in_the_job_is_unreachable_at_once() -> None:
     pytest.importorskip("nvflare")
+    from fedstill.federation.carrier import Unreachable
     from fedstill.federation.flare import FlareLink
-    from fedstill.federation.remote import Unreachable
 
     class Client:
         name = "north"

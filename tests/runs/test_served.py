@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
-from fedstill.federation import remote
-from fedstill.federation.remote import LinkError, Loopback
+from fedstill.federation import carrier
+from fedstill.federation.carrier import LinkError
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
 from fedstill.protocol.messages import unpack
 from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, from_dict, to_dict
 from tests.federation.test_remote import NAMES, Live, tiny
+from tests.loopback import Loopback
 
 
 class Heard(Loopback):
@@ -205,7 +206,7 @@ def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> N
 def test_a_quorum_begins_and_ends_without_a_node(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PAUSE", 0.02)
+    monkeypatch.setattr(carrier, "PAUSE", 0.02)
     config = tiny(method, quorum=0.6, wait=0.1)
     link = Heard(nodes(config, tmp_path), away=("node-1",))
     server = live(config, link, tmp_path)

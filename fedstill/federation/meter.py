@@ -1,0 +1,60 @@
+"""What a link costs: time and bytes, by whose they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Meter:
+    """What a link costs: seconds of the run by whose they were, and bytes.
+
+    Of a question's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
+    wait for it on average; ``absent`` is what was waited after that for nodes that failed; the rest is
+    ``link``.
+    """
+
+    questions: int = 0
+    seconds: float = 0.0
+    nodes: float = 0.0
+    waiting: float = 0.0
+    bytes: int = 0
+    absent: float = 0.0
+
+    def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
+        """One round of messages.
+
+        Args:
+            seconds: that it took.
+            own: of these, what each node that replied took itself.
+            bytes: that were carried.
+            absent: of these, from the last reply until those without one were given up.
+        """
+        self.questions += 1
+        self.seconds += seconds
+        self.nodes += max(own, default=0.0)
+        self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
+        self.bytes += bytes
+        self.absent += absent
+
+    def figures(self, total: float, training: float) -> dict[str, float]:
+        """For the report.
+
+        Args:
+            total: seconds of the whole run.
+            training: of these, seconds of local training before the first question.
+        """
+        link = max(self.seconds - self.nodes - self.absent, 0.0)
+        return {
+            "messages": self.questions,
+            "seconds_each": self.seconds / max(self.questions, 1),
+            "bytes_each": self.bytes / max(self.questions, 1),
+            "link": link,
+            "nodes": self.nodes - self.waiting,
+            "waiting": self.waiting,
+            "absent": self.absent,
+            "training": training,
+            "server": max(total - training - self.seconds, 0.0),
+            "share": link / max(total, 1e-9),
+        }
