@@ -22,7 +22,7 @@ from fedstill.attacks.heard import Replay
 from fedstill.attacks.layerwise import invert_layers
 from fedstill.attacks.recovered import Pixels, Recovered
 from fedstill.attacks.tap import Enough, Overheard, Release
-from fedstill.attacks.updates import Gradient, Part, Schedule, Update, as_gradient, shared
+from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
@@ -50,7 +50,7 @@ class Victim:
         beside: what its training descended beside the task's own loss; "" where that was all.
     """
 
-    release: Update | Gradient
+    release: Observed
     data: TensorData
     part: Part
     schedule: Schedule
@@ -92,7 +92,8 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
     )
     if round >= run.method.turns:
         raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
-    heard, schedule = _heard(experiment, names, round), _schedule(again, images, round)
+    heard = _heard(experiment, names, round)
+    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.turns))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
     one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
     return [
@@ -114,14 +115,12 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
         ArgumentError: the attack does not apply to what was released.
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
-    one = isinstance(victim.release, Gradient)
+    steps, one = len(victim.schedule.rates), victim.release.is_gradient
     if one and victim.schedule.optimiser == "adam" and attack != "inverting":
         raise ArgumentError("nodes.local.optimiser", "adam", "sgd, as Adam's first step tells signs alone")
     if attack == "layers":
-        if not isinstance(victim.release, Gradient):
-            raise ArgumentError(
-                "steps of SGD in a round", len(victim.schedule.rates), "1, for layer by layer"
-            )
+        if not one:
+            raise ArgumentError("steps of SGD in a round", steps, "1, for layer by layer")
         got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
         config = SEARCHES[attack]
@@ -166,18 +165,8 @@ def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str,
     return {name: releases[round] for name, releases in heard.items()}
 
 
-def _schedule(again: Replay, images: int, round: int) -> Schedule:
-    """How a node with so many images trains in the round that is attacked."""
-    span = Span(round, round + 1, again.config.method.turns)
-    return Schedule.of(again.config.nodes.local, images, span)
-
-
 def _victim(model: nn.Module, release: Release, schedule: Schedule, data: TensorData, beside: str) -> Victim:
-    """A release as attacks take it: what changed, from the weights that the server sent.
-
-    One step of SGD tells the gradient itself. Adam's first step tells little more than its signs: these then
-    stand for it, for an attack that goes by direction alone.
-    """
+    """A release as attacks take it: what changed, from the weights that the server sent."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PARTS)
     kind = release.kinds[name]
     (down,) = (sent for sent, of in release.asked.items() if of == kind)
@@ -188,12 +177,9 @@ def _victim(model: nn.Module, release: Release, schedule: Schedule, data: Tensor
         load_vector(whole, vector.cpu())
     learned, before = dict(after.named_parameters()), dict(model.named_parameters())
     changed = {name: (before[name] - learned[name]).detach() for name in shared(model, part)}
-    update = Update(model, changed, schedule)
-    if len(schedule.rates) > 1:
-        return Victim(update, data, part, schedule, beside)
-    slopes = {name: moved / schedule.rates[0] for name, moved in changed.items()}
-    exact = as_gradient(update) or Gradient(model, slopes, schedule.smoothing, schedule.training)
-    return Victim(exact, data, part, schedule, beside)
+    update = Observed(model, changed, schedule)
+    told = update.as_gradient() if len(schedule.rates) == 1 else update
+    return Victim(told, data, part, schedule, beside)
 
 
 def known(victim: Victim, round: int) -> str:

@@ -23,11 +23,12 @@ from fedstill.attacks.gradient_matching import (
     read_labels,
     total_variation,
 )
-from fedstill.attacks.recovered import Pixels, Recovered, matched, psnr
-from fedstill.attacks.updates import Gradient, Part, Schedule, Update, gradients, shared, trained
+from fedstill.attacks.recovered import Pixels, Recovered, psnr
+from fedstill.attacks.updates import Observed, Part, Schedule, trained
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, named
 from fedstill.models import build
+from tests.attacks.runs import released
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 needs_fashion = pytest.mark.skipif(
@@ -39,21 +40,6 @@ DIGIT = (1, 8, 8)
 def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     data = load(Digits()).train
     return data.inputs[:count].clone(), data.targets[:count].clone()
-
-
-def released(
-    model: nn.Module,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    part: Part = "all",
-    smoothing: float = 0.0,
-    training: bool = True,
-) -> Gradient:
-    own = {name: value.detach() for name, value in model.named_parameters()}
-    found = gradients(
-        model, own, inputs, targets, smoothing=smoothing, training=training, differentiable=False
-    )
-    return Gradient(model, {name: found[name] for name in shared(model, part)}, smoothing, training)
 
 
 # --- strength -------------------------------------------------------------------------------------
@@ -71,7 +57,7 @@ def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.
     model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0
     for at in range(first, last):
         image, label = data.inputs[at : at + 1], data.targets[at : at + 1]
-        release = replace(released(model, image, label), smoothing=believed)
+        release = replace(released(model, image, label), schedule=Schedule(smoothing=believed))
         found = invert(release, (1, 28, 28), 1, config).against(image)
         good, right = good + (found.psnr[0] > 30), right + int(found.labels.equal(label))
     return good, right
@@ -137,10 +123,10 @@ def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, mom
     before = {name: value.detach() for name, value in model.named_parameters()}
     schedule = Schedule((0.05,) * 2, count // 2, momentum=momentum)  # one epoch
     after = trained(model, before, inputs, targets, schedule, differentiable=False)
-    update = Update(model, {name: before[name] - after[name] for name in after}, schedule)
+    update = Observed(model, {name: before[name] - after[name] for name in after}, schedule)
     config = replace(IDLG, restarts=1, steps=15)
     simulated = invert(update, DIGIT, count, config, labels=targets).against(inputs)
-    as_one = Gradient(model, update.mean_gradient())
+    as_one = Observed(model, update.mean_gradient())
     mistaken = invert(as_one, DIGIT, count, config, labels=targets).against(inputs)
     assert sum(simulated.psnr) / count > 25, simulated.psnr
     assert sum(mistaken.psnr) / count < 20, mistaken.psnr
@@ -168,7 +154,7 @@ def test_batch_norm_gives_much_in_the_mode_that_was_used_and_little_in_the_other
     release = released(normed(nn.Sigmoid()), inputs, targets, training=training)
     config = replace(IDLG, restarts=1, steps=8)
     right, wrong = (
-        invert(replace(release, training=mode), DIGIT, count, config).against(inputs)
+        invert(replace(release, schedule=Schedule(training=mode)), DIGIT, count, config).against(inputs)
         for mode in (training, not training)
     )
     assert right.labels.equal(targets)
@@ -249,8 +235,8 @@ def test_pixels_may_have_a_range_a_channel() -> None:
 @given(st.permutations(range(5)), st.floats(0, 0.02))
 def test_images_are_matched_whatever_their_order(order: list[int], noise: float) -> None:
     true = torch.linspace(0, 1, 5).view(5, 1, 1, 1).expand(5, 1, 2, 2)
-    mixed = true[order] + noise
-    assert torch.tensor(order)[matched(mixed, true)].tolist() == [0, 1, 2, 3, 4]
+    found = Recovered(true[order] + noise, torch.tensor(order), 0.0).against(true)
+    assert found.labels.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_labels_go_with_their_images() -> None:
