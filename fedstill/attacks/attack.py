@@ -81,7 +81,7 @@ class Found:
 
 
 class Attack(Registered, ABC):
-    """An attack, all of it: a frozen dataclass whose fields are its options.
+    """An attack: a frozen dataclass whose fields are its options.
 
     :meth:`run` attacks; everything below it puts what was got into figures and words, from its part of
     ``leakage.json`` alone. Of these only :meth:`rows` must be written.

@@ -133,6 +133,7 @@ def copying(
         dtype=torch.float64,
     )
     share = float(_nearer(pool, is_private).mean())
+    low, high = wilson(share, len(generated))
     to_private = nearest(held_out, private)[0]
     z, z_p_value = data_copying(nearest(generated, private)[0], to_private)
     fresh = None
@@ -148,8 +149,8 @@ def copying(
         p_value=(1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
         drawings=drawings,
         share=share,
-        low=wilson(share, len(generated))[0],
-        high=wilson(share, len(generated))[1],
+        low=low,
+        high=high,
         z=z,
         z_p_value=z_p_value,
         pairs=_closest(pool, is_private, closest),
@@ -176,15 +177,12 @@ def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float
     (-1.7321, 0.0416)
     """
     from scipy.special import ndtr
-    from scipy.stats import rankdata
+    from scipy.stats import rankdata, tiecorrect
 
     m, n = len(generated), len(held_out)
-    both = torch.cat([generated, held_out]).double()
-    ranks = torch.from_numpy(rankdata(both.numpy()))
+    ranks = rankdata(torch.cat([generated, held_out]).double().numpy())
     u = float(ranks[:m].sum()) - m * (m + 1) / 2
-    tied = np.unique(both.numpy(), return_counts=True)[1].astype(float)
-    of_ties = float((tied**3 - tied).sum()) / ((m + n) * (m + n - 1))
-    variance = m * n / 12 * (m + n + 1 - of_ties)
+    variance = tiecorrect(ranks) * m * n * (m + n + 1) / 12
     z = (u - m * n / 2) / math.sqrt(variance) if variance > 1e-9 else 0.0
     return z, float(ndtr(z))
 

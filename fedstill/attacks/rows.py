@@ -6,6 +6,7 @@ A run's ``leakage.json`` holds these ready to be shown, so that its report needs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +114,11 @@ def share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f}%"
 
 
-def with_interval(value: float, low: float, high: float) -> str:
-    """A part of 1 and its interval, in percent.
+def in_percent(value: float, low: float, high: float) -> dict[str, Any]:
+    """Value, interval and text of a row that is a part of 1.
 
-    >>> with_interval(0.614, 0.58, 0.64)
+    >>> in_percent(0.614, 0.58, 0.64)["text"]
     '61.4% (58.0 to 64.0)'
     """
-    return f"{share(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    text = f"{share(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    return {"value": 100 * value, "interval": (100 * low, 100 * high), "text": text}

@@ -73,13 +73,14 @@ def together(
         work: what one step does; None is a step on the task's loss.
 
     Raises:
-        ArgumentError: a mask of another form, or a model without a record.
+        ArgumentError: a model without a record.
     """
+    if len(inside) and not bool(inside.any(1).all()):
+        raise ArgumentError("inside", "a model without a record", "one record or more for each model")
     compute = compute or Compute()
-    pools = [pool] * len(inside) if isinstance(pool, TensorData) else list(pool)
+    pools = [pool] * len(inside) if isinstance(pool, TensorData) else pool
     nodes = []
     for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
-        _check(data, inside)
         name = f"shadow-{model}"
         network = compute.place(make(derive(seed, "shadow", model)))
         own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
@@ -92,11 +93,3 @@ def together(
     for group in choose(nodes, compute, trial)[0]:
         training.train(group, task, local, compute, work=work)
     return [node.model for node in nodes]
-
-
-def _check(pool: TensorData, inside: torch.Tensor) -> None:
-    if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool):
-        form = (tuple(inside.shape), str(inside.dtype))
-        raise ArgumentError("inside", form, f"(models, {len(pool)}) bool")
-    if len(inside) and not bool(inside.any(1).all()):
-        raise ArgumentError("inside", "a model without a record", "one record or more for each model")

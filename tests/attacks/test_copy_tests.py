@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import nn
 
 from fedstill.attacks import copy_tests as module
 from fedstill.attacks import neighbours
 from fedstill.attacks.copy_tests import Copying, copying, data_copying, wilson
-from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
+from fedstill.attacks.features import Extractor, penultimate, pixels
 from fedstill.attacks.neighbours import Neighbours, nearest
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
@@ -393,23 +391,6 @@ def test_any_architecture_has_a_last_layer() -> None:
         penultimate(nn.Flatten(), x[:2], "student")
     with pytest.raises(ModelError, match=r"takes \(2, 1, 8, 8\)|takes \(2, 1, 64\)"):
         penultimate(nn.Sequential(nn.Flatten(2), nn.Linear(64, 3)), x[:2], "student")
-
-
-def test_vgg_from_its_file(tmp_path: Path) -> None:
-    from fedstill.models.vgg import load_vgg
-
-    places, tensors, channels = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), {}, 3
-    for place in places:
-        tensors[f"features.{place}.weight"] = torch.randn(4, channels, 3, 3)
-        tensors[f"features.{place}.bias"] = torch.randn(4)
-        channels = 4
-    path = tmp_path / "vgg.safetensors"
-    save_file(tensors, path)
-    x = torch.rand(3, 1, 16, 16)
-    space = vgg(path, (0.5,), (0.5,))
-    expected = load_vgg(path, (0.5,), (0.5,))(x)[-1].mean((2, 3))
-    torch.testing.assert_close(space(x), expected.double())
-    assert space.name.startswith("relu4_3 of vgg.safetensors (SHA-256 ")
 
 
 def test_vectors_that_are_no_numbers_are_refused() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fedstill.attacks import generated as module
 from fedstill.attacks.attack import Found
@@ -264,25 +262,7 @@ def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
 
 
-def test_a_weights_file_is_one_more_space(run: Simulation, tmp_path: Path) -> None:
-    tensors, channels = {}, 3
-    for place in (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28):
-        tensors[f"features.{place}.weight"] = 0.2 * torch.randn(4, channels, 3, 3)
-        tensors[f"features.{place}.bias"] = torch.zeros(4)
-        channels = 4
-    path = tmp_path / "vgg.safetensors"
-    save_file(tensors, path)
-    found = looked_at(FRESH, run, replace(FEW, extractor=str(path)), 0)
-    assert spaces(found)[2]["extractor"].startswith("relu4_3 of vgg.safetensors")
-    save_file({"features.0.weight": torch.zeros(1)}, path)
-    found = looked_at(FRESH, run, replace(FEW, extractor=str(path)), 0)
-    assert len(spaces(found)) == 2
-    assert [name for name, _ in found.skipped] == ["copying", "distances"]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"images": 1}, {"drawings": 0}, {"pairs": 0}, {"extractor": "nowhere.safetensors"}]
-)
+@pytest.mark.parametrize("wrong", [{"images": 1}, {"drawings": 0}, {"pairs": 0}])
 def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"copying.{next(iter(wrong))}"):
         DataCopying(**wrong)

@@ -26,11 +26,9 @@ def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
 
 
-def test_bytes_are_those_of_the_ledger_and_the_student_is_the_one_of_the_run(fediod: Path) -> None:
-    experiment, seen, wrong = heard(fediod)
+def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
+    experiment, _, wrong = heard(fediod)
     assert wrong is None
-    told = json.loads((fediod / "result.json").read_text())["bytes"]["up"]
-    assert sum(seen.bytes.values()) == told > 0
     state = load_file(str(fediod / "student.safetensors"))
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedstill.attacks.rates import at_rate, auc, rates, split
-from fedstill.core.errors import ArgumentError
+from fedstill.attacks.rates import at_rate, auc
 from fedstill.core.seeds import torch_generator
 
 # Few values, so that many scores are equal.
@@ -127,24 +126,3 @@ def test_intervals_are_those_of_clopper_and_pearson(found: int, n: int) -> None:
     share = at_rate(members, torch.zeros(10), 0.0, 0.95).true_positives
     exact = binomtest(found, n).proportion_ci(0.95, "exact")
     assert (share.value, share.low, share.high) == pytest.approx((found / n, exact.low, exact.high))
-
-
-# --- errors ---------------------------------------------------------------------------------------
-
-
-def test_split_by_membership() -> None:
-    members, others = split(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
-    assert (members.tolist(), others.tolist()) == ([1.0, 3.0], [2.0])
-
-
-@pytest.mark.parametrize(
-    ("members", "others", "name"),
-    [
-        (torch.empty(0), torch.ones(1), "scores of members"),
-        (torch.ones(1), torch.ones(1, 1), "scores of others"),
-        (torch.ones(1), torch.tensor([math.nan]), "scores of others"),
-    ],
-)
-def test_what_cannot_be_is_refused(members: torch.Tensor, others: torch.Tensor, name: str) -> None:
-    with pytest.raises(ArgumentError, match=name):
-        rates(members, others)

@@ -115,11 +115,8 @@ def test_a_step_of_ones_own() -> None:
         assert training.predict(model, pool.inputs, Compute()).argmax(1).eq(2).all()
 
 
-def test_masks_of_another_form_are_refused() -> None:
+def test_a_model_without_a_record_is_refused() -> None:
     pool, inside = records(), halves(20, 2, 0)
-    for mask in (inside[:, 1:], inside.float(), inside[0]):
-        with pytest.raises(ArgumentError, match="inside"):
-            together(make, [pool] * len(mask), mask, TASK, LOCAL, 0)
     with pytest.raises(ArgumentError, match="a model without a record"):
         together(make, pool, inside & inside[:1], TASK, LOCAL, 0)
 
