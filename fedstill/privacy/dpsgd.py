@@ -17,7 +17,7 @@ records there are sets rate and steps, and counts as known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.bounds import above_zero, kept, lengths, not_negative, one_or_more
+from fedstill.privacy.bounds import kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws
@@ -62,20 +62,12 @@ class PrivateSteps:
         draws: names to random draws, of which none is told to anyone. The same names give the same draws:
             they must differ from run to run, and between steps that could both be told of.
         group: records of one protected unit.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     noise: float
     clip: float
     draws: Callable[..., Draws]
     group: int = 1
-
-    def __post_init__(self) -> None:
-        not_negative("noise of DP-SGD", self.noise, "0 (none: no guarantee) or more")
-        above_zero("clip of DP-SGD", self.clip)
-        one_or_more("group of DP-SGD", self.group)
 
 
 def rate(n: int, batch: int) -> float:
@@ -145,7 +137,9 @@ def clipped_sum(
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")
     sums = [torch.zeros(own.numel(), device=inputs.device) for own in trained.values()]
     losses = 0.0
-    for x, y in _parts(inputs, targets, max(ROOM // sum(map(len, sums)), 1)):
+    room = max(ROOM // sum(map(len, sums)), 1)
+    for first in range(0, len(inputs), room):
+        x, y = inputs[first : first + room], targets[first : first + room]
         gradients, values = each(leaves, x, y)
         losses += values.sum().item()
         rows = [gradients[name].flatten(1) for name in leaves]  # (b, P_i) each
@@ -180,13 +174,6 @@ def public_gradient(
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return torch.cat([(torch.zeros_like(leaf) if g is None else g).flatten() for g, leaf in pairs])
-
-
-def _parts(
-    inputs: torch.Tensor, targets: torch.Tensor, size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for first in range(0, len(inputs), size):
-        yield inputs[first : first + size], targets[first : first + size]
 
 
 def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -33,7 +33,6 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.privacy.bounds import not_negative
 
@@ -128,13 +127,7 @@ def secure(secret: int, *names: str | int) -> Draws:
 
 
 def make_draws(randomness: Literal["seeded", "secure"]) -> Callable[..., Draws]:
-    """:func:`seeded` or :func:`secure`, by the word in an owner's file.
-
-    Raises:
-        ArgumentError: another word.
-    """
-    if randomness not in ("seeded", "secure"):
-        raise ArgumentError("privacy.randomness", randomness, "seeded or secure")
+    """:func:`seeded` or :func:`secure`, by the word in an owner's file."""
     return seeded if randomness == "seeded" else secure
 
 

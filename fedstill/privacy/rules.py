@@ -22,16 +22,7 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 
-from fedstill.core.choices import check_choices
-from fedstill.privacy.bounds import (
-    SLACK,
-    above_zero,
-    not_negative,
-    numbers,
-    one_or_more,
-    rows_of,
-    shorten,
-)
+from fedstill.privacy.bounds import SLACK, numbers, rows_of, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 
@@ -71,11 +62,9 @@ class _AsItIs(Rule, Protocol):
     """Nothing is done to the tensor."""
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
         return tensor
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The tensor itself."""
         return tensor
 
 
@@ -128,9 +117,6 @@ class NoisyCounts(Rule):
         group: records of one protected unit at most.
         moves: by how much one record moves the tensor.
         least: what no count is below, however the noise falls.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     pays: ClassVar[str] = "counts"
@@ -139,11 +125,6 @@ class NoisyCounts(Rule):
     group: int = 1
     moves: float = 1.0
     least: int = 0
-
-    def __post_init__(self) -> None:
-        not_negative("scale of counts", self.scale)
-        above_zero("moves of counts", self.moves)
-        one_or_more("group of counts", self.group)
 
     @property
     def text(self) -> str:
@@ -188,9 +169,6 @@ class NoisyRows(Rule):
         scale: of the noise: scale or standard deviation, in units of the answers; 0: none, no guarantee.
         bound_to: of each value's magnitude (laplace), or of each row's L2 norm (gaussian); 0: no bound, and
             no guarantee whatever the noise.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     pays: ClassVar[str] = "outputs"
@@ -198,11 +176,6 @@ class NoisyRows(Rule):
     how: Literal["laplace", "gaussian"]
     scale: float
     bound_to: float
-
-    def __post_init__(self) -> None:
-        check_choices(self, "outputs")
-        not_negative("scale of outputs", self.scale)
-        not_negative("bound of outputs", self.bound_to)
 
     @property
     def text(self) -> str:
@@ -261,9 +234,6 @@ class Sanitised(Rule):
         clip: largest L2 norm of an input's gradient, above 0.
         sigma: standard deviation of the noise on each number, over the clip; 0: none, no guarantee.
         teachers: m; 1: a network that was trained without protection.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     pays: ClassVar[str] = "gradients"
@@ -271,11 +241,6 @@ class Sanitised(Rule):
     clip: float
     sigma: float
     teachers: int = 1
-
-    def __post_init__(self) -> None:
-        above_zero("clip of gradients", self.clip)
-        not_negative("noise of gradients", self.sigma)
-        one_or_more("teachers of gradients", self.teachers)
 
     @property
     def text(self) -> str:

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core.choices import check_choices
-from fedstill.privacy.bounds import above_zero, not_negative, numbers, one_or_more, rows_of
+from fedstill.privacy.bounds import numbers, rows_of
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 from fedstill.privacy.rules import Rule
@@ -39,9 +38,6 @@ class Votes(Rule):
             zeros, and cost no votes. 0: answer all, and no such noise.
         threshold_noise: standard deviation of that noise, above 0.
         sharpness: logits of a class that all voted for.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     pays: ClassVar[str] = "pate"
@@ -53,25 +49,14 @@ class Votes(Rule):
     threshold_noise: float = 10.0
     sharpness: float = 10.0
 
-    def __post_init__(self) -> None:
-        check_choices(self, "pate")
-        one_or_more("pate.teachers", self.teachers)
-        not_negative("sigma of votes", self.sigma)
-        not_negative("pate.threshold", self.threshold)
-        above_zero("pate.threshold_noise", self.threshold_noise)
-        above_zero("pate.sharpness", self.sharpness)
-
     @property
     def text(self) -> str:
         if self.sigma == 0:
             return f"votes of {self.teachers} teachers without noise: no guarantee"
         what = "all votes" if self.release == "votes" else "the class with the most votes"
-        where = (
-            f", where the most reach {self.threshold:g} (noise {self.threshold_noise:g})"
-            if self.threshold
-            else ""
-        )
-        return f"{what} of {self.teachers} teachers, Gaussian noise {self.sigma:g}{where}"
+        told = f"{what} of {self.teachers} teachers, Gaussian noise {self.sigma:g}"
+        where = f", where the most reach {self.threshold:g} (noise {self.threshold_noise:g})"
+        return told + where if self.threshold else told
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Whole votes from 0 to m, as logits: ``(B, C)``."""
