@@ -525,21 +525,6 @@ def test_prices_by_hand() -> None:
     assert price(private(0.0), 100, 25, 7) is None
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ({"noise": -1.0}, "noise of DP-SGD is -1.0"),
-        ({"noise": math.inf}, "noise of DP-SGD is inf"),
-        ({"clip": 0.0}, "clip of DP-SGD is 0.0"),
-        ({"clip": math.nan}, "clip of DP-SGD is nan"),
-        ({"group": 0}, "group of DP-SGD is 0"),
-    ],
-)
-def test_values_outside_their_range(how: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        private(**how)
-
-
 # --- which networks -------------------------------------------------------------------------------
 
 
