@@ -238,25 +238,15 @@ def _nearer(pool: Neighbours, is_private: torch.Tensor) -> torch.Tensor:
     the j is among n drawn of the N has probability ``1 - C(N - j, n) / C(N, n)``. Where distances are equal:
     the mean of both answers, nearer and farther.
     """
+    from scipy.stats import hypergeom
+
     flip = int(is_private.sum()) < int((~is_private).sum())
     larger = ~is_private if flip else is_private
     limit, _ = pool.first(~larger)
     total, n = int(larger.sum()), int((~larger).sum())
-    won = torch.stack([_hit(pool.count(larger, limit, ties=ties), total, n) for ties in (False, True)]).mean(
-        0
-    )
+    nearer = torch.stack([pool.count(larger, limit, ties=ties) for ties in (False, True)])
+    won = torch.from_numpy(hypergeom.sf(0, total, nearer.numpy(), n)).mean(0)
     return 1 - won if flip else won
-
-
-def _hit(j: torch.Tensor, total: int, n: int) -> torch.Tensor:
-    """``1 - C(total - j, n) / C(total, n)``: by logarithms of the gamma function, ``j`` (G,)."""
-    left = total - j.double()
-
-    def log_ways(of: torch.Tensor) -> torch.Tensor:
-        return torch.lgamma(of + 1) - torch.lgamma(of - n + 1)
-
-    ways = log_ways(left.clamp_min(n)) - log_ways(torch.tensor(float(total), dtype=torch.float64))
-    return torch.where(left >= n, -torch.expm1(ways), 1.0)
 
 
 def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -58,14 +59,7 @@ class Victim:
 
 
 def victims(again: Replay, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
-    """Nodes with a few images each, and what left them in the round that is attacked.
-
-    Args:
-        again: what the run was made of.
-        seed: of whose images they hold.
-        count: how many victims.
-        images: that each of them holds.
-        round: whose release is attacked; 0 is the first.
+    """``count`` nodes with a few images each, and what left them in the round that is attacked.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
@@ -74,10 +68,12 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
     run, setting = again.config, again.setting
     if setting.task.kind != "class" or setting.task.tokens:
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
+    if round >= run.method.turns:
+        raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
     parts = _drawn(again.parts, count, images, seed)
     before = list(again.parts) if round else []
     names = [f"victim-{at}" for at in range(len(parts))]
-    shape, classes = tuple(again.data.test.inputs.shape[1:]), len(again.data.classes)
+    shape, classes = again.shape, len(again.data.classes)
     own = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
     nodes = len(before) + len(parts)
     asked: Any = run.method
@@ -90,22 +86,15 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
         privacies=[run.nodes.privacy] * nodes,
         method=replace(asked, **everybody),
     )
-    if round >= run.method.turns:
-        raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
     heard = _heard(experiment, names, round)
     schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.turns))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
     one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
-    return [
-        _victim(
-            copy.deepcopy(first),
-            heard[name],
-            schedule,
-            part,
-            "" if one else experiment.side.questions[heard[name].question].beside,
-        )
-        for name, part in zip(names, parts, strict=True)
-    ]
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        beside = "" if one else experiment.side.questions[heard[name].question].beside
+        found.append(_victim(copy.deepcopy(first), heard[name], schedule, part, beside))
+    return found
 
 
 def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovered:
@@ -132,22 +121,18 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
 
 def _drawn(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
     """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
-    orders = [
-        torch.split(torch.randperm(len(part), generator=torch_generator(seed, "victims", at)), images)
+    orders = (
+        torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
         for at, part in enumerate(parts)
+    )
+    pieces = [
+        [(part, rows) for rows in torch.split(order, images) if len(rows) == images]
+        for part, order in zip(parts, orders, strict=True)
     ]
-    pieces = [[rows for rows in order if len(rows) == images] for order in orders]
-    turns = max(map(len, pieces))
-    drawn = [
-        parts[at].subset(rows[turn])
-        for turn in range(min(turns, count))
-        for at, rows in enumerate(pieces)
-        if turn < len(rows)
-    ]
+    drawn = [piece for turn in zip_longest(*pieces) for piece in turn if piece is not None]
     if len(drawn) < count:
-        most = sum(map(len, pieces))
-        raise ArgumentError("inversion.victims", count, f"at most {most} of {images} images")
-    return [replace(part, cases=None, groups=None) for part in drawn[:count]]
+        raise ArgumentError("inversion.victims", count, f"at most {len(drawn)} of {images} images")
+    return [replace(part.subset(rows), cases=None, groups=None) for part, rows in drawn[:count]]
 
 
 def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str, Release]:

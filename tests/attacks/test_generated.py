@@ -99,13 +99,6 @@ def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Simulati
     assert min(near, key=near.__getitem__) == "node-1"
 
 
-def test_fresh_images_are_no_copies(run: Simulation) -> None:
-    for space in spaces(looked_at(FRESH, run, FEW, 0)):
-        assert space["p_value"] > 0.1
-        assert space["low"] < 0.5 < space["high"]
-        assert space["pairs"][0]["ratio"] > space["fresh"] / 2
-
-
 # --- where numbers come from ------------------------------------------------------------------------
 
 
@@ -208,12 +201,6 @@ def test_patients_are_drawn_whole() -> None:
 
 
 # --- what does not apply ----------------------------------------------------------------------------
-
-
-def test_without_a_student_there_are_pixels() -> None:
-    found = looked_at(FRESH, Simulation(setting(Standalone())), FEW, 0)
-    assert [space["extractor"] for space in spaces(found)] == ["pixels"]
-    assert found.part["scores"]["student"] is None
 
 
 def test_scores_are_of_one_label_an_image() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from fedstill.attacks.heard import Heard, hear, replay
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.core.errors import ArgumentError, RunFolderError
-from tests.attacks.runs import FEDAVG, FEDIOD, FEDKD, made
+from tests.attacks.runs import FEDIOD, FEDKD, made
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
@@ -69,13 +69,6 @@ def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
     assert torch.equal(answers[0], experiment.public.inputs)
     told = experiment.nodes[0].model(experiment.public.inputs)
     assert torch.corrcoef(torch.stack([told.flatten(), answers[1].flatten()]))[0, 1] > 0.9  # but for a grid
-
-
-def test_parameters_alone_are_no_answers(tmp_path: Path) -> None:
-    _, seen, wrong = heard(made(tmp_path / "run", FEDAVG))
-    assert wrong is None
-    assert seen.inputs is None
-    assert seen.answers("node-0") is None
 
 
 def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:

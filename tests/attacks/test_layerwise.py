@@ -179,10 +179,3 @@ def test_a_batch_whose_images_cannot_be_told_apart_is_refused() -> None:
     release = released(build("lenet5", (1, 28, 28), 10, 0), inputs, targets)  # noise, all much the same
     with pytest.raises(ArgumentError, match=r"count is 8.*zeros"):
         invert_layers(release, (1, 28, 28), 8)
-
-
-def test_the_extractors_gradient_alone_is_refused() -> None:
-    inputs, targets = pictures(1)
-    release = released(build("lenet5", (1, 28, 28), 10, 0), inputs, targets, "extractor")
-    with pytest.raises(ArgumentError, match=r"without 7.weight, 7.bias.*all parameters, or of the head"):
-        invert_layers(release, (1, 28, 28), 1)

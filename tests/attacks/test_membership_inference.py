@@ -138,13 +138,6 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
-def test_no_node_took_part_in_a_student_of_public_data() -> None:
-    again = replay({"name": "public-only"}, public={"name": "held-out"})
-    experiment, heard = done(again)
-    with pytest.raises(MethodRefused, match="no node's records came to the central model"):
-        section(again, experiment, heard, FEW)
-
-
 def test_the_ensemble_answers_through_its_gates() -> None:
     outputs = {"how": "gaussian", "noise": 100.0, "bound": 1.0}
     privacy = {"mechanism": "noisy-outputs", "outputs": outputs, "counts_noise": 1.0}
@@ -178,13 +171,6 @@ def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None
     apart = (shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).abs().sum() / 2
     assert apart < 0.1
     assert not any((own.inputs == x).flatten(1).all(1).any() for x in asked.records.inputs[~asked.inside])
-
-
-def test_records_may_be_fewer() -> None:
-    again = replay(FEDAVG)
-    asked = candidates(merged(again.parts), again.data.test, 50, 0)
-    assert (int(asked.inside.sum()), int((~asked.inside).sum())) == (50, 50)
-    assert len(asked.population) == 89
 
 
 def test_what_cannot_be_told_is_refused_in_one_line() -> None:

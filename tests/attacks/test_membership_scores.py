@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -81,12 +80,6 @@ def test_confidence_where_the_probability_is_1_to_all_digits() -> None:
     labels = torch.tensor([0, 0])
     assert float(logits.double().softmax(1)[0, 0]) == 1.0
     assert confidence(logits, labels).tolist() == pytest.approx([100 - math.log(2), 300 - math.log(2)])
-
-
-def test_loss_is_minus_the_cross_entropy() -> None:
-    seen = drawn(0)
-    expected = -F.cross_entropy(seen.target.double(), seen.labels, reduction="none")
-    torch.testing.assert_close(loss(seen), expected)
 
 
 def test_lira_by_hand() -> None:
@@ -262,10 +255,6 @@ def by_lira_offline(seen: Seen, others: Seen) -> torch.Tensor:
     return lira_offline(seen)
 
 
-def wrong_sign(seen: Seen, others: Seen) -> torch.Tensor:
-    return -lira(seen)
-
-
 def with_strange_masks(seen: Seen, others: Seen) -> torch.Tensor:
     """Shadows that did learn from records, but not from those that are said."""
     return lira(Seen(seen.target, seen.shadows, halves(2 * N, SHADOWS, 3), seen.labels))
@@ -306,7 +295,6 @@ def mean_auc(attack: Attack, leaks: Leak) -> float:
     [
         (by_lira, 0.79, by_loss, 0.76),
         (rmia, 0.77, by_loss, 0.76),
-        (by_lira, 0.79, wrong_sign, 0.21),
         (by_lira, 0.79, with_strange_masks, 0.70),
         (by_lira, 0.79, with_few_shadows, 0.75),
         (with_few_shadows_used_well, 0.77, with_few_shadows, 0.75),

@@ -86,16 +86,6 @@ def test_batch_norm_in_another_mode_gives_another_update_and_leaves_the_model_al
     assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
 
 
-def test_without_an_order_passes_follow_each_other() -> None:
-    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(3)
-    schedule = Schedule((0.1, 0.1, 0.1), batch=2)
-    told = [torch.tensor(batch) for batch in ([0, 1], [2, 0], [1, 2])]
-    own = parameters(network)
-    found = trained(network, own, data.inputs, data.targets, schedule)
-    again = trained(network, own, data.inputs, data.targets, schedule, told)
-    assert all(torch.equal(found[name], again[name]) for name in own)
-
-
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_the_slope_of_an_update_is_that_of_small_differences(optimiser: str) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)).double()
@@ -145,23 +135,7 @@ def test_a_gradient_of_a_part_is_the_part_of_the_gradient() -> None:
     assert all(torch.equal(part[name], whole[name]) for name in names)
 
 
-def test_labels_may_be_parts_of_classes() -> None:
-    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(3)
-    own = parameters(network)
-    sure = nn.functional.one_hot(data.targets, CLASSES).float()
-    found = gradients(network, own, data.inputs, sure, smoothing=0.1)
-    true = gradients(network, own, data.inputs, data.targets, smoothing=0.1)
-    for name in own:
-        torch.testing.assert_close(found[name], true[name])
-
-
 # --- what is shared -------------------------------------------------------------------------------
-
-
-def test_extractor_and_head_are_all() -> None:
-    network = build("lenet5", SHAPE, CLASSES, 0)
-    assert (*shared(network, "extractor"), *shared(network, "head")) == shared(network, "all")
-    assert shared(network, "extractor") == ("0.weight", "0.bias", "3.weight", "3.bias")
 
 
 def test_a_span_has_the_rates_of_its_own_steps() -> None:

@@ -10,7 +10,6 @@ import torch
 from fedstill.attacks.gradient_inversion import GradientInversion, inverted
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.recovered import Pixels
-from fedstill.attacks.updates import Observed
 from fedstill.attacks.victims import Victim, attacked, victims
 from fedstill.core.errors import ArgumentError
 from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
@@ -126,10 +125,3 @@ def test_what_a_method_descends_beside_is_said_where_it_counts() -> None:
     assert "leaves out that nodes also descend distances from what the global generator gives" in later
     plain = inverted(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",)), 0)
     assert "also descend" not in plain.part["known"]
-
-
-def test_a_release_without_finite_numbers_is_refused() -> None:
-    (victim,) = held(replay(FEDAVG), 1)
-    broken = {name: value * float("nan") for name, value in victim.release.target.items()}
-    with pytest.raises(ArgumentError, match="NaN or infinity"):
-        Observed(victim.release.model, broken)

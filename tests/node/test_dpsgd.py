@@ -22,7 +22,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models import PatchCritic, build
 from fedstill.models.private import NotPrivate, check
 from fedstill.node import private_training, training

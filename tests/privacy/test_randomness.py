@@ -43,16 +43,6 @@ def test_draws_have_the_distribution_of_their_name(draws, what, law) -> None:
         assert stats.kstest(x, other.cdf).pvalue < 0.01
 
 
-@KINDS
-@pytest.mark.parametrize(("what", "law"), [("normal", NORMAL), ("laplace", LAPLACE)])
-def test_tails_are_as_heavy_as_they_should_be(draws, what, law) -> None:
-    """P(|x| > 4): 6.3e-5 and 1.8e-2 of 400 000 draws, to 4 sigma of such a count."""
-    x = getattr(draws(1, "tails"), what)((400_000,)).numpy()
-    expected = 400_000 * 2 * law.sf(4)
-    for count in (2 * (x > 4).sum(), 2 * (x < -4).sum(), (abs(x) > 4).sum()):
-        assert count == pytest.approx(expected, abs=6 * math.sqrt(expected))
-
-
 @pytest.mark.parametrize("what", ["uniform", "normal", "laplace"])
 def test_secure_draws_are_those_of_a_slow_reference(what: str) -> None:
     """SHAKE-256 by hand, 53 bits a number, and scalar functions of another library."""
@@ -135,13 +125,6 @@ def test_tails_have_no_holes(high: int, low: int) -> None:
     assert (got > 20).all()  # P < 2e-9: these are tails
 
 
-@KINDS
-def test_an_empty_draw_and_a_single_one(draws) -> None:
-    for what in ("uniform", "normal", "laplace"):
-        assert getattr(draws(0), what)((0, 3)).shape == (0, 3)
-        assert getattr(draws(0), what)(()).shape == ()
-
-
 # --- adding it -----------------------------------------------------------------------------------
 
 
@@ -180,10 +163,3 @@ def test_no_scale_is_no_noise_and_a_wrong_one_is_refused() -> None:
     for scale in (-1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="scale is"):
             add_noise(values, torch.ones(2), scale)
-
-
-@pytest.mark.parametrize("scale", [1e-320, 1e-44, 1e-30, 1e30])
-def test_scales_far_out_give_numbers_all_the_same(scale: float) -> None:
-    out = add_noise(torch.tensor([0.0, 3e38, -1.0]), torch.tensor([1.0, -1.0, 0.0]), scale)
-    assert torch.isfinite(out).all()
-    assert out[0].item() == pytest.approx(scale, rel=1e-5, abs=2e-45)
