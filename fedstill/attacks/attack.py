@@ -35,7 +35,7 @@ class Target:
         experiment: it, at its end.
         heard: questions and answers, and label counts, as they crossed the wire.
         releases: those that the attack keeps, in order.
-        seed: from which every random draw of the attack follows.
+        seed: of every random draw of the attack.
     """
 
     replay: Replay
@@ -116,11 +116,9 @@ class Attack(Registered, ABC):
     # --- what it hears ------------------------------------------------------------------------------------
 
     def refusal(self, side: NodeSide) -> str | None:
-        """Why it cannot use anything of what leaves nodes that are asked so, or None.
+        """Why it cannot use anything of what leaves, or None.
 
-        Args:
-            side: the questions; ``side.leaves()`` are the kinds of all that leaves, and each says of itself
-                what it is computed from (:class:`fedstill.protocol.kinds.Kind`).
+        ``side.leaves()`` are the :class:`~fedstill.protocol.kinds.Kind` of all that leaves.
         """
         return None
 
@@ -145,11 +143,7 @@ class Attack(Registered, ABC):
 
     @abstractmethod
     def rows(self, part: Any) -> Iterable[Row]:
-        """The figures, in the order of the report.
-
-        Args:
-            part: what :meth:`run` found.
-        """
+        """The figures, in the order of the report, of what :meth:`run` found."""
 
     def sentence(self, part: Any) -> str:
         """What was got, for whoever is in charge of the data, in a sentence with its full stop."""

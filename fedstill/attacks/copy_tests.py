@@ -110,10 +110,8 @@ def copying(
     Args:
         generated, private, held_out: images ``(N, C, H, W)``, as networks take them. Private images are all
             that generated ones may be copies of; held-out ones are from the same source, and nobody's.
-        extractor: in what space.
-        seed: of the drawings.
-        drawings: of who is private, at least 1.
-        closest: pairs to tell, at least 1.
+        seed: of the drawings of who is private.
+        closest: pairs to tell.
         groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
             are drawn, not images, since slices of one patient are near each other without any copy.
 
@@ -159,18 +157,12 @@ def copying(
 
 
 def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
-    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value.
+    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value; 0 and 1/2 where all
+    distances are equal.
 
-    U counts pairs of a generated and a held-out image of which the generated one is farther from its nearest
-    private image (Mann, Whitney 1947; ties as half a pair, and the variance is that with ties).
-
-    Args:
-        generated: distances of generated images to their nearest private one, ``(m,)``.
-        held_out: those of held-out images, ``(n,)``.
-
-    Returns:
-        ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, and how likely one is as low as that. Where all
-        distances are equal, 0 and 1/2.
+    U counts pairs of a generated ``(m,)`` and a held-out image ``(n,)`` of which the generated one is farther
+    from its nearest private image (Mann, Whitney 1947): ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, with
+    ties as half a pair, and the variance that they leave.
 
     >>> z, p = data_copying(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
     >>> round(z, 4), round(p, 4)  # (0 - 3) / sqrt(2 * 3 * 6 / 12)

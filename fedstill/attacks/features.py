@@ -23,7 +23,6 @@ class Extractor:
     """Images to vectors, with a name to be printed beside every number that came of them.
 
     Args:
-        name: in words.
         of: a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
         device: where ``of`` computes; None: where the images are.
 

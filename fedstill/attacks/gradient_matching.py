@@ -74,12 +74,8 @@ def invert(
     """Seek the images behind a release.
 
     Args:
-        release: what left the node, and how it follows from images.
         shape: ``(C, H, W)`` of an image.
         count: how many images, B.
-        config: of the search.
-        pixels: range of the images.
-        seed: of the first images.
         labels: ``(B,)``, where they are known; else they are read or sought as the config says.
 
     Raises:

@@ -101,17 +101,11 @@ def replay(folder: Path) -> Replay:
 def hear(
     folder: Path, again: Replay, most: int, also: Hear = lambda release: None
 ) -> tuple[Overheard, Heard, str | None]:
-    """Repeat a run to its end, with the student that it really came to.
-
-    Args:
-        folder: of the run.
-        again: what it was made of.
-        most: rows of questions and answers to keep.
-        also: called with each release, too.
+    """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
 
     Returns:
-        The experiment at its end, what its server saw, and why that is not the run of the folder, if it
-        is not.
+        The experiment at its end, what its server saw (of questions and answers the last ``most`` rows), and
+        why that is not the run of the folder, if it is not.
 
     Raises:
         RunFolderError: the student in the folder is broken.

@@ -114,10 +114,6 @@ def attack(
 def described(attack: Attack, part: Any) -> dict[str, Any]:
     """What one attack got, as ``leakage.json`` has it: in figures and words that its readers only show.
 
-    Args:
-        attack: with its options.
-        part: what it found.
-
     Raises:
         ArgumentError: it found what JSON cannot hold.
     """

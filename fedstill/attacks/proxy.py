@@ -49,10 +49,6 @@ def proxies(
         inputs: what the node was asked about ``(Q, ...)``.
         answers: what it answered ``(Q, classes)``, as logits.
         shadows: the attacker's own models.
-        task: of the models.
-        seed: of everything.
-        local: how proxies learn.
-        compute: device and precision; None is the default.
 
     Raises:
         ArgumentError: no questions, or answers of another number.

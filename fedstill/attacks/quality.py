@@ -137,16 +137,14 @@ def inception_score(logits: torch.Tensor) -> float:
 
 
 def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module]) -> dict[str, float]:
-    """Inception scores of generated images by each of some classifiers: ImageNet's, or the nodes' own.
+    """Inception scores of images ``(N, C, H, W)`` by each of some classifiers, by name.
 
-    FedIOD's appendix has the adapted score "evaluated by each locally trained model T_k (taking average of
-    all local models)". Read here as: each model has a score of its own, by its own p(y | x) and p(y) at
-    temperature 1, and nodes count alike, whatever they hold. (One score of averaged probabilities would see
-    no difference between models that disagree and models that are unsure.)
+    FedIOD's adapted score is the mean of those of the nodes' models.
 
-    Args:
-        images: ``(N, C, H, W)`` as the classifiers take them.
-        classifiers: by name; copies of them judge, in evaluation mode.
+    "Evaluated by each locally trained model T_k (taking average of all local models)" is read here as: each
+    model has a score of its own, by its own p(y | x) and p(y) at temperature 1, and nodes count alike. (One
+    score of averaged probabilities would see no difference between models that disagree and models that are
+    unsure.) Copies judge, in evaluation mode.
 
     Raises:
         DataError: logits that hold NaN or infinity.

@@ -70,13 +70,9 @@ def rates(
     at: Sequence[float] = LOW,
     confidence: float = CONFIDENCE,
 ) -> Rates:
-    """All figures of an attack.
+    """All figures of an attack, by the scores of members ``(n,)`` and of others ``(n',)``.
 
-    Args:
-        members: scores ``(n,)`` of records that were learned from; higher is meant to be likelier a member.
-        others: scores ``(n',)`` of records that were not.
-        at: false positive rates, each within [0, 1].
-        confidence: of each interval.
+    Higher is meant to be likelier a member.
     """
     area = auc(members, others, confidence)
     low = tuple(at_rate(members, others, rate, confidence) for rate in at)

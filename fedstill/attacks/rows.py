@@ -90,13 +90,8 @@ class Strip:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures side by side: strips of as many as there are heads.
-
-    Args:
-        title: what they show.
-        heads: above each column.
-        strips: from top to bottom.
-        says: what whoever has them should know.
+    """Pictures side by side: strips, from top to bottom, of as many as there are ``heads``; ``says`` is what
+    whoever has them should know.
     """
 
     title: str

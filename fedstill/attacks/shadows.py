@@ -60,16 +60,13 @@ def together(
 ) -> list[nn.Module]:
     """All at once, by the local training of a node, stacked where that is faster.
 
-    Each model has first weights, batches and augmentation of its own.
+    Each model has first weights, batches and augmentation of its own, which follow from the seed.
 
     Args:
         make: an untrained model; all of one architecture are trained in one stack.
         pool: the records; or one a model, of the same size, where models learn different targets of them.
         inside: which model learns from which of them, ``(M, N)`` bool.
-        task: gives the loss.
         local: how the target was trained, as far as the attacker knows.
-        seed: of everything.
-        compute: device, precision, stacked or not; None is the default, which measures what is faster.
         work: what one step does; None is a step on the task's loss.
 
     Raises:

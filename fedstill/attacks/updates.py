@@ -82,8 +82,7 @@ class Schedule:
     def batches(self, examples: int) -> list[torch.Tensor]:
         """Which examples each step takes, if every pass takes them in their own order: indices ``(batch,)``.
 
-        The first pass may be in this order without loss: which of the examples sought is the first, is free.
-        In which order later passes take them, only the node knows.
+        The first pass may be in this order without loss; that of later ones only the node knows.
 
         >>> [indices.tolist() for indices in Schedule((0.1, 0.1), 2).batches(3)]
         [[0, 1], [2, 0]]

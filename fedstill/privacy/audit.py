@@ -127,7 +127,6 @@ def repeated(
     Args:
         without: scores ``(n,)`` of runs without the record, in the order in which they were run.
         with_: scores ``(n',)`` of runs with it; higher is meant to be likelier with it.
-        delta: at which the bound is to be good; it holds at each other one too.
         confidence: at which all that is said of the tests holds together.
 
     Raises:
@@ -148,16 +147,9 @@ def _check(confidence: float) -> None:
 
 
 def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One score a run from many numbers: Fisher's linear discriminant, learned from the first third of them.
+    """One score a run ``(n,)``, ``(n',)`` from many numbers ``(n, d)``, ``(n', d)`` seen of it.
 
-    Noise that comes twice is thereby found, and subtracted.
-
-    Args:
-        without: what was seen of runs without the record ``(n, d)``.
-        with_: of those with it ``(n', d)``.
-
-    Returns:
-        Scores ``(n,)`` and ``(n',)``, float64.
+    Fisher's linear discriminant, learned from the first third of the runs without the record and with it. Noise that comes twice is thereby found, and subtracted.
     """
     a, b = _first(without.double()), _first(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
@@ -170,21 +162,11 @@ def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tens
 
 
 def one_run(m: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The lower bound of epsilon that guesses about one run prove.
+    """The lower bound of epsilon at delta, 0 or more, that guesses about one run prove.
 
     Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2: each of
-    m records was in or out by a fair coin of its own; of some it was guessed which, and so many guesses were
-    right.
-
-    Args:
-        m: records.
-        guesses: how many of them were guessed, 0 .. m, by whatever rule.
-        correct: of those, 0 .. guesses.
-        delta: of the epsilon.
-        confidence: of the bound.
-
-    Returns:
-        0 or more.
+    m records was in or out by a fair coin of its own; of some, ``guesses``, it was guessed which, by whatever
+    rule, and ``correct`` of these were right.
 
     Raises:
         ArgumentError: a confidence outside (0, 1).

@@ -110,7 +110,8 @@ def clipped_sum(
     targets: torch.Tensor,
     clip: float,
 ) -> tuple[torch.Tensor, float]:
-    """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``.
+    """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``, all trained
+    parameters in one vector ``(P,)`` float32; and the examples' mean loss.
 
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
     whole batch see a batch of one, and random draws end in torch's error. A gradient that is not finite
@@ -119,12 +120,7 @@ def clipped_sum(
     Args:
         module: the network, as it is to learn (its mode is not changed here).
         trained: its parameters in training, by name.
-        private_loss: of each example.
         inputs, targets: ``(B, ...)``; B may be 0.
-        clip: above 0.
-
-    Returns:
-        The sum, all trained parameters in one vector ``(P,)`` float32, and the examples' mean loss.
     """
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}

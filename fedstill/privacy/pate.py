@@ -213,7 +213,6 @@ def epsilon_data_dependent(
     Args:
         votes: without noise, (N, C), one row a question.
         sigma: standard deviation of the noise on each count, in votes, above 0.
-        delta: above 0 and below 1.
         threshold: of the most votes, which then is asked about every row; 0: all rows were answered.
         threshold_noise: standard deviation of that noise, above 0 with a threshold.
         answered: with a threshold: which rows passed it, bool (N,).

@@ -56,13 +56,9 @@ class Statement:
 def state(
     config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, several: bool = False
 ) -> Statement:
-    """What an owner's config, with the noise that it came to, is told as.
+    """What an owner's config, with the levels of noise that it came to, is told as.
 
-    Args:
-        config: the owner's.
-        levels: of noise, by what it is on.
-        rules: what is done to each tensor.
-        several: whether some records belong together, and each is protected by itself all the same.
+    ``several``: some records belong together, and each is protected by itself all the same.
     """
     if not config.protects:
         return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))
