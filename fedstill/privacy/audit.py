@@ -149,7 +149,8 @@ def _check(confidence: float) -> None:
 def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One score a run ``(n,)``, ``(n',)`` from many numbers ``(n, d)``, ``(n', d)`` seen of it.
 
-    Fisher's linear discriminant, learned from the first third of the runs without the record and with it. Noise that comes twice is thereby found, and subtracted.
+    Fisher's linear discriminant, learned from the first third of the runs without the record and with it.
+    Noise that comes twice is thereby found, and subtracted.
     """
     a, b = _first(without.double()), _first(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])

@@ -7,9 +7,9 @@ give the same draws, so a release that is asked for again after a crash is the s
 sampler, and which sums of value and noise are possible depends on the value (Mironov, "On Significance of
 the Least Significant Bits for Differential Privacy", CCS 2012). So magnitudes come from a uniform number with
 105 bits, kept to 53 significant ones, without holes in the tail; value and noise are added in float64; and
-the sum is rounded to a grid of about 2^-20 of the noise's scale (:func:`add_noise`). Some 2^31 draws lead to each
-point of the grid, whatever the value. For values within 30 scales of 0 a point's probability is right to a
-relative 2^-26: an epsilon below 1e-7 a number, which is not charged. That is an estimate and no proof, as
+the sum is rounded to a grid of about 2^-20 of the noise's scale (:func:`add_noise`). Some 2^31 draws lead to
+each point of the grid, whatever the value. For values within 30 scales of 0 a point's probability is right to
+a relative 2^-26: an epsilon below 1e-7 a number, which is not charged. That is an estimate and no proof, as
 discrete samplers have one (Canonne, Kamath, Steinke, NeurIPS 2020).
 """
 
