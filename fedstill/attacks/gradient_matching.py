@@ -31,6 +31,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 
 INNER = 20  # iterations of one L-BFGS step, as DLG's published code has it
+LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
 DONE = 1e-9  # relative squared distance at which images are known to far more than 8 bits
 Loss = Callable[[], torch.Tensor]
 
@@ -39,16 +40,13 @@ Loss = Callable[[], torch.Tensor]
 class InversionConfig:
     """How images are sought."""
 
-    distance: Literal["l2", "cosine"] = "l2"
-    """Squared distance over the squared length of what was released, or one minus the cosine."""
-    optimiser: Literal["lbfgs", "signed-adam"] = "lbfgs"
-    """L-BFGS without bounds in float64, or Adam on signs of slopes with pixels kept in range."""
+    cosine: bool = False
+    """One minus the cosine, by Adam on signs of slopes with pixels kept in range; else the squared distance
+    over the squared length of what was released, by L-BFGS without bounds. In float64."""
     labels: Literal["sought", "read"] = "sought"
     """Labels are unknowns, or are read off the last layer's gradient beforehand."""
     steps: int = 25
     """Of L-BFGS steps of 20 iterations each; of Adam plain ones."""
-    lr: float = 1.0
-    """Of Adam; a tenth after 3, 5 and 7 eighths of the steps. L-BFGS searches along its lines."""
     tv: float = 0.0
     """Weight of the total variation: mean absolute difference of neighbours, pixels from 0 to 1."""
     restarts: int = 1
@@ -57,7 +55,7 @@ class InversionConfig:
 
 DLG = InversionConfig(restarts=4)
 IDLG = InversionConfig(labels="read", restarts=4)
-INVERTING = InversionConfig("cosine", "signed-adam", "read", steps=1000, lr=0.1, tv=1e-2)
+INVERTING = InversionConfig(True, "read", steps=1000, tv=1e-2)
 SEARCHES: Mapping[str, InversionConfig] = MappingProxyType({"dlg": DLG, "idlg": IDLG, "inverting": INVERTING})
 
 
@@ -105,8 +103,8 @@ def _sought(
     draw: torch.Generator,
 ) -> Recovered:
     """What one start comes to."""
-    first, adam = torch.randn(shape, generator=draw, dtype=torch.float64), config.optimiser == "signed-adam"
-    x = (pixels.kept(first) if adam else first).requires_grad_()
+    first = torch.randn(shape, generator=draw, dtype=torch.float64)
+    x = (pixels.kept(first) if config.cosine else first).requires_grad_()
     unknown = [x]
     if labels is None:
         classes = _last_linear(release.model)[1].out_features
@@ -115,11 +113,11 @@ def _sought(
 
     def loss() -> torch.Tensor:
         found = release.of(x, unknown[1].softmax(1) if labels is None else labels)
-        value = distance(found, release.target, config.distance)
+        value = distance(found, release.target, cosine=config.cosine)
         return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
 
-    if adam:
-        _signed_adam(unknown, loss, config, pixels)
+    if config.cosine:
+        _signed_adam(unknown, loss, config.steps, pixels)
     else:
         _lbfgs(unknown, loss, config.steps)
     told = unknown[1].detach().argmax(1) if labels is None else labels
@@ -150,12 +148,12 @@ def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
         last = value
 
 
-def _signed_adam(unknown: list[torch.Tensor], loss: Loss, config: InversionConfig, pixels: Pixels) -> None:
+def _signed_adam(unknown: list[torch.Tensor], loss: Loss, steps: int, pixels: Pixels) -> None:
     x, *guesses = unknown
-    optimiser = torch.optim.Adam(unknown, config.lr)
-    falls = [config.steps * eighths // 8 for eighths in (3, 5, 7)]
+    optimiser = torch.optim.Adam(unknown, LR)
+    falls = [steps * eighths // 8 for eighths in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls)
-    for _ in range(config.steps):
+    for _ in range(steps):
         slope, *others = torch.autograd.grad(loss(), unknown)
         x.grad = slope.sign()
         for own, other in zip(guesses, others, strict=True):
@@ -216,15 +214,15 @@ def _whole(shares: torch.Tensor, total: int) -> torch.Tensor:
     return counts
 
 
-def distance(found: Tensors, target: Tensors, how: str) -> torch.Tensor:
+def distance(found: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
     """How far gradients are from those released, all as one vector each, whatever its length.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
-    >>> distance(a, b, "l2").item(), distance(a, b, "cosine").item()
+    >>> distance(a, b, cosine=False).item(), distance(a, b, cosine=True).item()
     (10.0, 1.0)
     """
     length = sum_squares(target)
-    if how == "l2":
+    if not cosine:
         return sum_squares({name: found[name] - target[name] for name in target}) / length
     inner = torch.stack([(found[name] * target[name]).sum() for name in target]).sum()
     return 1 - inner / (length * sum_squares(found)).clamp(min=1e-60).sqrt()

@@ -227,9 +227,9 @@ def test_the_cosine_does_not_see_lengths_and_l2_is_relative(a: float, b: float) 
     other = {"v": torch.tensor([2.0, -1.0]), "w": torch.tensor([[4.0]])}
     scaled = [{name: value * by for name, value in of.items()} for of, by in ((one, a), (other, b))]
     cosine = 1 - 12 / math.sqrt(14 * 21)
-    assert distance(scaled[0], scaled[1], "cosine").item() == pytest.approx(cosine, abs=1e-5)
+    assert distance(scaled[0], scaled[1], cosine=True).item() == pytest.approx(cosine, abs=1e-5)
     both = [{name: value * a for name, value in of.items()} for of in (one, other)]
-    assert distance(both[0], both[1], "l2").item() == pytest.approx((1 + 9 + 1) / 21, rel=1e-4)
+    assert distance(both[0], both[1], cosine=False).item() == pytest.approx((1 + 9 + 1) / 21, rel=1e-4)
 
 
 def test_total_variation_by_hand() -> None:
