@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedstill.attacks import membership_scores
 from fedstill.attacks.membership_scores import Seen, confidence, lira, lira_offline, loss, rmia
 from fedstill.attacks.rates import auc, rates, split
 from fedstill.attacks.shadows import halves, together
@@ -128,15 +127,6 @@ def test_few_shadows_are_below_64() -> None:
     assert torch.equal(lira(few), lira(few, False))
     assert not torch.equal(lira(few), lira(few, True))
     assert torch.equal(lira(many), lira(many, True))
-
-
-def test_offline_lira_does_not_look_at_shadows_inside() -> None:
-    seen, others = drawn(3), outsiders(3)
-    changed = seen.shadows.masked_fill(seen.inside.unsqueeze(-1), 5.0)
-    blind = Seen(seen.target, changed, seen.inside, seen.labels)
-    assert torch.equal(lira_offline(seen), lira_offline(blind))
-    assert not torch.equal(lira(seen), lira(blind))
-    assert not torch.equal(rmia(seen, others), rmia(blind, others))
 
 
 def test_rmia_by_hand() -> None:
@@ -265,21 +255,6 @@ def with_few_shadows(seen: Seen, others: Seen) -> torch.Tensor:
     return lira(fewer(seen, 4), True)
 
 
-def with_few_shadows_used_well(seen: Seen, others: Seen) -> torch.Tensor:
-    return lira(fewer(seen, 4))
-
-
-def not_scaled(seen: Seen, others: Seen) -> torch.Tensor:
-    """Probabilities in the place of phi."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(membership_scores, "confidence", probability)
-        return lira_offline(seen)
-
-
-def probability(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return membership_scores._of_label(logits.double().softmax(-1), labels)
-
-
 def against_one_population(seen: Seen, others: Seen) -> torch.Tensor:
     """RMIA as if every record were equally hard: what models at large say of another one."""
     return rmia(Seen(seen.target, seen.shadows.roll(1, 1), seen.inside.roll(1, 1), seen.labels), others)
@@ -297,8 +272,7 @@ def mean_auc(attack: Attack, leaks: Leak) -> float:
         (rmia, 0.77, by_loss, 0.76),
         (by_lira, 0.79, with_strange_masks, 0.70),
         (by_lira, 0.79, with_few_shadows, 0.75),
-        (with_few_shadows_used_well, 0.77, with_few_shadows, 0.75),
-        (by_lira_offline, 0.75, not_scaled, 0.74),
+        (by_lira_offline, 0.75, by_loss, 0.74),
         (rmia, 0.77, against_one_population, 0.70),
     ],
 )

@@ -167,18 +167,6 @@ def test_each_model_scores_by_its_own_answers() -> None:
     assert models["north"].training, "as it was"
 
 
-def test_models_that_disagree_score_by_themselves() -> None:
-    """Each is sure of one class for one image and of the other for the other, and they differ in which."""
-    images = torch.tensor([0.0, 1.0]).view(-1, 1, 1, 1)
-
-    class Other(Knows):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).flip(1)
-
-    found = inception_scores(images, {"north": Knows(2), "south": Other(2)})
-    assert list(found.values()) == pytest.approx([2.0, 2.0]), "of averaged probabilities it would be 1"
-
-
 def test_what_is_no_score_is_refused() -> None:
     with pytest.raises(DataError, match="NaN"):
         inception_score(torch.full((2, 3), math.nan))

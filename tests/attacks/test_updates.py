@@ -126,15 +126,6 @@ def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> No
     assert release.mean_gradient()["w"].item() == pytest.approx(1.0)
 
 
-def test_a_gradient_of_a_part_is_the_part_of_the_gradient() -> None:
-    network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
-    whole = gradients(network, parameters(network), data.inputs, data.targets)
-    names = shared(network, "head")
-    part = Observed(network, {name: whole[name] for name in names}).of(data.inputs, data.targets)
-    assert list(part) == ["7.weight", "7.bias", "9.weight", "9.bias", "11.weight", "11.bias"]
-    assert all(torch.equal(part[name], whole[name]) for name in names)
-
-
 # --- what is shared -------------------------------------------------------------------------------
 
 
