@@ -90,7 +90,7 @@ def within(spent: Mapping[Event, int], limit: float, delta: float, accountant: A
 
 def most(
     spent: Mapping[Event, int],
-    price: Event | Mapping[Event, int],
+    price: Mapping[Event, int],
     limit: float,
     delta: float,
     accountant: Accountant = "pld",
@@ -100,13 +100,12 @@ def most(
 
     Args:
         spent: what is paid already.
-        price: one event, or several that are paid together.
+        price: events that are paid together.
 
-    >>> most({}, Event("laplace", 10.0), limit=1.0, delta=1e-9, up_to=100)
+    >>> most({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
     10
     """
-    one = {price: 1} if isinstance(price, Event) else price
-    return longest(lambda times: _added(spent, one, times), limit, delta, accountant, up_to)
+    return longest(lambda times: _added(spent, price, times), limit, delta, accountant, up_to)
 
 
 def longest(

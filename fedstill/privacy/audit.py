@@ -24,7 +24,6 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event
 
 CONFIDENCE = 0.95
@@ -86,15 +85,15 @@ class Evidence:
         """The lower bound at delta: what no mechanism of a smaller epsilon would have shown."""
         return max(rates.epsilon(delta) for rates in self.tests)
 
-    def refutes(self, spent: Mapping[Event, int], accountant: Accountant = "pld") -> bool:
+    def refutes(self, spent: Mapping[Event, int]) -> bool:
         """Whether a mechanism that costs this much cannot have been what was tested.
 
         It claims an epsilon at every delta, and one of them that is too small is enough.
         """
         shown = {delta: self.epsilon(delta) for delta in DELTAS}
-        return any(least > 0 and epsilon(spent, delta, accountant) < least for delta, least in shown.items())
+        return any(least > 0 and epsilon(spent, delta) < least for delta, least in shown.items())
 
-    def as_claimed(self, spent: Mapping[Event, int], delta: float, accountant: Accountant = "pld") -> float:
+    def as_claimed(self, spent: Mapping[Event, int], delta: float) -> float:
         """The lower bound at delta if the noise is of the kind that is claimed, only less or more of it.
 
         The least epsilon of a price whose noise, all of it multiplied by one number, would not be refuted.
@@ -104,15 +103,15 @@ class Evidence:
         whatever the mechanism is; it bounds an epsilon of the mechanism only if the noise is of that kind.
         """
         low, high = (math.log(factor) for factor in FACTORS)  # low would pass, high is refuted
-        if not self.refutes(_scaled(spent, FACTORS[1]), accountant):
+        if not self.refutes(_scaled(spent, FACTORS[1])):
             return 0.0
         while high - low > 0.02:
             middle = (low + high) / 2
-            if self.refutes(_scaled(spent, math.exp(middle)), accountant):
+            if self.refutes(_scaled(spent, math.exp(middle))):
                 high = middle
             else:
                 low = middle
-        return epsilon(_scaled(spent, math.exp(high)), delta, accountant)
+        return epsilon(_scaled(spent, math.exp(high)), delta)
 
 
 def repeated(
