@@ -178,7 +178,6 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
 
 
 def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
-    """How near generated images are to private ones in one space."""
     name, who = space["extractor"], f"{images:,} images"
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
     row = partial(Row, attack=name, who=who)
@@ -198,7 +197,6 @@ def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
 
 
 def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
-    """How far generated images are from each node's own in one space."""
     name = f"in {space['extractor']}"
     few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
     for node, of in space["nodes"].items():
@@ -222,7 +220,6 @@ def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _scores(part: Mapping[str, Any]) -> Iterator[Row]:
-    """How sure classifiers are of generated images."""
     figure, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
     whole = {"the nodes' own models, on average": adapted, "the student": student}

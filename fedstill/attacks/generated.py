@@ -187,7 +187,6 @@ def closest(
 
 
 def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
-    """Places of all of ``count`` images or, drawn, of ``most`` of them, ascending."""
     if count <= most:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))

@@ -19,7 +19,7 @@ from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.recovered import Pixels, psnr
 from fedstill.attacks.rows import Column, Pictures, Row, Strip
-from fedstill.attacks.victims import PARTS, attacked, known, victims
+from fedstill.attacks.victims import PARTS, attacked, known, several, victims
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive
 from fedstill.core.words import human_seconds
@@ -115,12 +115,12 @@ class GradientInversion(Attack):
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        victims, images = (_several(part[key], key[:-1]) for key in ("victims", "images"))
+        victims, images = (several(part[key], key[:-1]) for key in ("victims", "images"))
         return f"{super().strength(part)} ({victims}, {images} each)"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        steps = f"{_several(part['steps'], 'local step')} of {part['optimiser']}"
-        whom = f"{_several(part['victims'], 'victim')} with {_several(part['images'], 'image')} each"
+        steps = f"{several(part['steps'], 'local step')} of {part['optimiser']}"
+        whom = f"{several(part['victims'], 'victim')} with {several(part['images'], 'image')} each"
         return (
             ("Sent by a node", part["shared"]),
             ("The adversary also knows", part["known"]),
@@ -207,7 +207,3 @@ def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
         pictures,
         refused,
     )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

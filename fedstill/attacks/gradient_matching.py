@@ -102,7 +102,6 @@ def _sought(
     pixels: Pixels,
     draw: torch.Generator,
 ) -> Recovered:
-    """What one start comes to."""
     first = torch.randn(shape, generator=draw, dtype=torch.float64)
     x = (pixels.kept(first) if config.cosine else first).requires_grad_()
     unknown = [x]

@@ -152,7 +152,6 @@ class MembershipInference(Attack):
 
 
 def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Row]:
-    """What one attack got of one target."""
     auc, who = attack["auc"], {"attack": attack["title"], "who": of}
     yield Row(
         **who,

@@ -170,8 +170,8 @@ def _victim(model: nn.Module, release: Release, schedule: Schedule, data: Tensor
 def known(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
-    steps = f"{len(schedule.rates)} step{'' if len(schedule.rates) == 1 else 's'}"
-    knows = f"the server knows what it sent and how nodes train ({steps} of {schedule.optimiser.upper()})"
+    steps = f"{several(len(schedule.rates), 'step')} of {schedule.optimiser.upper()}"
+    knows = f"the server knows what it sent and how nodes train ({steps})"
     if part != "all":
         kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
         knows += (
@@ -182,3 +182,7 @@ def known(victim: Victim, round: int) -> str:
     if victim.beside:
         knows += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
     return knows
+
+
+def several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

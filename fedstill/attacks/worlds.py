@@ -136,7 +136,6 @@ def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
 
 
 def _homes(data: TensorData, teachers: int) -> list[int]:
-    """Whose each record is."""
     whose = torch.empty(len(data), dtype=torch.int64)
     for teacher, part in enumerate(shards(data, teachers)):
         whose[part] = teacher

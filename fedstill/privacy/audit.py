@@ -51,7 +51,7 @@ def most(k: int, n: int, error: float) -> float:
 
 
 @dataclass(frozen=True)
-class Rates:
+class ErrorRates:
     """How often a test fails at most: it says that the record was there if a score is above a threshold.
 
     Args:
@@ -65,9 +65,9 @@ class Rates:
     def epsilon(self, delta: float) -> float:
         """The largest epsilon that these rates rule out at delta, 0 or more: no smaller one allows them.
 
-        Rates that are upper bounds give a lower bound, and one for all deltas at once.
+        ErrorRates that are upper bounds give a lower bound, and one for all deltas at once.
 
-        >>> round(Rates(0.05, 0.01).epsilon(0.0), 3)  # log(0.95 / 0.01) and log(0.99 / 0.05)
+        >>> round(ErrorRates(0.05, 0.01).epsilon(0.0), 3)  # log(0.95 / 0.01) and log(0.99 / 0.05)
         4.554
         """
         fp, fn = self.false_positives, self.false_negatives
@@ -79,7 +79,7 @@ class Rates:
 class Evidence:
     """Tests of one mechanism, whose rates hold all together at the confidence that was asked for."""
 
-    tests: Sequence[Rates]
+    tests: Sequence[ErrorRates]
 
     def epsilon(self, delta: float) -> float:
         """The lower bound at delta: what no mechanism of a smaller epsilon would have shown."""
@@ -205,10 +205,10 @@ def _first(scores: torch.Tensor) -> torch.Tensor:
     return scores[: int(len(scores) * FIRST)]
 
 
-def _rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, error: float) -> Rates:
+def _rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, error: float) -> ErrorRates:
     positives = int((without > threshold).sum())
     negatives = int((with_ <= threshold).sum())
-    return Rates(most(positives, len(without), error), most(negatives, len(with_), error))
+    return ErrorRates(most(positives, len(without), error), most(negatives, len(with_), error))
 
 
 def _thresholds(without: torch.Tensor, with_: torch.Tensor, delta: float) -> tuple[float, ...]:

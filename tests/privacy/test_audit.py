@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.audit import Evidence, Rates, discriminant, most, one_run, repeated
+from fedstill.privacy.audit import Evidence, ErrorRates, discriminant, most, one_run, repeated
 from fedstill.privacy.events import Event
 
 
@@ -34,11 +34,11 @@ def test_the_largest_rate_leaves_so_few_chances_of_so_few(n: int, share: float, 
 
 
 def test_rates_by_hand() -> None:
-    rates = Rates(0.2, 0.3)
+    rates = ErrorRates(0.2, 0.3)
     assert rates.epsilon(0.0) == pytest.approx(math.log(0.7 / 0.2))  # above log(0.8 / 0.3)
     assert rates.epsilon(0.1) == pytest.approx(math.log(0.6 / 0.2))
     assert rates.epsilon(0.5) == 0, "nothing is shown that delta 0.5 does not allow"
-    assert Rates(1.0, 1.0).epsilon(0.0) == 0
+    assert ErrorRates(1.0, 1.0).epsilon(0.0) == 0
 
 
 @settings(deadline=None)
@@ -46,7 +46,7 @@ def test_rates_by_hand() -> None:
 def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
     mu: float, threshold: float
 ) -> None:
-    rates = Rates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
+    rates = ErrorRates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
     spent = {Event("gaussian", 1 / mu): 1}
     assert not Evidence((rates,)).refutes(spent)
     for delta in (1e-5, 1e-2, 0.3):
@@ -55,7 +55,7 @@ def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
 
 def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
     fp, fn = math.exp(-3.0) / 2, 1 - math.exp(-1.5) / 2  # threshold 3, epsilon 1.5
-    assert Rates(fp, fn).epsilon(0.0) == pytest.approx(1.5)
+    assert ErrorRates(fp, fn).epsilon(0.0) == pytest.approx(1.5)
 
 
 # --- many runs ------------------------------------------------------------------------------------
