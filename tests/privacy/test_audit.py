@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.audit import Evidence, ErrorRates, discriminant, most, one_run, repeated
+from fedstill.privacy.audit import ErrorRates, Evidence, discriminant, most, one_run, repeated
 from fedstill.privacy.events import Event
 
 
