@@ -154,10 +154,8 @@ def rmia(
             less often all the same.
 
     Raises:
-        ArgumentError: an empty population, or one that a model learned from; too few shadows.
+        ArgumentError: too few shadows.
     """
-    if not len(population.labels) or bool(population.inside.any()):
-        raise ArgumentError("population", len(population.labels), "records that no model learned from")
     told, apart = (_probability(of.shadows, of, temperature) for of in (seen, population))  # (M, N), (M, Z)
     at_large = (_mean(told, seen.inside, "inside") + _mean(told, ~seen.inside, "outside")) / 2
     beside = ((1 + alpha) * _mean(apart, ~population.inside, "outside") + 1 - alpha) / 2

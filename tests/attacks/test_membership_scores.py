@@ -187,14 +187,6 @@ def test_too_few_shadows_are_refused() -> None:
     assert rmia(fewer(seen, 2), fewer(others, 2)).shape == (5,), "one inside and one outside are enough"
 
 
-def test_a_population_is_of_records_that_no_model_learned_from() -> None:
-    seen, others = drawn(0), outsiders(0)
-    empty = Seen(others.target[:0], others.shadows[:, :0], others.inside[:, :0], others.labels[:0])
-    for population in (seen, empty):
-        with pytest.raises(ArgumentError, match="population"):
-            rmia(seen, population)
-
-
 # --- strength ---------------------------------------------------------------------------------------
 
 Leak = list[tuple[Seen, Seen, torch.Tensor]]  # of each target: the pool, a population, and who is inside

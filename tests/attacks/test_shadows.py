@@ -79,15 +79,6 @@ def test_a_model_learns_from_its_own_records_and_from_no_other() -> None:
     assert not any(map(torch.equal, one[1].parameters(), two[1].parameters()))
 
 
-def test_models_may_have_pools_of_their_own() -> None:
-    pool, everything = records(), torch.ones(2, 20, dtype=torch.bool)
-    other = TensorData(pool.inputs, (pool.targets + 1) % 3)
-    long = LocalConfig(epochs=200, batch=20, lr=1e-2, smoothing=0.0)
-    models = together(make, [pool, other], everything, TASK, long, 0, compute=engine("stacked"))
-    for model, data in zip(models, (pool, other), strict=True):
-        assert torch.equal(training.predict(model, pool.inputs, Compute()).argmax(1), data.targets)
-
-
 def test_a_model_without_a_record_is_refused() -> None:
     pool, inside = records(), halves(20, 2, 0)
     with pytest.raises(ArgumentError, match="a model without a record"):

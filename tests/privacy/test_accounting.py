@@ -221,8 +221,7 @@ def test_calibrated_noise_is_enough_and_a_little_less_is_not(
     assert epsilon(schedule(s), 1e-5, accountant) <= limit < epsilon(schedule(s / 1.0051), 1e-5, accountant)
 
 
-@pytest.mark.parametrize("limit", [0.5, 3.0, 20.0])
-@pytest.mark.parametrize("rate", [0.01, 0.23, 0.49])
+@pytest.mark.parametrize(("limit", "rate"), [(0.5, 0.49), (3.0, 0.01), (20.0, 0.23)])
 def test_few_losses_are_composed_until_noise_is_found(
     limit: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

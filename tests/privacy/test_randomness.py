@@ -143,20 +143,6 @@ def test_sums_lie_on_one_grid_whatever_the_values(values: list[float], scale: fl
     assert ((out.double() - exact).abs() <= grid(scale) / 2 + 2.0**-24 * exact.abs() + 1e-12).all()
 
 
-def test_the_low_bits_of_a_sum_tell_nothing_of_the_value() -> None:
-    """Mironov's attack: in plain float64 the low bits of 0 + n and of 1/3 + n differ; here they do not."""
-    n = secure(0, "low bits").laplace((20_000,))
-    low = [(add_noise(torch.full((20_000,), value), n, 1.0).double() * 2**24 % 16) for value in (0.0, 1 / 3)]
-    assert low[0].unique().tolist() == low[1].unique().tolist() == [0]
-
-
-@given(st.floats(1e-300, 1e300))
-def test_the_grid_is_about_a_millionth_of_the_scale(scale: float) -> None:
-    step = grid(scale)
-    assert math.frexp(step)[0] == 0.5  # a power of two
-    assert 2.0**-21 <= step / scale <= 2.0**-20
-
-
 def test_no_scale_is_no_noise_and_a_wrong_one_is_refused() -> None:
     values = torch.tensor([1 / 3, 2.0])
     assert torch.equal(add_noise(values, torch.ones(2), 0.0), values)
