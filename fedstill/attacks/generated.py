@@ -17,6 +17,7 @@ import torch
 from fedstill.attacks.copy_tests import Copying
 from fedstill.attacks.features import Extractor, penultimate, pixels
 from fedstill.attacks.quality import between, inception_scores
+from fedstill.attacks.recovered import Pixels
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError
 from fedstill.core.seeds import torch_generator
@@ -174,15 +175,11 @@ def closest(
     found: Copying, images: torch.Tensor, sample: Sample, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
-    mean, std = (part.cpu() for part in normalisation(experiment.setting))
-    rows = {
-        "generated": images[[pair.generated for pair in found.pairs]],
-        "private": sample.private[[pair.private for pair in found.pairs]],
-        "held_out": sample.held_out[[pair.held_out for pair in found.pairs]],
-    }
+    shown = Pixels.of(*(part.cpu() for part in normalisation(experiment.setting))).shown
     return {
-        name: (each * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
-        for name, each in rows.items()
+        "generated": shown(images[[pair.generated for pair in found.pairs]]),
+        "private": shown(sample.private[[pair.private for pair in found.pairs]]),
+        "held_out": shown(sample.held_out[[pair.held_out for pair in found.pairs]]),
     }
 
 

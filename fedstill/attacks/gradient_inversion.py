@@ -151,8 +151,7 @@ def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
             label an image; one line says why.
     """
     found = victims(again, seed, count=how.victims, images=how.images, round=how.round)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (again.data.mean, again.data.std))
-    pixels = Pixels((0 - mean) / std, (1 - mean) / std)
+    pixels = Pixels.of(*(torch.tensor(each).view(-1, 1, 1) for each in (again.data.mean, again.data.std)))
     originals = torch.cat([victim.data.inputs for victim in found])
     pictures = {"original": pixels.shown(originals)}
     told: list[dict[str, Any]] = []

@@ -16,6 +16,11 @@ class Pixels:
     low: float | torch.Tensor = -1.0
     high: float | torch.Tensor = 1.0
 
+    @classmethod
+    def of(cls, mean: torch.Tensor, std: torch.Tensor) -> Pixels:
+        """Of images that were normalised by these."""
+        return cls((0 - mean) / std, (1 - mean) / std)
+
     def unit(self, images: torch.Tensor) -> torch.Tensor:
         """Images from 0 to 1, as they are looked at and measured."""
         return (images - self.low) / (self.high - self.low)

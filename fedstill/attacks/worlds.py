@@ -81,8 +81,9 @@ class World:
         setting = NodeSetting(self.task, self.local, self.compute)
         side = side_of(method, setting)
         self.account = Account(None, self.secret, durable=False)
-        charged = {"account": self.account, "run": RUN, "secret": self.secret}
-        protect(self.node, self.privacy, side, method, setting, **charged)  # type: ignore[arg-type]
+        protect(
+            self.node, self.privacy, side, method, setting, account=self.account, run=RUN, secret=self.secret
+        )
         side.prepare([self.node])
         training.prepare(self.node.learners, self.local)
         self.handler = RequestHandler(Group([self.node]), side, self.compute)
