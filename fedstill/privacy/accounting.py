@@ -121,13 +121,11 @@ def longest(
         schedule: all events of so many steps; more steps cost no less.
 
     Raises:
-        ArgumentError: delta or up_to outside its range.
+        ArgumentError: delta outside its range.
 
     >>> longest(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
     2
     """
-    if up_to < 0:
-        raise ArgumentError("up_to", up_to, "0 or more")
     return max(0, _last(schedule, limit, delta, accountant, up_to))
 
 

@@ -244,6 +244,7 @@ def test_copies_and_equal_images_need_no_division_by_zero() -> None:
     found = copying(x, x, x, PLAIN, seed=0, drawings=9)
     assert (found.statistic, found.share, found.z) == (0.0, 0.5, 0.0)
     assert [pair.ratio for pair in found.pairs] == [1.0, 1.0]
+    assert len(copying(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, drawings=9).pairs) == 1  # once each
     of_held_out = copying(x[:1], x[1:], x[:1], PLAIN, seed=0, drawings=9)
     assert of_held_out.statistic == -1
     assert of_held_out.pairs[0].ratio == math.inf

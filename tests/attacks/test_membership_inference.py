@@ -138,6 +138,13 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
+def test_no_node_took_part_in_a_student_of_public_data() -> None:
+    again = replay({"name": "public-only"}, public={"name": "held-out"})
+    experiment, heard = done(again)
+    with pytest.raises(MethodRefused, match="no node's records came to the central model"):
+        section(again, experiment, heard, FEW)
+
+
 def test_the_ensemble_answers_through_its_gates() -> None:
     outputs = {"how": "gaussian", "noise": 100.0, "bound": 1.0}
     privacy = {"mechanism": "noisy-outputs", "outputs": outputs, "counts_noise": 1.0}

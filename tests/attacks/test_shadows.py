@@ -52,6 +52,12 @@ def test_each_record_is_in_half_of_the_models(n: int, pairs: int, seed: int) -> 
     assert torch.equal(inside, halves(n, 2 * pairs, seed))
 
 
+def test_halves_are_drawn_anew_for_each_pair_and_seed() -> None:
+    inside = halves(100, 4, 0)
+    assert not torch.equal(inside[0], inside[2])
+    assert not torch.equal(inside, halves(100, 4, 1))
+
+
 # --- training ---------------------------------------------------------------------------------------
 
 

@@ -95,3 +95,11 @@ def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
 
     assert not experiment.listen(hear)
     assert [release.question for release in releases] == ["tell_size"] * 3 + ["train"]
+
+
+def test_what_is_asked_after_the_end_is_not_heard() -> None:
+    experiment, releases = heard(FEDIOD, **OUTPUTS)
+    before = len(releases)
+    x = experiment.nodes[0].data.inputs[:2]
+    experiment.server.federation.ask("examine", x=x)
+    assert len(releases) == before

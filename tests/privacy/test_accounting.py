@@ -126,6 +126,15 @@ def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate:
         assert renyi.curve(gaussian(noise, rate, group))[at] == pytest.approx(max(both), rel=1e-5)
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_group_costs_more_than_one_record_and_less_than_all_of_it_always_drawn(
+    accountant: accounting.Accountant,
+) -> None:
+    costs = [epsilon({gaussian(4.0, 0.02, group): 200}, 1e-5, accountant) for group in (1, 2, 4)]
+    always_together = epsilon({gaussian(1.0, 1 - 0.98**4): 200}, 1e-5, accountant)
+    assert 0 < costs[0] < costs[1] < costs[2] < always_together
+
+
 # --- what must always hold -----------------------------------------------------------------------
 
 events = st.one_of(

@@ -149,6 +149,12 @@ def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.Mon
     assert str(second.value) == str(first.value)
 
 
+def test_left_is_never_below_zero() -> None:
+    one = Budget(1.0, 1e-5)
+    assert one.left(Price()) == 1.0
+    assert one.left(Price({Event("laplace", 0.1): 1})) == 0.0
+
+
 def test_less_than_a_first_look_is_compared_too() -> None:
     """Another ledger, or a second run that has spent less, gets the answer of its own amounts."""
     one = Budget(1.0, 1e-9)
