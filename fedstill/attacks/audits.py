@@ -22,14 +22,11 @@ class Finding:
     """What an audit has shown.
 
     Args:
-        mechanism: by its name in an owner's file.
-        on: what was attacked.
         claimed: epsilon that the ledger says it costs, an upper bound.
         shown: epsilon that it costs at least, whatever its noise.
         as_claimed: the same if its noise is of the kind that is claimed; None where that was not computed.
         refuted: whether the claim is too small, at any delta.
         runs: how often the mechanism was run.
-        seconds: that it took.
     """
 
     mechanism: str

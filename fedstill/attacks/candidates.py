@@ -17,11 +17,9 @@ MOST_POPULATION = 500
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Records whose membership is asked for.
+    """Records whose membership is asked for: members, ``inside`` ``(N,)`` bool, and others.
 
     Args:
-        records: members and others.
-        inside: which of them are members, ``(N,)`` bool.
         population: further records that no model learned from.
         learned: how many members there are in all.
     """

@@ -56,25 +56,20 @@ class Copying:
     """What the neighbours of generated images say.
 
     Args:
-        extractor: in what space distances are.
-        generated, private, held_out: how many images there were of each.
         statistic: the mean of ``(h - p) / (h + p)`` over generated images, where p and h are distances to the
             nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private images).
         expected: its mean over drawings of who is private, which is 0 only for as many private as held-out.
         p_value: how often, among drawings and the truth, the statistic is as large as in truth.
-        drawings: how many; p_value is at least 1 / (drawings + 1).
         share: of generated images that are nearer to a private than to a held-out image, were there as many
             of one as of the other: the larger set is cut to the size of the smaller, on average over all
             ways to do so. About 0.5 for images made without the private ones.
         low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
             held-out images held as they are).
-        z: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to private
-            images than held-out ones do.
-        z_p_value: of that, one-sided.
+        z, z_p_value: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to
+            private images than held-out ones do; one-sided.
         pairs: the closest in proportion, each private image once.
-        fresh: the smallest ratio that a held-out image has, were it generated (its distances to the nearest
-            private and to the nearest other held-out image): what a fresh image comes to by chance. None
-            for fewer than two held-out images.
+        fresh: the smallest ratio that a held-out image has, were it generated: what a fresh image comes to by
+            chance. None for fewer than two held-out images.
     """
 
     extractor: str

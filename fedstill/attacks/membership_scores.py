@@ -57,14 +57,8 @@ class Seen:
 def confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """phi(p) = log(p / (1 - p)) of the label's probability, Carlini et al. Section V-B: nearly Gaussian.
 
-    Computed from the logits as z_y - log sum_{c != y} exp(z_c), which loses nothing where p is nearly 1.
-
-    Args:
-        logits: ``(..., N, classes)``.
-        labels: ``(N,)``.
-
-    Returns:
-        ``(..., N)`` float64.
+    Of logits ``(..., N, classes)`` as z_y - log sum_{c != y} exp(z_c), ``(..., N)`` float64, which loses
+    nothing where p is nearly 1.
 
     >>> confidence(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))  # of two classes: the difference
     tensor([2.], dtype=torch.float64)

@@ -33,8 +33,6 @@ class Distance:
         extractor: in what space.
         fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
         kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
-        generated, real: how many images there were of each.
-        dimensions: of the space.
     """
 
     extractor: str

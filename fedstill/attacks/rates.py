@@ -31,11 +31,9 @@ class At:
     """What is found at a false positive rate: the strictest test of that kind that the records allow.
 
     Args:
-        rate: of false positives that was asked for, within [0, 1].
         allowed: false positives among the non-members, the whole part of rate times their number.
         accused: how many of them there are; fewer where scores are equal.
-        found: true positives, of how many members.
-        members, others: how many there are.
+        found: true positives.
         true_positives: rate of what was found, with its Clopper-Pearson interval, for the threshold as it is.
         false_positives: rate of the accused, with its own: it may well reach beyond ``rate``.
     """

@@ -35,7 +35,6 @@ class Distinguisher:
     """What somebody who knows all records but one makes of a mechanism.
 
     Args:
-        mechanism: by its name in an owner's file.
         on: what is attacked, in words.
         claimed: what a run costs by the ledger of the node.
         see: given whether the record is there and the number of the run, what is seen of it ``(d,)``.

@@ -11,9 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure that an attack got.
-
-    Rows of one ``attack`` on one ``who`` make a line of a table, whose columns are their figures.
+    """One figure that an attack got; those of one ``attack`` on one ``who`` make a line of a table.
 
     Args:
         attack: which one, where an attack is tried in several ways; may be empty.
@@ -22,9 +20,9 @@ class Row:
         value: the number itself, in the unit in which it is written; None where words alone tell it.
         interval: the ends of its confidence interval, in the same unit.
         text: the figure as it is written, with its unit; empty: the number, to four digits.
-        without: what comes without attacking, as by guessing; empty where there is no such thing.
+        without: what comes without attacking, as by guessing.
         says: small print beside it.
-        column: name of the :class:`Column` of a comparison that it stands in; empty: of none.
+        column: name of the :class:`Column` of a comparison that it stands in.
         detail: for the page alone, and not for the terminal.
     """
 

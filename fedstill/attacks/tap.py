@@ -20,12 +20,9 @@ class Release:
     """One release, with the question that it answers.
 
     Args:
-        node: that it left.
         number: of the question.
-        question: its name.
         part: ``"answer"`` or ``"gradient"``.
         kinds: the kind of each tensor that left.
-        tensors: what left, by name.
         sent: what had come down, by name.
         asked: the kind of each tensor of the question; empty for what was pulled back.
         moved: whether it is about inputs that the node moved before it answered.
@@ -86,13 +83,9 @@ class Overheard(Simulation):
     hear: Hear
 
     def listen(self, hear: Hear) -> bool:
-        """Run from the start without keeping anything; nothing is heard after the run's end.
+        """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
 
-        Args:
-            hear: called with each release in order; raises :class:`Enough` to end the run.
-
-        Returns:
-            Whether the run came to its end.
+        ``hear`` is called with each release in order, and raises :class:`Enough` to end the run.
         """
         self.hear = hear
         try:

@@ -44,7 +44,6 @@ class Victim:
     """One node's release, and what it was made from.
 
     Args:
-        release: as attacks take it.
         data: what the node holds: the truth, for comparison alone.
         part: of the parameters, that was shared.
         schedule: how the node trained.

@@ -49,12 +49,9 @@ class World:
     """One node with some records, trained and ready to be asked.
 
     Args:
-        data: its records.
         privacy: what its owner says; without a budget, so that it never refuses.
-        local: how it learns.
         secret: keys its noise.
         model: its network; "linear" is one layer that starts at zero.
-        classes: of its task.
         rows: inputs of a question.
         critics: whether the node has a critic, that takes a step for each answer.
     """

@@ -20,13 +20,9 @@ class Statement:
     """How a node protects its records in a run, as it may tell the server.
 
     Args:
-        mechanism: its name.
-        says: what it does, in words.
         unit: what the guarantee is about.
         delta: of every epsilon that is said of the node.
         budget: the largest epsilon that the run may cost; None is no budget.
-        accountant: that epsilons are by.
-        randomness: of the noise.
         noise: levels by what they are of.
         rules: what is done to each tensor that may leave, one line each.
         assumes: on what the guarantee rests.
