@@ -36,7 +36,7 @@ from fedstill.attacks.features import Extractor, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
 from fedstill.attacks.quality import distance
 from fedstill.attacks.tap import Overheard, Release
-from fedstill.attacks.updates import Gradient, gradients
+from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -159,7 +159,7 @@ def recovered(
     psnr: list[float] = []
     for at in range(len(images)):
         image, label = images[at : at + 1], labels[at : at + 1]
-        release = Gradient(victim, gradients(victim, own, image, label, differentiable=False))
+        release = Observed(victim, gradients(victim, own, image, label, differentiable=False))
         channels, height, width = image.shape[1:]
         got = invert(release, (channels, height, width), 1, config, seed=seed + at).against(image)
         found.append(got.images)

@@ -34,7 +34,7 @@ class Target:
         experiment: it, at its end.
         heard: questions and answers, and label counts, as they crossed the wire.
         releases: those that the attack keeps, in order.
-        seed: from which every random draw of the attack follows.
+        seed: of every random draw of the attack.
     """
 
     replay: Replay
@@ -80,7 +80,7 @@ class Found:
 
 
 class Attack(Registered, ABC):
-    """An attack, all of it: a frozen dataclass whose fields are its options.
+    """An attack: a frozen dataclass whose fields are its options.
 
     :meth:`run` attacks; everything below it puts what was got into figures and words, from its part of
     ``leakage.json`` alone. Of these only :meth:`rows` must be written.
@@ -110,11 +110,9 @@ class Attack(Registered, ABC):
     # --- what it hears ------------------------------------------------------------------------------------
 
     def refusal(self, side: NodeSide) -> str | None:
-        """Why it cannot use anything of what leaves nodes that are asked so, or None.
+        """Why it cannot use anything of what leaves, or None.
 
-        Args:
-            side: the questions; ``side.leaves()`` are the kinds of all that leaves, and each says of itself
-                what it is computed from (:class:`fedstill.protocol.kinds.Kind`).
+        ``side.leaves()`` are the :class:`~fedstill.protocol.kinds.Kind` of all that leaves.
         """
         return None
 
@@ -139,11 +137,7 @@ class Attack(Registered, ABC):
 
     @abstractmethod
     def rows(self, part: Any) -> Iterable[Row]:
-        """The figures, in the order of the report.
-
-        Args:
-            part: what :meth:`run` found.
-        """
+        """The figures, in the order of the report, of what :meth:`run` found."""
 
     def sentence(self, part: Any) -> str:
         """What was got, for whoever is in charge of the data, in a sentence with its full stop."""

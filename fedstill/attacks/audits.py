@@ -22,14 +22,11 @@ class Finding:
     """What an audit has shown.
 
     Args:
-        mechanism: by its name in an owner's file.
-        on: what was attacked.
         claimed: epsilon that the ledger says it costs, an upper bound.
         shown: epsilon that it costs at least, whatever its noise.
         as_claimed: the same if its noise is of the kind that is claimed; None where that was not computed.
         refuted: whether the claim is too small, at any delta.
         runs: how often the mechanism was run.
-        seconds: that it took.
     """
 
     mechanism: str
@@ -42,7 +39,7 @@ class Finding:
     seconds: float
 
 
-def audit(attack: Distinguisher, runs: int, delta: float = DELTA, confidence: float = CONFIDENCE) -> Finding:
+def audit(attack: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> Finding:
     """Run an attack so often without the record, and as often with it.
 
     Raises:
@@ -50,45 +47,47 @@ def audit(attack: Distinguisher, runs: int, delta: float = DELTA, confidence: fl
     """
     start = time.perf_counter()
     seen = [torch.stack([attack.see(there, run) for run in range(runs)]) for there in (False, True)]
-    evidence = repeated(*discriminant(*seen), delta, confidence)
-    claimed = epsilon(attack.claimed, delta)
-    shown, refuted = evidence.epsilon(delta), evidence.refutes(attack.claimed)
-    as_claimed = evidence.as_claimed(attack.claimed, delta)
-    seconds = time.perf_counter() - start
-    return Finding(attack.mechanism, attack.on, claimed, shown, as_claimed, refuted, 2 * runs, seconds)
+    evidence = repeated(*discriminant(*seen), DELTA, confidence)
+    return Finding(
+        mechanism=attack.mechanism,
+        on=attack.on,
+        claimed=epsilon(attack.claimed, DELTA),
+        shown=evidence.epsilon(DELTA),
+        as_claimed=evidence.as_claimed(attack.claimed, DELTA),
+        refuted=evidence.refutes(attack.claimed),
+        runs=2 * runs,
+        seconds=time.perf_counter() - start,
+    )
 
 
-def audit_one_run(delta: float = DELTA, confidence: float = CONFIDENCE, seed: int = 0) -> Finding:
+def audit_one_run(seed: int = 0, confidence: float = CONFIDENCE) -> Finding:
     """Many records in one training."""
     start = time.perf_counter()
     world, canaries, guesses, correct = canary.in_one_run(seed=seed)
-    claimed = epsilon(world.spent(), delta)
-    shown = one_run(canaries, guesses, correct, delta, confidence)
+    claimed = epsilon(world.spent(), DELTA)
+    shown = one_run(canaries, guesses, correct, DELTA, confidence)
     on = f"answers about {canaries} planted records"
     seconds = time.perf_counter() - start
     return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
 
 
-def _of(make: Callable[[int], Distinguisher], runs: int) -> Audit:
-    return lambda seed: audit(make(seed), runs)
+def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
+    return lambda seed: audit(make(seed=seed, **options), runs)
 
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
-    "counts": (_of(lambda seed: releases.counts(seed=seed), 2000),),
-    "dp-sgd": (
-        _of(lambda seed: canary.steps(seed=seed), 1500),
-        lambda seed: audit_one_run(seed=seed),
-    ),
-    "critic": (_of(lambda seed: canary.critic(seed=seed), 800),),
+    "counts": (_of(releases.counts, 2000),),
+    "dp-sgd": (_of(canary.steps, 1500), audit_one_run),
+    "critic": (_of(canary.critic, 800),),
     "pate": (
-        _of(lambda seed: releases.votes(seed=seed), 2000),
-        _of(lambda seed: releases.votes(release="label", seed=seed), 2000),
-        _of(lambda seed: releases.gradients(mechanism="pate", seed=seed), 2000),
+        _of(releases.votes, 2000),
+        _of(releases.votes, 2000, release="label"),
+        _of(releases.gradients, 2000, mechanism="pate"),
     ),
     "noisy-outputs": (
-        _of(lambda seed: releases.outputs("laplace", seed=seed), 2000),
-        _of(lambda seed: releases.outputs("gaussian", seed=seed), 2000),
-        _of(lambda seed: releases.gradients(seed=seed), 2000),
+        _of(releases.outputs, 2000),
+        _of(releases.outputs, 2000, how="gaussian"),
+        _of(releases.gradients, 2000),
     ),
 }
 """By what is audited, each given the seed of data and noise."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.attacks.releases import UNHEARD, Distinguisher
-from fedstill.attacks.worlds import SHAPE, World, digits, joined
+from fedstill.attacks.candidates import merged
+from fedstill.attacks.releases import LOCAL, UNHEARD, Distinguisher
+from fedstill.attacks.worlds import SHAPE, World, digits
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.privacy.config import StepsConfig
@@ -37,21 +39,14 @@ def steps(
     the record rather than without, if everything is as it is claimed.
     """
     privacy = DPSGD(training=StepsConfig(noise=noise))
-    local = LocalConfig(
-        epochs=0,
-        least_steps=taken,
-        batch=batch,
-        optimiser="sgd",
-        lr=RATE,
-        lr_end=RATE,
-        momentum=0,
-        smoothing=0,
-    )
+    local = replace(LOCAL, least_steps=taken, batch=batch, lr=RATE, lr_end=RATE)
     others = digits(seed).subset(torch.arange(records - 1))
     inputs = torch.zeros(1, *SHAPE)
     inputs[0, 0, 0, 0] = 1000.0
     record = TensorData(inputs, torch.tensor([1]))
-    worlds = [World(joined(first, others), privacy, local, secret=seed) for first in (blank(record), record)]
+    worlds = [
+        World(merged([first, others]), privacy, local, secret=seed) for first in (blank(record), record)
+    ]
     untrained = copy.deepcopy(worlds[0].node.model.state_dict())
 
     def see(there: bool, run: int) -> torch.Tensor:
@@ -77,7 +72,7 @@ def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
     pair = digits(seed).subset(torch.arange(2))
     record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
     worlds = [
-        World(joined(first, other), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
+        World(merged([first, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
         for first in (blank(record), record)
     ]
     module = worlds[0].node.modules["critic"]
@@ -115,15 +110,6 @@ def in_one_run(
     They are images of noise with labels of chance. Then the node is asked about them, and who does best by
     the trained network is guessed to have been there, who does worst is not.
 
-    Args:
-        noise: multiplier of DP-SGD.
-        canaries: planted records.
-        records: digits beside them.
-        epochs: of training, over all of them.
-        batch: of a step on average.
-        guessed: part of the canaries that is guessed to be there, and not to be there, each.
-        seed: of everything.
-
     Returns:
         The world, which has been asked, canaries, guesses, and how many of them were right.
     """
@@ -135,7 +121,7 @@ def in_one_run(
     there = torch.rand(canaries, generator=generator) < 0.5
     left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
     world = World(
-        joined(digits(seed, 10).subset(torch.arange(records)), left),
+        merged([digits(seed, 10).subset(torch.arange(records)), left]),
         DPSGD(training=StepsConfig(noise=noise)),
         LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
         secret=derive(seed, "audit", "one run"),
@@ -161,15 +147,10 @@ def _moves(world: World, record: TensorData, taken: int, batch: int) -> torch.Te
     model, moves = world.node.model, []
     for step in range(taken):
         weights = _vector(model)
-        along = _direction(model, record)
+        along = _unit(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
         world.learn(step, 1)
         moves.append((weights - _vector(model)) @ along * batch / RATE)
     return torch.stack(moves)
-
-
-def _direction(model: nn.Module, record: TensorData) -> torch.Tensor:
-    """Where the gradient of a record points: ``(P,)`` of length 1."""
-    return _unit(model, lambda network: F.cross_entropy(network(record.inputs), record.targets))
 
 
 def _unit(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:

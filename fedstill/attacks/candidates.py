@@ -17,11 +17,9 @@ MOST_POPULATION = 500
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Records whose membership is asked for.
+    """Records whose membership is asked for: members, ``inside`` ``(N,)`` bool, and others.
 
     Args:
-        records: members and others.
-        inside: which of them are members, ``(N,)`` bool.
         population: further records that no model learned from.
         learned: how many members there are in all.
     """
@@ -40,15 +38,8 @@ class Candidates:
 def candidates(
     members: TensorData, test: TensorData, most: int, seed: int, *, alike: bool = False
 ) -> Candidates:
-    """Members, as many others at most, and a population.
-
-    Args:
-        members: all records that the target learned from.
-        test: records that it did not.
-        most: how many of each, at most.
-        seed: of what is drawn.
-        alike: others have the members' classes, in their shares.
-    """
+    """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
+    not; ``alike``: others have the members' classes, in their shares."""
     order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
     apart = min(len(test) // POPULATION, MOST_POPULATION)
     population, rest = test.subset(order[:apart]), test.subset(order[apart:])

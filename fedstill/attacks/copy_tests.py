@@ -56,25 +56,20 @@ class Copying:
     """What the neighbours of generated images say.
 
     Args:
-        extractor: in what space distances are.
-        generated, private, held_out: how many images there were of each.
         statistic: the mean of ``(h - p) / (h + p)`` over generated images, where p and h are distances to the
             nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private images).
         expected: its mean over drawings of who is private, which is 0 only for as many private as held-out.
         p_value: how often, among drawings and the truth, the statistic is as large as in truth.
-        drawings: how many; p_value is at least 1 / (drawings + 1).
         share: of generated images that are nearer to a private than to a held-out image, were there as many
             of one as of the other: the larger set is cut to the size of the smaller, on average over all
             ways to do so. About 0.5 for images made without the private ones.
         low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
             held-out images held as they are).
-        z: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to private
-            images than held-out ones do.
-        z_p_value: of that, one-sided.
+        z, z_p_value: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to
+            private images than held-out ones do; one-sided.
         pairs: the closest in proportion, each private image once.
-        fresh: the smallest ratio that a held-out image has, were it generated (its distances to the nearest
-            private and to the nearest other held-out image): what a fresh image comes to by chance. None
-            for fewer than two held-out images.
+        fresh: the smallest ratio that a held-out image has, were it generated: what a fresh image comes to by
+            chance. None for fewer than two held-out images.
     """
 
     extractor: str
@@ -110,10 +105,8 @@ def copying(
     Args:
         generated, private, held_out: images ``(N, C, H, W)``, as networks take them. Private images are all
             that generated ones may be copies of; held-out ones are from the same source, and nobody's.
-        extractor: in what space.
-        seed: of the drawings.
-        drawings: of who is private, at least 1.
-        closest: pairs to tell, at least 1.
+        seed: of the drawings of who is private.
+        closest: pairs to tell.
         groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
             are drawn, not images, since slices of one patient are near each other without any copy.
 
@@ -133,6 +126,7 @@ def copying(
         dtype=torch.float64,
     )
     share = float(_nearer(pool, is_private).mean())
+    low, high = wilson(share, len(generated))
     to_private = nearest(held_out, private)[0]
     z, z_p_value = data_copying(nearest(generated, private)[0], to_private)
     fresh = None
@@ -148,8 +142,8 @@ def copying(
         p_value=(1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
         drawings=drawings,
         share=share,
-        low=wilson(share, len(generated))[0],
-        high=wilson(share, len(generated))[1],
+        low=low,
+        high=high,
         z=z,
         z_p_value=z_p_value,
         pairs=_closest(pool, is_private, closest),
@@ -158,33 +152,24 @@ def copying(
 
 
 def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
-    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value.
+    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value; 0 and 1/2 where all
+    distances are equal.
 
-    U counts pairs of a generated and a held-out image of which the generated one is farther from its nearest
-    private image (Mann, Whitney 1947; ties as half a pair, and the variance is that with ties).
-
-    Args:
-        generated: distances of generated images to their nearest private one, ``(m,)``.
-        held_out: those of held-out images, ``(n,)``.
-
-    Returns:
-        ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, and how likely one is as low as that. Where all
-        distances are equal, 0 and 1/2.
+    U counts pairs of a generated ``(m,)`` and a held-out image ``(n,)`` of which the generated one is farther
+    from its nearest private image (Mann, Whitney 1947): ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, with
+    ties as half a pair, and the variance that they leave.
 
     >>> z, p = data_copying(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
     >>> round(z, 4), round(p, 4)  # (0 - 3) / sqrt(2 * 3 * 6 / 12)
     (-1.7321, 0.0416)
     """
     from scipy.special import ndtr
-    from scipy.stats import rankdata
+    from scipy.stats import rankdata, tiecorrect
 
     m, n = len(generated), len(held_out)
-    both = torch.cat([generated, held_out]).double()
-    ranks = torch.from_numpy(rankdata(both.numpy()))
+    ranks = rankdata(torch.cat([generated, held_out]).double().numpy())
     u = float(ranks[:m].sum()) - m * (m + 1) / 2
-    tied = np.unique(both.numpy(), return_counts=True)[1].astype(float)
-    of_ties = float((tied**3 - tied).sum()) / ((m + n) * (m + n - 1))
-    variance = m * n / 12 * (m + n + 1 - of_ties)
+    variance = tiecorrect(ranks) * m * n * (m + n + 1) / 12
     z = (u - m * n / 2) / math.sqrt(variance) if variance > 1e-9 else 0.0
     return z, float(ndtr(z))
 
@@ -240,25 +225,15 @@ def _nearer(pool: Neighbours, is_private: torch.Tensor) -> torch.Tensor:
     the j is among n drawn of the N has probability ``1 - C(N - j, n) / C(N, n)``. Where distances are equal:
     the mean of both answers, nearer and farther.
     """
+    from scipy.stats import hypergeom
+
     flip = int(is_private.sum()) < int((~is_private).sum())
     larger = ~is_private if flip else is_private
     limit, _ = pool.first(~larger)
     total, n = int(larger.sum()), int((~larger).sum())
-    won = torch.stack([_hit(pool.count(larger, limit, ties=ties), total, n) for ties in (False, True)]).mean(
-        0
-    )
+    nearer = torch.stack([pool.count(larger, limit, ties=ties) for ties in (False, True)])
+    won = torch.from_numpy(hypergeom.sf(0, total, nearer.numpy(), n)).mean(0)
     return 1 - won if flip else won
-
-
-def _hit(j: torch.Tensor, total: int, n: int) -> torch.Tensor:
-    """``1 - C(total - j, n) / C(total, n)``: by logarithms of the gamma function, ``j`` (G,)."""
-    left = total - j.double()
-
-    def log_ways(of: torch.Tensor) -> torch.Tensor:
-        return torch.lgamma(of + 1) - torch.lgamma(of - n + 1)
-
-    ways = log_ways(left.clamp_min(n)) - log_ways(torch.tensor(float(total), dtype=torch.float64))
-    return torch.where(left >= n, -torch.expm1(ways), 1.0)
 
 
 def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:

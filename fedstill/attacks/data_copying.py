@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.features import Extractor
 from fedstill.attacks.generated import Sample, apart, closest, scores, spaces
-from fedstill.attacks.rows import Column, Pictures, Row, Strip, with_interval
+from fedstill.attacks.rows import Column, Pictures, Row, Strip, in_percent
 from fedstill.core.checked import PositiveInt
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.runs.simulation import Simulation
@@ -63,14 +62,6 @@ class DataCopying(Attack):
     """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
     pairs: PositiveInt = 10
     """Closest pairs of a generated and a private image that are kept."""
-    extractor: str = ""
-    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them: one more space that
-    distances are measured in. Without one: pixels, and the student's features."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.extractor and not Path(self.extractor).is_file():
-            raise ArgumentError("copying.extractor", self.extractor, "a file of VGG weights, or none")
 
     @property
     def rows_heard(self) -> int:
@@ -131,17 +122,10 @@ class DataCopying(Attack):
 
 
 def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, seed: int) -> Found:
-    """Attack the inputs that a server made with all that :mod:`copying` and :mod:`quality` have.
+    """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
 
     Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
     drawn.
-
-    Args:
-        inputs: that the server made and sent, the last ones last: ``(Q, C, H, W)``, normalised as the
-            networks take them.
-        experiment: the run that they are of, at its end.
-        how: what is asked.
-        seed: of which images are taken, and of the drawings.
 
     Raises:
         ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
@@ -151,7 +135,7 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
         raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
     images = inputs[-how.images :].detach().cpu().float()
     skipped: list[tuple[str, str]] = []
-    known = spaces(images, experiment, how.extractor, skipped)
+    known = spaces(images, experiment, skipped)
     sample = Sample(experiment, seed)
 
     def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
@@ -194,16 +178,12 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
 
 
 def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
-    """How near generated images are to private ones in one space."""
     name, who = space["extractor"], f"{images:,} images"
-    low, high = space["low"], space["high"]
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
     row = partial(Row, attack=name, who=who)
     yield row(
         figure="nearer to private than to held-out",
-        value=100 * space["share"],
-        interval=(100 * low, 100 * high),
-        text=with_interval(space["share"], low, high),
+        **in_percent(space["share"], space["low"], space["high"]),
         without="50%",
         says=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
@@ -217,7 +197,6 @@ def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
 
 
 def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
-    """How far generated images are from each node's own in one space."""
     name = f"in {space['extractor']}"
     few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
     for node, of in space["nodes"].items():
@@ -241,7 +220,6 @@ def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _scores(part: Mapping[str, Any]) -> Iterator[Row]:
-    """How sure classifiers are of generated images."""
     figure, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
     whole = {"the nodes' own models, on average": adapted, "the student": student}

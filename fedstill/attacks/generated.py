@@ -7,17 +7,19 @@ come to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from fedstill.attacks.copy_tests import Copying
-from fedstill.attacks.features import Extractor, penultimate, pixels, vgg
-from fedstill.attacks.quality import Distance, between, inception_scores
+from fedstill.attacks.features import Extractor, penultimate, pixels
+from fedstill.attacks.quality import between, inception_scores
+from fedstill.attacks.recovered import Pixels
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, ModelError
+from fedstill.core.errors import DataError, ModelError
 from fedstill.core.seeds import torch_generator
 from fedstill.runs.setting import normalisation
 from fedstill.runs.simulation import Simulation
@@ -94,21 +96,13 @@ class Sample:
         return {**asdict(found), "pairs": pairs, "mind": mind}
 
 
-def spaces(
-    images: torch.Tensor, experiment: Simulation, extractor: str, skipped: list[tuple[str, str]]
-) -> list[Extractor]:
-    """What distances are measured in: pixels first."""
-    scale = [part.flatten().tolist() for part in normalisation(experiment.setting)]
-    found = [pixels(*scale)]
-    makers: list[Callable[[], Extractor]] = []
+def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]) -> list[Extractor]:
+    """What distances are measured in: pixels, and the student's features."""
+    found = [pixels(*(part.flatten().tolist() for part in normalisation(experiment.setting)))]
     if experiment.has_student and experiment.task.kind in ("class", "labels"):
-        makers.append(lambda: penultimate(experiment.student, images[:2], "the student"))
-    if extractor:
-        makers.append(lambda: vgg(extractor, *scale))
-    for make in makers:
         try:
-            found.append(make())
-        except (ArgumentError, DataError, ModelError) as error:
+            found.append(penultimate(experiment.student, images[:2], "the student"))
+        except ModelError as error:
             skipped += [(attack, str(error)) for attack in ("copying", "distances")]
     return found
 
@@ -141,28 +135,22 @@ def apart(
     # Real images that are nobody's, as many or all there are, spread over all of them, lest they be sorted.
     spread = torch.linspace(0, len(test) - 1, min(len(test), len(images))).long()
     others = space(task.pictured(test).float()[spread]) if len(test) > 1 else None
-    far = {name: between(made, each, space.name) for name, each in real.items()}
-    held_out = (
-        {} if others is None else {name: between(others, each, space.name) for name, each in real.items()}
+    far, held_out = (
+        {} if from_ is None else {name: between(from_, each, space.name) for name, each in real.items()}
+        for from_ in (made, others)
     )
     return {
         "extractor": space.name,
         "dimensions": dimensions,
         "generated": len(images),
-        "average": _mean([of.fid for of in far.values()]),
-        "average_held_out": _mean([of.fid for of in held_out.values()]) if held_out else None,
+        "average": fmean(of.fid for of in far.values()),
+        "average_held_out": fmean(of.fid for of in held_out.values()) if held_out else None,
         "full_rank": all(of.full_rank for of in far.values()),
-        "nodes": {name: _figures(of) for name, of in far.items()},
-        "held_out": {name: _figures(of) for name, of in held_out.items()},
+        **{
+            key: {name: {"fid": of.fid, "kid": of.kid, "real": of.real} for name, of in each.items()}
+            for key, each in (("nodes", far), ("held_out", held_out))
+        },
     }
-
-
-def _figures(of: Distance) -> dict[str, Any]:
-    return {"fid": of.fid, "kid": of.kid, "real": of.real}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def scores(
@@ -180,27 +168,22 @@ def scores(
     except DataError as error:
         skipped.append(("scores", str(error)))
         return None
-    return {"images": len(images), "adapted": _mean(list(nodes.values())), "nodes": nodes, "student": student}
+    return {"images": len(images), "adapted": fmean(nodes.values()), "nodes": nodes, "student": student}
 
 
 def closest(
     found: Copying, images: torch.Tensor, sample: Sample, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
-    mean, std = (part.cpu() for part in normalisation(experiment.setting))
-    rows = {
-        "generated": images[[pair.generated for pair in found.pairs]],
-        "private": sample.private[[pair.private for pair in found.pairs]],
-        "held_out": sample.held_out[[pair.held_out for pair in found.pairs]],
-    }
+    shown = Pixels.of(*(part.cpu() for part in normalisation(experiment.setting))).shown
     return {
-        name: (each * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
-        for name, each in rows.items()
+        "generated": shown(images[[pair.generated for pair in found.pairs]]),
+        "private": shown(sample.private[[pair.private for pair in found.pairs]]),
+        "held_out": shown(sample.held_out[[pair.held_out for pair in found.pairs]]),
     }
 
 
 def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
-    """Places of all of ``count`` images or, drawn, of ``most`` of them, ascending."""
     if count <= most:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))

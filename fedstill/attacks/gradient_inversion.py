@@ -19,9 +19,8 @@ from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.recovered import Pixels, psnr
 from fedstill.attacks.rows import Column, Pictures, Row, Strip
-from fedstill.attacks.victims import PARTS, attacked, known, victims
+from fedstill.attacks.victims import PARTS, attacked, known, several, victims
 from fedstill.core.checked import NonNegativeInt, PositiveInt
-from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive
 from fedstill.core.words import human_seconds
@@ -116,12 +115,12 @@ class GradientInversion(Attack):
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        victims, images = (_several(part[key], key[:-1]) for key in ("victims", "images"))
+        victims, images = (several(part[key], key[:-1]) for key in ("victims", "images"))
         return f"{super().strength(part)} ({victims}, {images} each)"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        steps = f"{_several(part['steps'], 'local step')} of {part['optimiser']}"
-        whom = f"{_several(part['victims'], 'victim')} with {_several(part['images'], 'image')} each"
+        steps = f"{several(part['steps'], 'local step')} of {part['optimiser']}"
+        whom = f"{several(part['victims'], 'victim')} with {several(part['images'], 'image')} each"
         return (
             ("Sent by a node", part["shared"]),
             ("The adversary also knows", part["known"]),
@@ -145,25 +144,16 @@ class GradientInversion(Attack):
 
 
 def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
-    """Attack victims of a run.
-
-    Args:
-        again: what the run was made of.
-        how: whom to attack, and how.
-        seed: of victims and searches.
-
-    Returns:
-        With originals and recovered images ``(V B, C, H, W)``.
+    """Attack victims of a run; pictures are originals and recovered images ``(V B, C, H, W)``.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
             label an image; one line says why.
     """
     found = victims(again, seed, count=how.victims, images=how.images, round=how.round)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (again.data.mean, again.data.std))
-    pixels = Pixels((0 - mean) / std, (1 - mean) / std)
+    pixels = Pixels.of(*(torch.tensor(each).view(-1, 1, 1) for each in (again.data.mean, again.data.std)))
     originals = torch.cat([victim.data.inputs for victim in found])
-    pictures = {"original": _bytes(originals, pixels)}
+    pictures = {"original": pixels.shown(originals)}
     told: list[dict[str, Any]] = []
     means: dict[str, float] = {}
     refused: list[tuple[str, str]] = []
@@ -193,10 +183,12 @@ def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
                 "seconds": time.monotonic() - start,
             }
         )
-        pictures[name] = _bytes(torch.cat([each.images for each in got]), pixels)
+        pictures[name] = pixels.shown(torch.cat([each.images for each in got]))
     if not told:
         raise MethodRefused(again.config.method.title, "every victim", refused[0][1])
     schedule = found[0].schedule
+    # What real images are on the mean: who knows that needs no attack to guess so much.
+    guess = torch.cat([part.inputs[: max(1, REAL // len(again.parts))] for part in again.parts]).mean(0)
     return Found(
         {
             "shared": SHARED[found[0].part],
@@ -207,24 +199,10 @@ def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
             "optimiser": schedule.optimiser,
             "victims": how.victims,
             "smallest": min(map(len, again.parts)),
-            "guess": float(psnr(_mean_image(again.parts).expand_as(originals), originals, pixels).mean()),
+            "guess": float(psnr(guess.expand_as(originals), originals, pixels).mean()),
             "attacks": told,
             "best": max(means, key=means.__getitem__),
         },
         pictures,
         refused,
     )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _mean_image(parts: Sequence[TensorData]) -> torch.Tensor:
-    """What real images are on the mean, ``(C, H, W)``: who knows that needs no attack to guess so much."""
-    some = torch.cat([part.inputs[: max(1, REAL // len(parts))] for part in parts])
-    return some.mean(0)
-
-
-def _bytes(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    return pixels.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()

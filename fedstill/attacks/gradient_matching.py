@@ -1,6 +1,6 @@
 """Gradient inversion: images whose gradient, or whose update, is the one that a node released.
 
-Three attacks, which are three settings of one search (:data:`DLG`, :data:`IDLG`, :data:`INVERTING`):
+Three attacks, which are three settings of one search (:data:`SEARCHES`):
 
 - DLG: Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019: squared distance of gradients, L-BFGS,
   labels sought together with the images.
@@ -31,23 +31,22 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 
 INNER = 20  # iterations of one L-BFGS step, as DLG's published code has it
+LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
 DONE = 1e-9  # relative squared distance at which images are known to far more than 8 bits
+Loss = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class InversionConfig:
     """How images are sought."""
 
-    distance: Literal["l2", "cosine"] = "l2"
-    """Squared distance over the squared length of what was released, or one minus the cosine."""
-    optimiser: Literal["lbfgs", "signed-adam"] = "lbfgs"
-    """L-BFGS without bounds in float64, or Adam on signs of slopes with pixels kept in range."""
+    cosine: bool = False
+    """One minus the cosine, by Adam on signs of slopes with pixels kept in range; else the squared distance
+    over the squared length of what was released, by L-BFGS without bounds. In float64."""
     labels: Literal["sought", "read"] = "sought"
     """Labels are unknowns, or are read off the last layer's gradient beforehand."""
     steps: int = 25
     """Of L-BFGS steps of 20 iterations each; of Adam plain ones."""
-    lr: float = 1.0
-    """Of Adam; a tenth after 3, 5 and 7 eighths of the steps. L-BFGS searches along its lines."""
     tv: float = 0.0
     """Weight of the total variation: mean absolute difference of neighbours, pixels from 0 to 1."""
     restarts: int = 1
@@ -56,7 +55,7 @@ class InversionConfig:
 
 DLG = InversionConfig(restarts=4)
 IDLG = InversionConfig(labels="read", restarts=4)
-INVERTING = InversionConfig("cosine", "signed-adam", "read", steps=1000, lr=0.1, tv=1e-2)
+INVERTING = InversionConfig(True, "read", steps=1000, tv=1e-2)
 SEARCHES: Mapping[str, InversionConfig] = MappingProxyType({"dlg": DLG, "idlg": IDLG, "inverting": INVERTING})
 
 
@@ -73,12 +72,8 @@ def invert(
     """Seek the images behind a release.
 
     Args:
-        release: what left the node, and how it follows from images.
         shape: ``(C, H, W)`` of an image.
         count: how many images, B.
-        config: of the search.
-        pixels: range of the images.
-        seed: of the first images.
         labels: ``(B,)``, where they are known; else they are read or sought as the config says.
 
     Raises:
@@ -86,20 +81,86 @@ def invert(
     """
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
-    precise = _double(release)
+    target = {name: value.double() for name, value in release.target.items()}
+    precise = replace(release, model=copy.deepcopy(release.model).double(), target=target)
     kept: list[Recovered] = []
     for restart in range(config.restarts):
         draw = torch_generator(seed, "inversion", restart)
-        first = torch.randn(count, *shape, generator=draw, dtype=torch.float64)
-        by_lines = config.optimiser == "lbfgs"
-        sought = _sought(precise, first if by_lines else pixels.kept(first), labels, config, pixels, draw)
-        found = (_lbfgs if by_lines else _signed_adam)(sought, config, pixels)
-        kept.append(found)
-        if found.loss < DONE:
+        kept.append(_sought(precise, (count, *shape), labels, config, pixels, draw))
+        if kept[-1].loss < DONE:
             break
     # A search that has left all bounds ends without a loss, and counts as the worst.
     best = min(kept, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
     return replace(best, images=best.images.to(next(iter(release.target.values())).dtype))
+
+
+def _sought(
+    release: Observed,
+    shape: tuple[int, int, int, int],
+    labels: torch.Tensor | None,
+    config: InversionConfig,
+    pixels: Pixels,
+    draw: torch.Generator,
+) -> Recovered:
+    first = torch.randn(shape, generator=draw, dtype=torch.float64)
+    x = (pixels.kept(first) if config.cosine else first).requires_grad_()
+    unknown = [x]
+    if labels is None:
+        classes = _last_linear(release.model)[1].out_features
+        guesses = torch.randn(shape[0], classes, generator=draw, dtype=torch.float64)
+        unknown.append(guesses.requires_grad_())
+
+    def loss() -> torch.Tensor:
+        found = release.of(x, unknown[1].softmax(1) if labels is None else labels)
+        value = distance(found, release.target, cosine=config.cosine)
+        return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
+
+    if config.cosine:
+        _signed_adam(unknown, loss, config.steps, pixels)
+    else:
+        _lbfgs(unknown, loss, config.steps)
+    told = unknown[1].detach().argmax(1) if labels is None else labels
+    return Recovered(pixels.kept(x.detach()), told, float(loss().detach()))
+
+
+def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
+    optimiser = torch.optim.LBFGS(
+        unknown,
+        max_iter=INNER,
+        history_size=100,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> torch.Tensor:
+        value = loss()
+        for own, slope in zip(unknown, torch.autograd.grad(value, unknown), strict=True):
+            own.grad = slope
+        return value
+
+    last = math.inf
+    for _ in range(steps):
+        value = float(optimiser.step(closure).detach())  # type: ignore[no-untyped-call]
+        if not value < last or value < DONE:  # it stands still, or is lost
+            break
+        last = value
+
+
+def _signed_adam(unknown: list[torch.Tensor], loss: Loss, steps: int, pixels: Pixels) -> None:
+    x, *guesses = unknown
+    optimiser = torch.optim.Adam(unknown, LR)
+    falls = [steps * eighths // 8 for eighths in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls)
+    for _ in range(steps):
+        slope, *others = torch.autograd.grad(loss(), unknown)
+        x.grad = slope.sign()
+        for own, other in zip(guesses, others, strict=True):
+            own.grad = other
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            x.copy_(pixels.kept(x))
 
 
 def read_labels(
@@ -114,10 +175,8 @@ def read_labels(
     Raises:
         ArgumentError: no last layer in what was released, or, for more than one image, no bias.
     """
-    linear = [name for name, module in release.model.named_modules() if isinstance(module, nn.Linear)]
-    slopes = release.mean_gradient()
-    last = linear[-1] if linear else ""
-    weight, bias = (f"{last}.{kind}" if last else kind for kind in ("weight", "bias"))
+    last, slopes, how = _last_linear(release.model)[0], release.mean_gradient(), release.schedule
+    weight, bias = (f"{last}.{kind}" for kind in ("weight", "bias"))
     if bias in slopes:
         slope = slopes[bias]  # (classes,)
     elif weight in slopes and count == 1:
@@ -128,14 +187,18 @@ def read_labels(
     if count == 1:
         return slope.argmin().view(1)
     noise = torch.rand(64, *shape, generator=torch_generator(seed, "inversion", "labels")).to(slope)
-    images = pixels.low + noise * (pixels.high - pixels.low)
-    model = copy.deepcopy(release.model).train(release.training)
+    model = copy.deepcopy(release.model).train(how.training)
     with torch.no_grad():
-        p = model(images).softmax(1).mean(0)
-    spread = release.smoothing / len(p)
-    return torch.repeat_interleave(
-        torch.arange(len(p)), _whole(count * (p - slope - spread) / (1 - release.smoothing), count)
-    )
+        p = model(pixels.low + noise * (pixels.high - pixels.low)).softmax(1).mean(0)
+    shares = count * (p - slope - how.smoothing / len(p)) / (1 - how.smoothing)
+    return torch.repeat_interleave(torch.arange(len(p)), _whole(shares, count))
+
+
+def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ArgumentError("release.model", type(model).__name__, "a network with a linear layer")
+    return linear[-1]
 
 
 def _whole(shares: torch.Tensor, total: int) -> torch.Tensor:
@@ -150,29 +213,21 @@ def _whole(shares: torch.Tensor, total: int) -> torch.Tensor:
     return counts
 
 
-def _double(release: Observed) -> Observed:
-    model = copy.deepcopy(release.model).double()
-    return replace(
-        release, model=model, target={name: value.double() for name, value in release.target.items()}
-    )
-
-
-def distance(found: Tensors, target: Tensors, how: str) -> torch.Tensor:
+def distance(found: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
     """How far gradients are from those released, all as one vector each, whatever its length.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
-    >>> distance(a, b, "l2").item(), distance(a, b, "cosine").item()
+    >>> distance(a, b, cosine=False).item(), distance(a, b, cosine=True).item()
     (10.0, 1.0)
     """
     length = sum_squares(target)
-    if how == "l2":
+    if not cosine:
         return sum_squares({name: found[name] - target[name] for name in target}) / length
     inner = torch.stack([(found[name] * target[name]).sum() for name in target]).sum()
     return 1 - inner / (length * sum_squares(found)).clamp(min=1e-60).sqrt()
 
 
 def sum_squares(tensors: Tensors) -> torch.Tensor:
-    """Squared length of all tensors as one vector."""
     return torch.stack([value.square().sum() for value in tensors.values()]).sum()
 
 
@@ -184,95 +239,3 @@ def total_variation(images: torch.Tensor) -> torch.Tensor:
     """
     down, across = images.diff(dim=-2).abs().mean(), images.diff(dim=-1).abs().mean()
     return down + across
-
-
-@dataclass(frozen=True)
-class _Sought:
-    """What a search moves, and what it makes small."""
-
-    x: torch.Tensor  # (B, C, H, W)
-    guesses: torch.Tensor  # logits of labels (B, classes); empty where labels are known
-    labels: torch.Tensor | None
-    loss: Callable[[], torch.Tensor]
-
-    @property
-    def unknown(self) -> list[torch.Tensor]:
-        return [self.x] if self.labels is not None else [self.x, self.guesses]
-
-    def ended(self, images: torch.Tensor) -> Recovered:
-        classes = self.guesses.detach().argmax(1) if self.labels is None else self.labels
-        return Recovered(images, classes, float(self.loss().detach()))
-
-
-def _sought(
-    release: Observed,
-    first: torch.Tensor,
-    labels: torch.Tensor | None,
-    config: InversionConfig,
-    pixels: Pixels,
-    draw: torch.Generator,
-) -> _Sought:
-    x = first.requires_grad_()
-    guesses = _guesses(release, len(first), labels, draw)
-
-    def loss() -> torch.Tensor:
-        found = release.of(x, guesses.softmax(1) if labels is None else labels)
-        value = distance(found, release.target, config.distance)
-        return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
-
-    return _Sought(x, guesses, labels, loss)
-
-
-def _lbfgs(sought: _Sought, config: InversionConfig, pixels: Pixels) -> Recovered:
-    optimiser = torch.optim.LBFGS(
-        sought.unknown,
-        max_iter=INNER,
-        history_size=100,
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> torch.Tensor:
-        value = sought.loss()
-        slopes = torch.autograd.grad(value, sought.unknown)
-        for own, slope in zip(sought.unknown, slopes, strict=True):
-            own.grad = slope
-        return value
-
-    last = math.inf
-    for _ in range(config.steps):
-        value = float(optimiser.step(closure).detach())  # type: ignore[no-untyped-call]
-        if not value < last or value < DONE:  # it stands still, or is lost
-            break
-        last = value
-    return sought.ended(pixels.kept(sought.x.detach()))
-
-
-def _signed_adam(sought: _Sought, config: InversionConfig, pixels: Pixels) -> Recovered:
-    optimiser = torch.optim.Adam(sought.unknown, config.lr)
-    falls = [config.steps * eighths // 8 for eighths in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls)
-    for _ in range(config.steps):
-        slope, *others = torch.autograd.grad(sought.loss(), sought.unknown)
-        sought.x.grad = slope.sign()
-        if others:
-            sought.guesses.grad = others[0]
-        optimiser.step()
-        schedule.step()
-        with torch.no_grad():
-            sought.x.copy_(pixels.kept(sought.x))
-    return sought.ended(sought.x.detach())
-
-
-def _guesses(
-    release: Observed, count: int, labels: torch.Tensor | None, draw: torch.Generator
-) -> torch.Tensor:
-    """Logits of labels that are sought: ``(B, classes)``; empty where labels are known."""
-    if labels is not None:
-        return torch.empty(count, 0)
-    linear = [module for module in release.model.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise ArgumentError("release.model", type(release.model).__name__, "a network with a linear layer")
-    guesses = torch.randn(count, linear[-1].out_features, generator=draw, dtype=torch.float64)
-    return guesses.requires_grad_()

@@ -1,14 +1,13 @@
 """A finished run, done once more to hear what left its nodes: all that attacks on it are given.
 
 A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
-checked twice: what it let out has the sizes that the run's own ledger counts, node by node and kind by kind,
-and where there is a student, it came to the same one.
+checked twice: it let out what the run's own ledger counts, node by node and kind by kind, and where there is
+a student, it came to the same one.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill.attacks.tap import Hear, Overheard, Release, disagreement, nothing, weighed
+from fedstill.attacks.tap import Hear, Overheard, Release
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.records import read_result
@@ -37,7 +36,7 @@ SAME = 1e-2  # of a student's length: rounding of other engines grows to less th
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a run was made of, read again from its folder.
+    """What a run was made of.
 
     Args:
         config: of the run, with its nodes in this process and without what only measures it.
@@ -72,6 +71,11 @@ class Replay:
         """Data and networks in their first state, as objects; made anew each time."""
         return assemble(self.config, self.data, self.parts, self.public)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an input."""
+        return tuple(self.data.test.inputs.shape[1:])
+
     def experiment(self, **changes: Any) -> Overheard:
         """The run's experiment, with other parts of its setting where they are given."""
         return Overheard(replace(self.setting, **changes))
@@ -84,8 +88,7 @@ def replay(folder: Path) -> Replay:
         RunFolderError: there is no finished run in the folder.
         ArgumentError: its nodes' data are not here.
     """
-    missing = [name for name in ("result.json", "config.toml") if not (folder / name).exists()]
-    if missing:
+    if not all((folder / name).exists() for name in ("result.json", "config.toml")):
         raise RunFolderError(
             f"{folder} holds no finished run: there is no result.json or no config.toml in it"
         )
@@ -95,18 +98,14 @@ def replay(folder: Path) -> Replay:
     return Replay.of(config)
 
 
-def hear(folder: Path, again: Replay, most: int, also: Hear = nothing) -> tuple[Overheard, Heard, str | None]:
-    """Repeat a run to its end, with the student that it really came to.
-
-    Args:
-        folder: of the run.
-        again: what it was made of.
-        most: rows of questions and answers to keep.
-        also: called with each release, too.
+def hear(
+    folder: Path, again: Replay, most: int, also: Hear = lambda release: None
+) -> tuple[Overheard, Heard, str | None]:
+    """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
 
     Returns:
-        The experiment at its end, what its server saw, and why that is not the run of the folder, if it
-        is not.
+        The experiment at its end, what its server saw (of questions and answers the last ``most`` rows), and
+        why that is not the run of the folder, if it is not.
 
     Raises:
         RunFolderError: the student in the folder is broken.
@@ -122,7 +121,7 @@ def hear(folder: Path, again: Replay, most: int, also: Hear = nothing) -> tuple[
         also(release)
 
     experiment.listen(both)
-    wrong = disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))
+    wrong = _disagreement(Ledger.read(folder / "ledger.jsonl"), experiment.ledger)
     if experiment.has_student:
         file = folder / "student.safetensors"
         try:
@@ -134,6 +133,19 @@ def hear(folder: Path, again: Replay, most: int, also: Hear = nothing) -> tuple[
             wrong = f"the repetition came to another student, {100 * apart:.2g} % apart from the run's own"
         experiment.student.load_state_dict(state)
     return experiment, heard, wrong
+
+
+def _disagreement(run: Ledger, again: Ledger) -> str | None:
+    """Where the bytes that left in a repetition are not those of the run, by node and kind; or None."""
+    written, repeated = (
+        {(node, kind): n for (node, way, kind), n in ledger.bytes.items() if way == "up" and n}
+        for ledger in (run, again)
+    )
+    for node, kind in sorted({*written, *repeated}):
+        told, seen = (counts.get((node, kind), 0) for counts in (written, repeated))
+        if told != seen:
+            return f"{node}: {told} bytes of {kind} by the ledger, {seen} heard"
+    return None
 
 
 def _apart(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
@@ -152,14 +164,12 @@ class Heard:
 
     Args:
         most: rows of questions and answers that are kept, the last ones.
-        bytes: that left, by node and kind.
         counts: label counts as each node told them first, ``(C,)``.
         taught: nodes of which something was heard beside how much they hold.
         made: whether the server made what it asked about, by itself.
     """
 
     most: int
-    bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     taught: set[str] = field(default_factory=set)
     made: bool = False
@@ -168,15 +178,13 @@ class Heard:
 
     def take(self, release: Release, public: Public | None) -> None:
         """Hear one release."""
-        self.bytes.update(weighed([release]))
         kinds = {name: kind_named(kind) for name, kind in release.kinds.items()}
         if any(kind.of != "counts" for kind in kinds.values()):
             self.taught.add(release.node)
         counted = [release.tensors[name] for name, kind in kinds.items() if kind.by_class]
         if counted:  # by class, and perhaps their sum
             self.counts.setdefault(release.node, max(counted, key=torch.Tensor.numel).flatten())
-        scores = [release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"]
-        logits = scores[0] if scores else None
+        logits = next((release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"), None)
         about = None if logits is None else _about(release, public, len(logits))
         if logits is None or about is None or len(logits) != len(about):
             return

@@ -15,7 +15,7 @@ import torch
 
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.rows import Row, share
-from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.errors import MethodRefused
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.simulation import Simulation
 
@@ -77,18 +77,10 @@ def _details(node: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:
-    """How near to the truth the label counts are that left each node, ready for JSON.
+    """How near to the truth the label counts ``(C,)`` are that left each node, in the order of the nodes.
 
-    Args:
-        told: counts by class ``(C,)``, as they left the gate, by the node's name.
-        experiment: the run, whose nodes hold the truth.
-
-    Returns:
-        One entry a node, in the order of the run's nodes; those that told nothing, or hold nothing that is
-        counted (findings, of which all are absent), have none.
-
-    Raises:
-        ArgumentError: as :func:`histogram` says.
+    Those that told nothing, or hold nothing that is counted (findings, of which all are absent), have no
+    entry.
     """
     names, found = list(experiment.setting.classes), []
     for node in experiment.nodes:
@@ -118,16 +110,11 @@ def histogram(told: torch.Tensor, true: torch.Tensor, classes: Sequence[str] | N
         ``size_error``: examples told in all, less those that there are. ``absent`` and ``told_absent``:
         classes of which the node holds nothing, and those that are told as 0.
 
-    Raises:
-        ArgumentError: told counts that are none, or not one a class.
-
     >>> found = histogram(torch.tensor([6.0, 0.0, 4.0]), torch.tensor([5.0, 0.0, 5.0]))
     >>> round(found["total_variation"], 3), found["largest_class"], found["told_absent"]
     (0.1, '0', ['1'])
     """
     told, true = told.detach().double().cpu(), true.detach().double().cpu()
-    if told.shape != true.shape or not told.isfinite().all():
-        raise ArgumentError("told counts", told.tolist(), f"{len(true)} numbers, one a class")
     names = [str(place) for place in range(len(true))] if classes is None else list(classes)
     errors = (_shares(told) - _shares(true)).abs()
     worst = int(errors.argmax())

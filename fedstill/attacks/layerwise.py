@@ -16,7 +16,6 @@ extractor, as at the start, when all had the server's: the wider it is, the more
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -25,7 +24,7 @@ from torch import nn
 from torch.func import vjp
 
 from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
-from fedstill.attacks.updates import Gradient
+from fedstill.attacks.updates import Observed
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.split import split
@@ -37,18 +36,9 @@ Weights = tuple[torch.Tensor, ...]  # of each block's convolution in turn, weigh
 Patterns = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
 Bounds = tuple[torch.Tensor, torch.Tensor]  # the least and the most, (B, C, H, W) each
 Tries = list[torch.Tensor]  # (B, C, H, W) each
-
-
-@dataclass(frozen=True)
-class LayersConfig:
-    """How hard is sought."""
-
-    steps: int = 600
-    """Of Adam, for each block and for all at once."""
-    lr: float = 0.05
-    """Of the first step, in units of half the pixels' range; falls to nothing."""
-    tv: float = 3.0
-    """Weight of the image's total variation at first; falls to nothing, of a head alone to little."""
+STEPS = 600  # of Adam, for each block and for all at once
+LR = 0.05  # of the first step, in units of half the pixels' range; falls to nothing
+TV = 3.0  # weight of the image's total variation at first; falls to nothing, of a head alone to little
 
 
 class _Block(NamedTuple):
@@ -70,11 +60,11 @@ class _Known(NamedTuple):
 
 
 def invert_layers(
-    release: Gradient,
+    release: Observed,
     shape: tuple[int, int, int],
     count: int,
-    config: LayersConfig = LayersConfig(),
     *,
+    steps: int = STEPS,
     pixels: Pixels = PIXELS,
     seed: int = 0,
 ) -> Recovered:
@@ -105,13 +95,13 @@ def invert_layers(
         tuple(release.target[name] for name in convolutions) if whole else (),
     )
     low, high = (torch.as_tensor(end).to(weight).expand(count, *shape) for end in (pixels.low, pixels.high))
-    tries = (_by_blocks if whole else _by_features)(blocks, known, (low, high), config)
+    tries = (_by_blocks if whole else _by_features)(blocks, known, (low, high), steps)
     losses = [float(_misfit(blocks, x, known, 200.0).detach()) for x in tries]
     best = min(range(len(tries)), key=losses.__getitem__)
     return Recovered(tries[best], labels, losses[best])
 
 
-def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, config: LayersConfig) -> Tries:
+def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, steps: int) -> Tries:
     """The image from the input of each block in turn, the last one's first, and again from all at once."""
     low, high = bounds
     half, middle = (high - low) / 2, (low + high) / 2
@@ -122,27 +112,26 @@ def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, config: 
         mine = known._replace(slopes=whole.slopes[2 * depth :][:2])
         positive = torch.zeros_like(start), torch.full_like(start, torch.inf)
         unit = torch.full_like(start, 1.6 * before.scale)
-        found = _seek(blocks[depth : depth + 1], start, mine, positive, unit, config, 0.3, (0.3, 100.0))
+        found = _seek(blocks[depth : depth + 1], start, mine, positive, unit, steps, 0.3, (0.3, 100.0))
         back = _pulled(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
         fires = found > 0.02 * before.scale
         known = _Known(found * fires, back * fires, whole.slopes)
     mine = known._replace(slopes=whole.slopes[:2])
-    first = _seek(blocks[:1], middle, mine, bounds, half, config, config.tv, (1.0, 500.0), trust=10.0)
+    first = _seek(blocks[:1], middle, mine, bounds, half, steps, TV, (1.0, 500.0), trust=10.0)
     starts = [(first, 5.0), (middle, 1.0)] if len(blocks) > 1 else []
     return [first] + [
-        _seek(blocks, start, whole, bounds, half, config, config.tv / 3, (sharp, 200.0))
-        for start, sharp in starts
+        _seek(blocks, start, whole, bounds, half, steps, TV / 3, (sharp, 200.0)) for start, sharp in starts
     ]
 
 
-def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, config: LayersConfig) -> Tries:
+def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, steps: int) -> Tries:
     """Images with given features: of those the smoother ones, as features fix less than all."""
-    half, tv = (bounds[1] - bounds[0]) / 2, config.tv / 10
+    half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
     starts = bounds[0] + half, bounds[0]
-    return [_seek(blocks, x, known, bounds, half, config, tv, (1.0, 200.0), keep=tv / 30) for x in starts]
+    return [_seek(blocks, x, known, bounds, half, steps, tv, (1.0, 200.0), keep=tv / 30) for x in starts]
 
 
-def _labels(release: Gradient, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+def _labels(release: Observed, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
     first, *others = cast(
         nn.Sequential, split(release.model, "model").head
@@ -152,7 +141,7 @@ def _labels(release: Gradient, features: torch.Tensor, deltas: torch.Tensor) -> 
     wrong = []
     for label in range(outputs.shape[1]):
         same = torch.full((len(outputs),), label)
-        loss = F.cross_entropy(outputs, same, label_smoothing=release.smoothing)
+        loss = F.cross_entropy(outputs, same, label_smoothing=release.schedule.smoothing)
         (slopes,) = torch.autograd.grad(loss, inputs, retain_graph=True)
         wrong.append((slopes - deltas).square().sum(1))
     least, labels = (torch.stack(wrong) / deltas.square().sum(1)).min(0)
@@ -172,8 +161,6 @@ def factors(
     Args:
         weight: ``(U, N)``, gradient of the weights: ``sum_b delta_b f_b^T``.
         bias: ``(U,)``, of the biases: ``sum_b delta_b``.
-        count: of images, B.
-        seed: of the places that are tried.
 
     Returns:
         f ``(B, N)``, 0 or more, and delta ``(B, U)`` float64, in no order.
@@ -320,7 +307,7 @@ def _seek(
     known: _Known,
     bounds: Bounds,
     unit: torch.Tensor,
-    config: LayersConfig,
+    steps: int,
     tv: float,
     sharp: tuple[float, float],
     trust: float = 1.0,
@@ -328,10 +315,10 @@ def _seek(
 ) -> torch.Tensor:
     """A chain's input: Adam, while winners are sharpened and total variation is let go, down to ``keep``."""
     x = (start / unit).requires_grad_()
-    optimiser = torch.optim.Adam([x], config.lr, betas=(0.9, 0.99))
-    for step in range(config.steps):
-        share = step / config.steps
-        optimiser.param_groups[0]["lr"] = config.lr * max(1 - share, 0.02)
+    optimiser = torch.optim.Adam([x], LR, betas=(0.9, 0.99))
+    for step in range(steps):
+        share = step / steps
+        optimiser.param_groups[0]["lr"] = LR * max(1 - share, 0.02)
         now = sharp[0] * (sharp[1] / sharp[0]) ** share
         rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
         loss = _misfit(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough

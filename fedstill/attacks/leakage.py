@@ -21,11 +21,11 @@ from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.found import FILE
 from fedstill.attacks.heard import hear, replay
-from fedstill.attacks.sentence import sentence
 from fedstill.attacks.tap import Release
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.records import holding, read_result, write_text
 from fedstill.core.version import __version__
+from fedstill.protocol.kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.protocol.method import method_name
 from fedstill.runs.run import machine
 
@@ -114,10 +114,6 @@ def attack(
 def described(attack: Attack, part: Any) -> dict[str, Any]:
     """What one attack got, as ``leakage.json`` has it: in figures and words that its readers only show.
 
-    Args:
-        attack: with its options.
-        part: what it found.
-
     Raises:
         ArgumentError: it found what JSON cannot hold.
     """
@@ -141,6 +137,29 @@ def described(attack: Attack, part: Any) -> dict[str, Any]:
         "pictures": pictures,
         "found": part,
     }
+
+
+def sentence(leakage: Mapping[str, Any]) -> str:
+    """What left, and what each attack got, at its strength.
+
+    Args:
+        leakage: what ``leakage.json`` holds.
+
+    >>> sentence({"title": "FedKD", "leaves": ["logits"], "attacks": []})
+    'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
+    """
+    left = ", ".join(leakage["leaves"]) or "nothing"
+    held = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["leaves"]]
+    known = f" Whoever has the {' and '.join(held)} needs no attack." if held else ""
+    told = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
+    got = " ".join(told) or "None of the attacks applied, which says nothing about others."
+    wrong = leakage.get("ledger")
+    other = (
+        f"The run could not be repeated as it was ({wrong}): what follows is of another run. "
+        if wrong
+        else ""
+    )
+    return f"{other}{leakage['title']}: {left} left the nodes.{known} {got}"
 
 
 def _epsilon(result: Mapping[str, Any]) -> float | None:

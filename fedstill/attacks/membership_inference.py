@@ -12,7 +12,7 @@ test data is kept aside as RMIA's population.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,16 +21,15 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks import membership_scores, proxy
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.candidates import Candidates, candidates, merged
-from fedstill.attacks.heard import Heard, Replay
-from fedstill.attacks.membership_scores import Seen
+from fedstill.attacks.heard import Replay
+from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
 from fedstill.attacks.outsider import OF, federation, outsider, taught
-from fedstill.attacks.rates import Rates, rates, split
-from fedstill.attacks.rows import Column, Row, with_interval
-from fedstill.attacks.shadows import halves, together
-from fedstill.attacks.tap import Overheard
+from fedstill.attacks.proxy import proxies
+from fedstill.attacks.rates import rates, split
+from fedstill.attacks.rows import Column, Row, in_percent
+from fedstill.attacks.shadows import Make, halves, together
 from fedstill.core.checked import NonNegativeInt
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -42,9 +41,6 @@ from fedstill.privacy.audit import CONFIDENCE
 from fedstill.runs.simulation import Simulation
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
-COPIES = replace(proxy.DISTIL, epochs=40)  # there is one copy for each shadow, too
-
-
 GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
 SHADOWS = {
     "federations": "each the whole run again, over other draws of the records",
@@ -112,8 +108,15 @@ class MembershipInference(Attack):
         return self.answers
 
     def run(self, target: Target) -> Found:
-        found = section(target.replay, target.experiment, target.heard, self, target.seed)
-        if len(found) > 1:
+        """Attack a run's central model, and the answers of the node that has most records."""
+        if target.experiment.task.kind != "class":
+            reason = "membership is told from one label an input, and this task has none"
+            raise MethodRefused(target.experiment.method.title, "every node", reason)
+        found = [_central(target, self)]
+        largest = max(target.nodes, key=lambda node: len(node.data))
+        answered = target.heard.answers(largest.name)
+        if answered is not None and self.answers and self.shadows:
+            found.append(_answers(target, largest, answered, self))
             return Found({"targets": found})
         reason = "no answers to questions left the nodes"
         if not self.answers or not self.shadows:
@@ -149,30 +152,21 @@ class MembershipInference(Attack):
 
 
 def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Row]:
-    """What one attack got of one target."""
-    auc = attack["auc"]
-    value, low, high = (auc[key] for key in ("value", "low", "high"))
+    auc, who = attack["auc"], {"attack": attack["title"], "who": of}
     yield Row(
-        attack=attack["title"],
-        who=of,
+        **who,
+        **in_percent(**auc),
         figure="AUC",
-        value=100 * value,
-        interval=(100 * low, 100 * high),
-        text=with_interval(value, low, high),
         without="50%",
-        says="not told from guessing" if low <= 0.5 <= high else "",
+        says="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
         column=column,
     )
     for at in attack["at"]:
-        rate, found = f"{100 * at['rate']:g}%", at["true_positives"]
-        value, low, high = (found[key] for key in ("value", "low", "high"))
+        rate = f"{100 * at['rate']:g}%"
         yield Row(
-            attack=attack["title"],
-            who=of,
+            **who,
+            **in_percent(**at["true_positives"]),
             figure=f"members found at {rate} false alarms",
-            value=100 * value,
-            interval=(100 * low, 100 * high),
-            text=with_interval(value, low, high),
             without=rate,
             says=f"{at['found']:,} of {at['members']:,}; false alarms: {at['accused']:,} of {at['others']:,}",
             column=FOUND if column == AUC and math.isclose(at["rate"], RATE) else "",
@@ -198,130 +192,82 @@ def _tried(target: Mapping[str, Any]) -> str:
     )
 
 
-def section(
-    again: Replay, experiment: Overheard, heard: Heard, config: MembershipInference, seed: int
-) -> list[dict[str, Any]]:
-    """Attack a run's central model, and the answers of the node that has most records.
-
-    Args:
-        again: what the run was made of.
-        experiment: at its end.
-        heard: what its server saw.
-        config: how.
-        seed: of shadows and draws.
-
-    Raises:
-        FedstillError: the task has other than one label an input, or there are too few records.
-    """
-    if experiment.task.kind != "class":
-        reason = "membership is told from one label an input, and this task has none"
-        raise MethodRefused(experiment.method.title, "every node", reason)
-    found = [_central(again, experiment, heard, config, seed)]
-    largest = max(experiment.nodes, key=lambda node: len(node.data))
-    answered = heard.answers(largest.name)
-    if answered is not None and config.answers and config.shadows:
-        found.append(_answers(again, experiment, largest, answered, config, seed))
-    return found
-
-
-def _central(
-    again: Replay, experiment: Overheard, heard: Heard, config: MembershipInference, seed: int
-) -> dict[str, Any]:
-    teaching = taught(experiment, heard.taught)
+def _central(target: Target, how: MembershipInference) -> dict[str, Any]:
+    """The central model, or what stands for it."""
+    again, experiment, seed = target.replay, target.experiment, target.seed
+    teaching = taught(experiment, target.heard.taught)
     if not teaching:
         reason = "no node's records came to the central model"
         raise MethodRefused(experiment.method.title, "every node", reason)
-    asked = candidates(merged([node.data for node in teaching]), again.data.test, config.records, seed)
-    inside = halves(len(asked.records), config.shadows, seed)
+    asked = candidates(merged([node.data for node in teaching]), again.data.test, how.records, seed)
+    inside = halves(len(asked.records), how.shadows, seed)
     told = [outsider(experiment, asked.all)]
-    if config.trained == "federations":
+    if how.trained == "federations":
         for at, row in enumerate(inside):
             outputs, inside[at] = federation(again, asked, row, derive(seed, "federation", at))
             told.append(outputs)
-    elif config.shadows:
-        networks = together(
-            _made(again, again.config.student.model),
-            asked.records,
-            inside,
-            experiment.task,
-            again.config.nodes.local,
-            seed,
-            compute=_fast(experiment),
-        )
+    elif how.shadows:
+        make, local = _made(again, again.config.student.model), again.config.nodes.local
+        compute = _fast(experiment)
+        networks = together(make, asked.records, inside, experiment.task, local, seed, compute=compute)
         told += [_outputs(network, asked.all, experiment.compute) for network in networks]
     of, sees = OF[experiment.method.central]
-    return _told(of, sees, asked, torch.stack(told), inside, config)
+    return _told(of, sees, asked, torch.stack(told), inside, how)
 
 
 def _answers(
-    again: Replay,
-    experiment: Simulation,
-    node: Node,
-    answered: tuple[torch.Tensor, torch.Tensor],
-    config: MembershipInference,
-    seed: int,
+    target: Target, node: Node, answered: tuple[torch.Tensor, torch.Tensor], how: MembershipInference
 ) -> dict[str, Any]:
     """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise."""
-    place = [each.name for each in experiment.nodes].index(node.name)
-    names, task, compute = again.config.nodes.models, experiment.task, _fast(experiment)
-    own, make = derive(seed, node.name), _made(again, names[place % len(names)])
-    asked = candidates(merged([node.data]), again.data.test, config.records, seed, alike=True)
-    inside = halves(len(asked.records), config.shadows, own)
-    shadows = together(make, asked.records, inside, task, again.config.nodes.local, own, compute=compute)
-    inputs, answers = (part[-config.answers :] for part in answered)
-    copied = derive(own, "proxies")
-    proxies = proxy.through(make, inputs, answers, shadows, task, copied, local=COPIES, compute=compute)
-    told = torch.stack([_outputs(network, asked.all, compute) for network in proxies])
+    again, task, compute = target.replay, target.experiment.task, _fast(target.experiment)
+    place = [each.name for each in target.nodes].index(node.name)
+    names, local = again.config.nodes.models, again.config.nodes.local
+    own, make = derive(target.seed, node.name), _made(again, names[place % len(names)])
+    asked = candidates(merged([node.data]), again.data.test, how.records, target.seed, alike=True)
+    inside = halves(len(asked.records), how.shadows, own)
+    shadows = together(make, asked.records, inside, task, local, own, compute=compute)
+    inputs, answers = (part[-how.answers :] for part in answered)
+    copies = proxies(make, inputs, answers, shadows, task, derive(own, "proxies"), compute=compute)
+    told = torch.stack([_outputs(network, asked.all, compute) for network in copies])
     sees = f"{len(answers)} questions to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
-    alone = replace(config, trained="alone")
-    return _told(f"answers of {node.name}", sees, asked, told, inside, alone)
+    return _told(f"answers of {node.name}", sees, asked, told, inside, replace(how, trained="alone"))
 
 
 def _told(
-    of: str,
-    sees: str,
-    asked: Candidates,
-    told: torch.Tensor,
-    inside: torch.Tensor,
-    config: MembershipInference,
+    of: str, sees: str, asked: Candidates, told: torch.Tensor, inside: torch.Tensor, how: MembershipInference
 ) -> dict[str, Any]:
     """All attacks on what target and shadows say ``(1 + M, N + Z, classes)``, as the file has them."""
     n, labels = len(asked.records), asked.all.targets
     seen = Seen(told[0, :n], told[1:, :n], inside, labels[:n])
     nobody = torch.zeros(len(inside), len(asked.population), dtype=torch.bool)
-    population = Seen(told[0, n:], told[1:, n:], nobody, labels[n:])
-    scores: dict[str, Callable[[], torch.Tensor]] = {"loss": lambda: membership_scores.loss(seen)}
-    if config.shadows:
+    scores = {"loss": loss(seen)}
+    if how.shadows:
         scores |= {
-            "lira": lambda: membership_scores.lira(seen),
-            "lira-offline": lambda: membership_scores.lira_offline(seen),
-            "rmia": lambda: membership_scores.rmia(seen, population),
+            "lira": lira(seen),
+            "lira-offline": lira_offline(seen),
+            "rmia": rmia(seen, Seen(told[0, n:], told[1:, n:], nobody, labels[n:])),
         }
     # All intervals hold together, since the attack that got most is told first.
     sure = 1 - (1 - CONFIDENCE) / len(scores)
-    found = {name: rates(*split(score(), asked.inside), confidence=sure) for name, score in scores.items()}
+    found = {name: rates(*split(score, asked.inside), confidence=sure) for name, score in scores.items()}
     return {
         "of": of,
         "sees": sees,
         "learned": asked.learned,
         "members": int(asked.inside.sum()),
         "others": int((~asked.inside).sum()),
-        "shadows": config.shadows,
-        "trained": config.trained,
-        "attacks": [_attack(name, each) for name, each in found.items()],
+        "shadows": how.shadows,
+        "trained": how.trained,
+        "attacks": [{"name": name, "title": TITLES[name], **asdict(each)} for name, each in found.items()],
         "best": max(found, key=lambda name: found[name].auc.value),
     }
 
 
-def _attack(name: str, found: Rates) -> dict[str, Any]:
-    return {"name": name, "title": TITLES[name], **asdict(found)}
-
-
-def _made(again: Replay, spec: str) -> Callable[[int], nn.Module]:
+def _made(again: Replay, spec: str) -> Make:
     """Untrained networks of a name, one a seed."""
-    shape, classes = tuple(again.data.test.inputs.shape[1:]), len(again.data.classes)
-    return lambda seed: models.build(spec, shape, classes, seed, "shadow", vocabulary=again.data.vocabulary)
+    data, classes = again.data, len(again.data.classes)
+    return lambda seed: models.build(spec, again.shape, classes, seed, "shadow", vocabulary=data.vocabulary)
 
 
 def _fast(experiment: Simulation) -> Compute:

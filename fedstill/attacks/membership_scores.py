@@ -16,7 +16,6 @@ All are computed in float64: the outputs of an overfitted model differ where flo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +24,6 @@ from fedstill.core.errors import ArgumentError
 
 MANY = 64  # shadow models from which on each record has a Gaussian of its own altogether
 LEAST = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure
-
-Variance = Literal["auto", "own", "shared"]
-Means = Literal["auto", "own", "shrunk"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +40,7 @@ class Seen:
         labels: the records' classes, ``(N,)`` int64.
 
     Raises:
-        ArgumentError: shapes that do not go together, a label outside the classes, a logit that is NaN or
-            infinite.
+        ArgumentError: a logit that is NaN or infinite.
     """
 
     target: torch.Tensor
@@ -54,14 +49,6 @@ class Seen:
     labels: torch.Tensor
 
     def __post_init__(self) -> None:
-        if self.target.ndim != 2 or self.target.shape[1] < 2:
-            raise ArgumentError("target", tuple(self.target.shape), "(records, classes), 2 classes or more")
-        records, classes = self.target.shape
-        if self.shadows.ndim != 3 or self.shadows.shape[1:] != self.target.shape:
-            raise ArgumentError("shadows", tuple(self.shadows.shape), f"(models, {records}, {classes})")
-        if self.inside.dtype != torch.bool or self.inside.shape != self.shadows.shape[:2]:
-            form = (tuple(self.inside.shape), str(self.inside.dtype))
-            raise ArgumentError("inside", form, f"({len(self.shadows)}, {records}) bool")
         for name, logits in (("target", self.target), ("shadows", self.shadows)):
             if not bool(torch.isfinite(logits).all()):
                 raise ArgumentError(name, "NaN or infinity", "finite logits")
@@ -70,14 +57,8 @@ class Seen:
 def confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """phi(p) = log(p / (1 - p)) of the label's probability, Carlini et al. Section V-B: nearly Gaussian.
 
-    Computed from the logits as z_y - log sum_{c != y} exp(z_c), which loses nothing where p is nearly 1.
-
-    Args:
-        logits: ``(..., N, classes)``.
-        labels: ``(N,)``.
-
-    Returns:
-        ``(..., N)`` float64.
+    Of logits ``(..., N, classes)`` as z_y - log sum_{c != y} exp(z_c), ``(..., N)`` float64, which loses
+    nothing where p is nearly 1.
 
     >>> confidence(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))  # of two classes: the difference
     tensor([2.], dtype=torch.float64)
@@ -93,7 +74,7 @@ def loss(seen: Seen) -> torch.Tensor:
     return _of_label(seen.target.double().log_softmax(-1), seen.labels)
 
 
-def lira(seen: Seen, variance: Variance = "auto", means: Means = "auto") -> torch.Tensor:
+def lira(seen: Seen, own: bool | None = None) -> torch.Tensor:
     """LiRA online, Carlini et al. Algorithm 1: the logarithm of their likelihood ratio, ``(N,)``.
 
     A record's confidence phi is Gaussian over models that learned from it, and another Gaussian over models
@@ -101,47 +82,45 @@ def lira(seen: Seen, variance: Variance = "auto", means: Means = "auto") -> torc
 
     Args:
         seen: with shadows inside and outside for each record.
-        variance: ``own``: each record has two variances of its own. ``shared``: one inside and one outside
-            for all records, the mean square deviation from each record's own mean; better where shadows are
-            few (their Section VI). ``auto``: own from 64 shadows on.
-        means: ``own``, as in the paper. ``shrunk``: how far a record's two means are apart is drawn to what
-            it is on average over records, by as much as so few shadows leave it unknown (not in the paper;
-            Efron and Morris, "Stein's Estimation Rule and Its Competitors", JASA 1973). Where a record
-            hardly matters to a model, its own two means are as likely as not the wrong way round. ``auto``:
-            own from 64 shadows on.
+        own: each record has two Gaussians of its own, as in the paper; None: from 64 shadows on. Fewer
+            cannot tell so much. Then one variance inside and one outside is for all records, the mean square
+            deviation from each record's own mean (their Section VI). And how far a record's two means are
+            apart is drawn to what it is on average over records, by as much as so few shadows leave it
+            unknown (not in the paper; Efron and Morris, "Stein's Estimation Rule and Its Competitors", JASA
+            1973): where a record hardly matters to a model, its own two means are as likely as not the wrong
+            way round.
 
     Raises:
         ArgumentError: too few shadows: one inside and one outside for each record, and two where a variance
             is to be told.
     """
-    shadows = confidence(seen.shadows, seen.labels)  # (M, N)
-    own = _own(variance, len(shadows))
+    shadows, own = confidence(seen.shadows, seen.labels), _own(own, seen)  # (M, N)
     here = confidence(seen.target, seen.labels)
     mu_in, sigma_in = _gaussian(shadows, seen.inside, "inside", own)
     mu_out, sigma_out = _gaussian(shadows, ~seen.inside, "outside", own)
-    if means == "shrunk" or (means == "auto" and len(shadows) < MANY):
+    if not own:
         error = sigma_in.square() / seen.inside.sum(0) + sigma_out.square() / (~seen.inside).sum(0)
         apart, middle = _shrunk(mu_in - mu_out, error), (mu_in + mu_out) / 2
         mu_in, mu_out = middle + apart / 2, middle - apart / 2
     return _log_normal(here, mu_in, sigma_in) - _log_normal(here, mu_out, sigma_out)
 
 
-def lira_offline(seen: Seen, variance: Variance = "auto") -> torch.Tensor:
+def lira_offline(seen: Seen, own: bool | None = None) -> torch.Tensor:
     """LiRA offline: how far a record's confidence lies above that of models that never saw it, ``(N,)``.
 
     Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2). Here is (phi - mu_out) / sigma_out, of
-    which that probability is a rising function, so that the order is theirs; it does not run into 1.
+    which that probability is a rising function, so that the order is theirs; it does not run into 1. Shadows
+    inside are not looked at: the attacker need not have trained anything on the records.
 
     Args:
-        seen: with shadows outside for each record. Those inside are not looked at: the attacker need not
-            have trained anything on the records.
-        variance: as of :func:`lira`.
+        seen: with shadows outside for each record.
+        own: each record has a variance of its own, as of :func:`lira`.
 
     Raises:
         ArgumentError: too few shadows.
     """
     shadows = confidence(seen.shadows, seen.labels)
-    mean, deviation = _gaussian(shadows, ~seen.inside, "outside", _own(variance, len(shadows)))
+    mean, deviation = _gaussian(shadows, ~seen.inside, "outside", _own(own, seen))
     return (confidence(seen.target, seen.labels) - mean) / deviation
 
 
@@ -169,10 +148,8 @@ def rmia(
             less often all the same.
 
     Raises:
-        ArgumentError: an empty population, or one that a model learned from; too few shadows.
+        ArgumentError: too few shadows.
     """
-    if not len(population.labels) or bool(population.inside.any()):
-        raise ArgumentError("population", len(population.labels), "records that no model learned from")
     told, apart = (_probability(of.shadows, of, temperature) for of in (seen, population))  # (M, N), (M, Z)
     at_large = (_mean(told, seen.inside, "inside") + _mean(told, ~seen.inside, "outside")) / 2
     beside = ((1 + alpha) * _mean(apart, ~population.inside, "outside") + 1 - alpha) / 2
@@ -199,8 +176,8 @@ def _of_label(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return values.gather(-1, index).squeeze(-1)
 
 
-def _own(variance: Variance, models: int) -> bool:
-    return variance == "own" or (variance == "auto" and models >= MANY)
+def _own(own: bool | None, seen: Seen) -> bool:
+    return len(seen.shadows) >= MANY if own is None else own
 
 
 def _mean(values: torch.Tensor, taken: torch.Tensor, where: str, least: int = 1) -> torch.Tensor:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
-WIDTH = 32  # neighbours of each vector that are looked at first
 
 
 def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,43 +22,27 @@ def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[t
     return distances[:, int(other)], places[:, int(other)]
 
 
-@dataclass(eq=False)
 class Neighbours:
     """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
-
-    The lists are as long as they had to be so far, and grow where a part is not met in them.
 
     Args:
         x: ``(N, d)``.
         y: the others ``(M, d)``.
-        width: how long the lists are at first.
+        width: how long the lists are; they grow where a part is not met in them.
     """
 
-    x: torch.Tensor
-    y: torch.Tensor
-    width: int = WIDTH
-    distances: torch.Tensor = field(init=False)  # (N, width) float64, ascending
-    places: torch.Tensor = field(init=False)  # (N, width) int64
-
-    def __post_init__(self) -> None:
-        self.x, self.y = self.x.double(), self.y.double()
-        self.distances, self.places = _sorted(self.x, self.y, self.width)
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
+        self.x, self.y, self.width = x.double(), y.double(), width
+        self.distances, self.places = _sorted(self.x, self.y, width)  # (N, width), ascending
 
     def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
-        columns = torch.empty(len(self.x), dtype=torch.int64)
-        rows, width = torch.arange(len(self.x)), min(WIDTH, self.places.shape[1])
         while True:
-            met, column = among[self.places[rows, :width]].byte().max(1)  # of equal ones max tells the first
-            columns[rows[met > 0]] = column[met > 0]
-            rows = rows[met == 0]
-            if not len(rows):
-                break
-            width = min(2 * width, len(self.y))
-            if width > self.places.shape[1]:
-                self.distances, self.places = _sorted(self.x, self.y, width)
-        at = columns.unsqueeze(1)
-        return self.distances.gather(1, at).squeeze(1), self.places.gather(1, at).squeeze(1)
+            met, column = among[self.places].byte().max(1, keepdim=True)  # of equal ones the first
+            if met.all():
+                return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
+            self.width *= 2
+            self.distances, self.places = _sorted(self.x, self.y, self.width)
 
     def count(self, among: torch.Tensor, limit: torch.Tensor, *, ties: bool) -> torch.Tensor:
         """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.

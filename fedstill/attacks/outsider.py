@@ -8,7 +8,6 @@ would tell if they were used.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -46,8 +45,7 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, training.at_once(inputs))
         question, name = _scored(experiment)
-        each_sent: list[dict[str, Any]] = [{name: part} for part in parts]
-        asked = [server.ensemble(server.ask(question, **sent)) for sent in each_sent]
+        asked = [server.ensemble(server.ask(question, **{name: part})) for part in parts]  # type: ignore[arg-type]
         return torch.cat([each for each in asked if each is not None]).float().cpu()
     told = experiment.answers(inputs)
     if told is not None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedstill.attacks.features import AT_ONCE, Extractor
+from fedstill.attacks.features import Extractor
 from fedstill.core.errors import ArgumentError, DataError
 
 
@@ -33,8 +33,6 @@ class Distance:
         extractor: in what space.
         fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
         kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
-        generated, real: how many images there were of each.
-        dimensions: of the space.
     """
 
     extractor: str
@@ -61,11 +59,7 @@ def distance(generated: torch.Tensor, real: torch.Tensor, extractor: Extractor) 
 
 
 def between(generated: torch.Tensor, real: torch.Tensor, space: str) -> Distance:
-    """The same of vectors ``(N, d)`` in a space of that name.
-
-    Raises:
-        ArgumentError: as :func:`distance` says.
-    """
+    """The same of vectors ``(N, d)`` in a space of that name."""
     for name, part in (("generated images", generated), ("real images", real)):
         if len(part) < 2:
             raise ArgumentError(name, len(part), "two or more, for a covariance")
@@ -107,18 +101,15 @@ def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     0.0
     """
 
-    def total(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The kernel of all pairs, summed; not all of them in memory at once."""
-        parts = torch.split(a, AT_ONCE)
-        return torch.stack([((part @ b.T / a.shape[1] + 1) ** 3).sum() for part in parts]).sum()
+    from sklearn.metrics.pairwise import polynomial_kernel  # of degree 3, as KID's
 
-    def within(a: torch.Tensor) -> torch.Tensor:
+    def within(a: torch.Tensor) -> float:
         """The mean over pairs of two different vectors."""
-        of_itself = ((a.square().sum(1) / a.shape[1] + 1) ** 3).sum()
-        return (total(a, a) - of_itself) / (len(a) * (len(a) - 1))
+        pairs = polynomial_kernel(a.numpy())
+        return float((pairs.sum() - pairs.trace()) / (len(a) * (len(a) - 1)))
 
     x, y = x.double(), y.double()
-    return float(within(x) + within(y) - 2 * total(x, y) / (len(x) * len(y)))
+    return within(x) + within(y) - 2 * float(polynomial_kernel(x.numpy(), y.numpy()).mean())
 
 
 @torch.no_grad()
@@ -144,27 +135,18 @@ def inception_score(logits: torch.Tensor) -> float:
 
 
 def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module]) -> dict[str, float]:
-    """Inception scores of generated images by each of some classifiers: ImageNet's, or the nodes' own.
+    """Inception scores of images ``(N, C, H, W)`` by each of some classifiers, by name.
 
-    FedIOD's appendix has the adapted score "evaluated by each locally trained model T_k (taking average of
-    all local models)". Read here as: each model has a score of its own, by its own p(y | x) and p(y) at
-    temperature 1, and nodes count alike, whatever they hold. (One score of averaged probabilities would see
-    no difference between models that disagree and models that are unsure.) The paper does not say of how
-    many images. A node that knows few classes can give little more than their number.
+    FedIOD's adapted score is the mean of those of the nodes' models.
 
-    Args:
-        images: ``(N, C, H, W)`` as the classifiers take them.
-        classifiers: by name; copies of them judge, in evaluation mode.
-
-    Returns:
-        By name; of the nodes' models, their mean is FedIOD's adapted score.
+    "Evaluated by each locally trained model T_k (taking average of all local models)" is read here as: each
+    model has a score of its own, by its own p(y | x) and p(y) at temperature 1, and nodes count alike. (One
+    score of averaged probabilities would see no difference between models that disagree and models that are
+    unsure.) Copies judge, in evaluation mode.
 
     Raises:
-        ArgumentError: no classifier, no image, or no logits.
         DataError: logits that hold NaN or infinity.
     """
-    if not classifiers or not len(images):
-        raise ArgumentError("classifiers and images", (len(classifiers), len(images)), "one or more of each")
     scores: dict[str, float] = {}
     for name, model in classifiers.items():
         device = next((own.device for own in model.parameters()), None)

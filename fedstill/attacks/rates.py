@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.core.errors import ArgumentError
 from fedstill.privacy.audit import CONFIDENCE, most
 
 LOW = (0.01, 0.001)  # false positive rates at which members are counted
@@ -32,11 +31,9 @@ class At:
     """What is found at a false positive rate: the strictest test of that kind that the records allow.
 
     Args:
-        rate: of false positives that was asked for, within [0, 1].
         allowed: false positives among the non-members, the whole part of rate times their number.
         accused: how many of them there are; fewer where scores are equal.
-        found: true positives, of how many members.
-        members, others: how many there are.
+        found: true positives.
         true_positives: rate of what was found, with its Clopper-Pearson interval, for the threshold as it is.
         false_positives: rate of the accused, with its own: it may well reach beyond ``rate``.
     """
@@ -71,16 +68,9 @@ def rates(
     at: Sequence[float] = LOW,
     confidence: float = CONFIDENCE,
 ) -> Rates:
-    """All figures of an attack.
+    """All figures of an attack, by the scores of members ``(n,)`` and of others ``(n',)``.
 
-    Args:
-        members: scores ``(n,)`` of records that were learned from; higher is meant to be likelier a member.
-        others: scores ``(n',)`` of records that were not.
-        at: false positive rates, each within [0, 1].
-        confidence: within (0, 1).
-
-    Raises:
-        ArgumentError: no scores, or NaN among them.
+    Higher is meant to be likelier a member.
     """
     area = auc(members, others, confidence)
     low = tuple(at_rate(members, others, rate, confidence) for rate in at)
@@ -105,15 +95,12 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     it: then the interval is that of Clopper and Pearson for min(n, n') pairs without a record in common,
     which is wide.
 
-    Raises:
-        ArgumentError: see :func:`rates`.
-
     >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])).value  # pairs: 1, 1/2, 1, 1
     0.875
     """
     from scipy.stats import rankdata
 
-    members, others = _checked(members, others)
+    members, others = members.double(), others.double()
     n, m = len(members), len(others)
     ranks, own, theirs = (
         torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
@@ -137,14 +124,11 @@ def at_rate(members: torch.Tensor, others: torch.Tensor, rate: float, confidence
     A record is accused if its score is above that of the first non-member that must not be: of n' others, at
     most floor(rate n') are accused. A rate of 0.1 % with fewer than 1000 others thus means none at all.
 
-    Raises:
-        ArgumentError: see :func:`rates`.
-
     >>> at = at_rate(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
     >>> at.allowed, at.accused, at.found  # above 1.5 are one other and two members
     (1, 1, 2)
     """
-    members, others = _checked(members, others)
+    members, others = members.double(), others.double()
     n, m = len(members), len(others)
     allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
     threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
@@ -167,12 +151,3 @@ def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]
     """The exact interval of a probability whose event came k times in n; two-sided."""
     error = (1 - confidence) / 2
     return 1 - most(n - math.floor(k), n, error), most(math.ceil(k), n, error)
-
-
-def _checked(members: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    for name, scores in (("scores of members", members), ("scores of others", others)):
-        if scores.ndim != 1 or not len(scores):
-            raise ArgumentError(name, tuple(scores.shape), "(n,), n 1 or more")
-        if bool(torch.isnan(scores).any()):
-            raise ArgumentError(name, "NaN", "numbers")
-    return members.double(), others.double()

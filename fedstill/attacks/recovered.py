@@ -16,15 +16,23 @@ class Pixels:
     low: float | torch.Tensor = -1.0
     high: float | torch.Tensor = 1.0
 
+    @classmethod
+    def of(cls, mean: torch.Tensor, std: torch.Tensor) -> Pixels:
+        """Of images that were normalised by these."""
+        return cls((0 - mean) / std, (1 - mean) / std)
+
     def unit(self, images: torch.Tensor) -> torch.Tensor:
         """Images from 0 to 1, as they are looked at and measured."""
         return (images - self.low) / (self.high - self.low)
 
     def kept(self, images: torch.Tensor) -> torch.Tensor:
         """Images without what lies out of range."""
-        return images.maximum(torch.as_tensor(self.low).to(images)).minimum(
-            torch.as_tensor(self.high).to(images)
-        )
+        low, high = (torch.as_tensor(end).to(images) for end in (self.low, self.high))
+        return images.maximum(low).minimum(high)
+
+    def shown(self, images: torch.Tensor) -> torch.Tensor:
+        """Images as bytes, uint8."""
+        return self.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
 
 PIXELS = Pixels()  # inputs as they are normalised by default
@@ -48,7 +56,10 @@ class Recovered:
 
     def against(self, true: torch.Tensor, pixels: Pixels = PIXELS) -> Recovered:
         """The same in the order of the true images ``(B, C, H, W)`` that each is most like, and how like."""
-        order = matched(self.images, true)
+        from scipy.optimize import linear_sum_assignment  # heavy
+
+        errors = (true.flatten(1)[:, None].double() - self.images.flatten(1).double()).square().sum(2)
+        order = torch.from_numpy(linear_sum_assignment(errors.cpu().numpy())[1])
         images = self.images[order]
         return Recovered(images, self.labels[order], self.loss, tuple(psnr(images, true, pixels).tolist()))
 
@@ -56,23 +67,8 @@ class Recovered:
 def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: Pixels = PIXELS) -> torch.Tensor:
     """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
 
-    The mean is over all pixels of all channels.
-
     >>> grey, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
     >>> [round(value, 4) for value in psnr(darker, grey, Pixels(0.0, 1.0)).tolist()]
     [20.0]
     """
     return fidelity.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
-
-
-def matched(recovered: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Which recovered image belongs to each true one, ``(B,)``: the pairs with the least squared error.
-
-    >>> true = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
-    >>> matched(torch.tensor([0.9, 0.2]).view(2, 1, 1, 1), true).tolist()
-    [1, 0]
-    """
-    from scipy.optimize import linear_sum_assignment  # heavy
-
-    errors = (true.flatten(1)[:, None].double() - recovered.flatten(1).double()).square().sum(2)  # (B, B)
-    return torch.from_numpy(linear_sum_assignment(errors.cpu().numpy())[1])

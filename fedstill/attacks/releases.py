@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.attacks.worlds import CLASSES, SHAPE, World, contradicted, two
+from fedstill.attacks.candidates import merged
+from fedstill.attacks.worlds import CLASSES, SHAPE, World, contradicted
 from fedstill.privacy.config import GradientsConfig, PrivacyConfig
 from fedstill.privacy.events import Price
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
@@ -34,7 +35,6 @@ class Distinguisher:
     """What somebody who knows all records but one makes of a mechanism.
 
     Args:
-        mechanism: by its name in an owner's file.
         on: what is attacked, in words.
         claimed: what a run costs by the ledger of the node.
         see: given whether the record is there and the number of the run, what is seen of it ``(d,)``.
@@ -77,18 +77,13 @@ def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: 
 
 def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Distinguisher:
     """Sanitised gradients: the record turns a network's gradient round, or that of one teacher of several."""
-    privacy: PrivacyConfig = NoisyOutputs(
-        outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
-        gradients=GradientsConfig(noise=noise),
-    )
-    of = "sanitised gradients"
     if mechanism == "pate":
-        votes, gradients = (
-            PateConfig(teachers=TEACHERS, noise=UNHEARD),
-            GradientsConfig(noise=noise / TEACHERS),
-        )
-        privacy, of = PATE(pate=votes, gradients=gradients), f"mean of {TEACHERS} teachers' gradients"
-    return _attack(mechanism, of, privacy, _pulled, seed)
+        teachers, own = PateConfig(teachers=TEACHERS, noise=UNHEARD), GradientsConfig(noise=noise / TEACHERS)
+        of = f"mean of {TEACHERS} teachers' gradients"
+        return _attack(mechanism, of, PATE(pate=teachers, gradients=own), _pulled, seed)
+    outputs = OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0)
+    privacy = NoisyOutputs(outputs=outputs, gradients=GradientsConfig(noise=noise))
+    return _attack(mechanism, "sanitised gradients", privacy, _pulled, seed)
 
 
 def _answers(world: World, x: torch.Tensor) -> torch.Tensor:
@@ -114,15 +109,14 @@ def _attack(
     seed: int,
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Distinguisher:
-    """Ask two worlds; with the exact answers of either, also what is seen cut off at them.
-
-    So much of a number is what tells the worlds apart under Laplace noise.
-    """
-
+    """Ask two worlds; with the exact answers of either, also what is seen cut off at them: so much of a
+    number is what tells the worlds apart under Laplace noise."""
     teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
     data, record = contradicted(seed, teachers)
     x = data.inputs[:1].view(1, *SHAPE)
-    worlds = two(data, record, lambda records: World(records, privacy, LOCAL, secret=seed))
+    worlds = [World(records, privacy, LOCAL, secret=seed) for records in (data, merged([data, record]))]
+    for world in worlds:
+        world.learn()
 
     def see(there: bool, run: int) -> torch.Tensor:
         seen = ask(worlds[there], x)

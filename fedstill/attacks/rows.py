@@ -6,13 +6,12 @@ A run's ``leakage.json`` holds these ready to be shown, so that its report needs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure that an attack got.
-
-    Rows of one ``attack`` on one ``who`` make a line of a table, whose columns are their figures.
+    """One figure that an attack got; those of one ``attack`` on one ``who`` make a line of a table.
 
     Args:
         attack: which one, where an attack is tried in several ways; may be empty.
@@ -21,9 +20,9 @@ class Row:
         value: the number itself, in the unit in which it is written; None where words alone tell it.
         interval: the ends of its confidence interval, in the same unit.
         text: the figure as it is written, with its unit; empty: the number, to four digits.
-        without: what comes without attacking, as by guessing; empty where there is no such thing.
+        without: what comes without attacking, as by guessing.
         says: small print beside it.
-        column: name of the :class:`Column` of a comparison that it stands in; empty: of none.
+        column: name of the :class:`Column` of a comparison that it stands in.
         detail: for the page alone, and not for the terminal.
     """
 
@@ -89,13 +88,8 @@ class Strip:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures side by side: strips of as many as there are heads.
-
-    Args:
-        title: what they show.
-        heads: above each column.
-        strips: from top to bottom.
-        says: what whoever has them should know.
+    """Pictures side by side: strips, from top to bottom, of as many as there are ``heads``; ``says`` is what
+    whoever has them should know.
     """
 
     title: str
@@ -113,10 +107,11 @@ def share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f}%"
 
 
-def with_interval(value: float, low: float, high: float) -> str:
-    """A part of 1 and its interval, in percent.
+def in_percent(value: float, low: float, high: float) -> dict[str, Any]:
+    """Value, interval and text of a row that is a part of 1.
 
-    >>> with_interval(0.614, 0.58, 0.64)
+    >>> in_percent(0.614, 0.58, 0.64)["text"]
     '61.4% (58.0 to 64.0)'
     """
-    return f"{share(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    text = f"{share(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    return {"value": 100 * value, "interval": (100 * low, 100 * high), "text": text}

@@ -60,26 +60,24 @@ def together(
 ) -> list[nn.Module]:
     """All at once, by the local training of a node, stacked where that is faster.
 
-    Each model has first weights, batches and augmentation of its own.
+    Each model has first weights, batches and augmentation of its own, which follow from the seed.
 
     Args:
         make: an untrained model; all of one architecture are trained in one stack.
         pool: the records; or one a model, of the same size, where models learn different targets of them.
         inside: which model learns from which of them, ``(M, N)`` bool.
-        task: gives the loss.
         local: how the target was trained, as far as the attacker knows.
-        seed: of everything.
-        compute: device, precision, stacked or not; None is the default, which measures what is faster.
         work: what one step does; None is a step on the task's loss.
 
     Raises:
-        ArgumentError: a mask of another form, or a model without a record.
+        ArgumentError: a model without a record.
     """
+    if len(inside) and not bool(inside.any(1).all()):
+        raise ArgumentError("inside", "a model without a record", "one record or more for each model")
     compute = compute or Compute()
-    pools = [pool] * len(inside) if isinstance(pool, TensorData) else list(pool)
+    pools = [pool] * len(inside) if isinstance(pool, TensorData) else pool
     nodes = []
     for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
-        _check(data, inside)
         name = f"shadow-{model}"
         network = compute.place(make(derive(seed, "shadow", model)))
         own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
@@ -92,11 +90,3 @@ def together(
     for group in choose(nodes, compute, trial)[0]:
         training.train(group, task, local, compute, work=work)
     return [node.model for node in nodes]
-
-
-def _check(pool: TensorData, inside: torch.Tensor) -> None:
-    if inside.dtype != torch.bool or inside.ndim != 2 or inside.shape[1] != len(pool):
-        form = (tuple(inside.shape), str(inside.dtype))
-        raise ArgumentError("inside", form, f"(models, {len(pool)}) bool")
-    if len(inside) and not bool(inside.any(1).all()):
-        raise ArgumentError("inside", "a model without a record", "one record or more for each model")

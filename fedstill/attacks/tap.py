@@ -1,12 +1,7 @@
-"""What the server of a run sees: every release as it left its node's gate, and what had been asked.
-
-An attack is given these and nothing else. They are what the ledger counts: the same nodes, kinds and bytes,
-which :func:`disagreement` checks against the ledger of the run that is attacked.
-"""
+"""What the server of a run sees: every release as it left its node's gate, and what had been asked."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +9,9 @@ from typing import Any
 from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
 from fedstill.node.account import Account
-from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
+from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.node import Node
-from fedstill.protocol.messages import kind_of, refine, size
+from fedstill.protocol.messages import refine
 from fedstill.runs.simulation import Simulation
 
 
@@ -25,15 +20,11 @@ class Release:
     """One release, with the question that it answers.
 
     Args:
-        node: that it left.
         number: of the question.
-        question: its name.
         part: ``"answer"`` or ``"gradient"``.
         kinds: the kind of each tensor that left.
-        tensors: what left, by name.
         sent: what had come down, by name.
         asked: the kind of each tensor of the question; empty for what was pulled back.
-        bytes: that left, by kind, as the ledger counts them.
         moved: whether it is about inputs that the node moved before it answered.
     """
 
@@ -45,7 +36,6 @@ class Release:
     tensors: Tensors
     sent: Tensors
     asked: Mapping[str, str]
-    bytes: Mapping[str, int]
     moved: bool = False
 
 
@@ -65,50 +55,37 @@ class _Tapped(InProcess):
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
         answers = super()._answer(asked, question, number, tensors, differentiable)
-        self._told(answers, question, number, ANSWER, tensors)
+        for node, told in answers.items():
+            self._told(node, told, question, number, ANSWER, tensors)
         return answers
 
     def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         gradients = super()._pull_back(number, question, pulls)
         for node, told in gradients.items():
-            self._told({node: told}, question, number, GRADIENT, pulls[node])
+            self._told(node, told, question, number, GRADIENT, pulls[node])
         return gradients
 
-    def _told(
-        self, releases: Mapping[str, Tensors], question: str, number: int, part: str, sent: Tensors
-    ) -> None:
+    def _told(self, node: str, told: Tensors, question: str, number: int, part: str, sent: Tensors) -> None:
         kinds, moves = self.questions[question].kinds(), self.questions[question].moves
         asked = self.questions[question].sends if part == ANSWER else {}
-        for node, told in releases.items():
-            bytes: Counter[str] = Counter()
-            for name, tensor in told.items():
-                bytes[kind_of(name, kinds)] += size(tensor)
-            plain = {name: tensor.detach().clone() for name, tensor in refine(told).items()}
-            down = {name: tensor.detach().clone() for name, tensor in refine(sent).items()}
-            of = {name: kinds[name] for name in plain}
-            moved = bool(down[moves].any()) if moves in down else False
-            self.hear(Release(node, number, question, part, of, plain, down, asked, dict(bytes), moved))
-
-
-def nothing(release: Release) -> None:
-    """What is no longer listened to."""
+        # Copies: a server goes on to change its tensors in place.
+        tensors, down = (
+            {name: tensor.detach().clone() for name, tensor in refine(each).items()} for each in (told, sent)
+        )
+        moved = moves in down and bool(down[moves].any())
+        of = {name: kinds[name] for name in tensors}
+        self.hear(Release(node, number, question, part, of, tensors, down, asked, moved))
 
 
 class Overheard(Simulation):
-    """An experiment in this process whose releases somebody hears.
-
-    Args:
-        setting: of the experiment.
-        hear: called with each release in order; raises :class:`Enough` to end the run.
-    """
+    """An experiment in this process whose releases somebody hears."""
 
     hear: Hear
 
     def listen(self, hear: Hear) -> bool:
-        """Run from the start without keeping anything; nothing is heard after the run's end.
+        """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
 
-        Returns:
-            Whether the run came to its end.
+        ``hear`` is called with each release in order, and raises :class:`Enough` to end the run.
         """
         self.hear = hear
         try:
@@ -116,7 +93,7 @@ class Overheard(Simulation):
         except Enough:
             return False
         finally:
-            self.hear = nothing  # what an attacker asks later on is no part of the run
+            self.hear = lambda release: None  # what an attacker asks later on is no part of the run
         return True
 
     def reopen(self) -> None:
@@ -133,26 +110,3 @@ class Overheard(Simulation):
         tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)
         tapped.hear = lambda release: self.hear(release)
         return tapped
-
-
-def disagreement(heard: Mapping[tuple[str, str], int], ledger: Ledger) -> str | None:
-    """Why what was heard is not what a ledger says has left, or None.
-
-    Args:
-        heard: bytes by node and kind, of all of a run.
-        ledger: of that run.
-    """
-    written = {(node, kind): n for (node, way, kind), n in ledger.bytes.items() if way == "up" and n}
-    for node, kind in sorted({*written, *heard}):
-        if heard.get((node, kind), 0) != written.get((node, kind), 0):
-            told, seen = written.get((node, kind), 0), heard.get((node, kind), 0)
-            return f"{node}: {told} bytes of {kind} by the ledger, {seen} heard"
-    return None
-
-
-def weighed(releases: Sequence[Release]) -> Counter[tuple[str, str]]:
-    """Bytes of releases by node and kind."""
-    total: Counter[tuple[str, str]] = Counter()
-    for release in releases:
-        total.update({(release.node, kind): count for kind, count in release.bytes.items()})
-    return total

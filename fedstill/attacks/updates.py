@@ -1,14 +1,12 @@
 """What parameters give away: a gradient, or the update that all steps of local training make of one.
 
-Both are functions of the private examples, which an adversary can compute and differentiate for examples of
-its own making: :meth:`Gradient.of` and :meth:`Update.of`. What a node really released is the target. A step
-is the one of :mod:`fedstill.node.training`: the same loss, optimisers, learning rates and batches.
+A step is the one of :mod:`fedstill.node.training`: the same loss, optimisers, learning rates and batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -46,15 +44,13 @@ class Schedule:
     Args:
         rates: the learning rate of each step.
         batch: examples a step.
-        optimiser: Adam, or SGD with momentum, both from a fresh start.
-        momentum: of SGD.
-        weight_decay: L2 penalty.
+        optimiser: from a fresh start.
         smoothing: share of each label spread over all classes.
         training: whether batch norm used the batch's own statistics, as in training, or its running ones.
     """
 
-    rates: tuple[float, ...]
-    batch: int
+    rates: tuple[float, ...] = ()
+    batch: int = 1
     optimiser: Literal["adam", "sgd"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -86,8 +82,7 @@ class Schedule:
     def batches(self, examples: int) -> list[torch.Tensor]:
         """Which examples each step takes, if every pass takes them in their own order: indices ``(batch,)``.
 
-        The first pass may be in this order without loss: which of the examples sought is the first, is free.
-        In which order later passes take them, only the node knows.
+        The first pass may be in this order without loss; that of later ones only the node knows.
 
         >>> [indices.tolist() for indices in Schedule((0.1, 0.1), 2).batches(3)]
         [[0, 1], [2, 0]]
@@ -109,11 +104,8 @@ def gradients(
     """Gradients of the mean cross-entropy, by the parameters' names; the model itself stays as it is.
 
     Args:
-        model: the network.
         parameters: those that count, by name; the model's own stand in for others.
-        inputs: ``(B, ...)``.
         labels: classes ``(B,)`` int64, or how much of each class, ``(B, classes)``.
-        smoothing: of labels.
         training: whether batch norm uses the batch's own statistics.
         differentiable: whether gradients of these gradients can be taken.
     """
@@ -150,12 +142,8 @@ def trained(
     """Parameters after all steps of local training on some examples, as a function of them.
 
     Args:
-        model: the network.
         before: the parameters that are trained, by name, at the start.
-        inputs: ``(N, ...)``.
-        labels: ``(N,)`` or ``(N, classes)``.
-        schedule: of the steps.
-        order: which examples each step takes, where it is known; else as :meth:`Schedule.batches` has it.
+        order: which examples each step takes; None: as :meth:`Schedule.batches` has it.
         differentiable: whether gradients of the result can be taken.
     """
     now = {name: value.detach().clone() for name, value in before.items()}
@@ -196,106 +184,61 @@ def _adam(
     return m, v, m / (1 - 0.9**step) / (root + 1e-8)
 
 
-def check_finite(target: Tensors) -> None:
-    """Refuse a release of which nothing follows.
-
-    Raises:
-        ArgumentError: it holds NaN or infinity.
-    """
-    for name, value in target.items():
-        if not bool(value.isfinite().all()):
-            raise ArgumentError(f"release of {name}", "NaN or infinity", "finite numbers")
-
-
 @dataclass(frozen=True)
-class Gradient:
-    """One gradient of the mean loss over a batch, as far as it was shared.
+class Observed:
+    """What left a node, as a function of examples that an adversary can compute and differentiate.
 
     Args:
-        model: the network, with the parameters that the gradient was taken at. Where a method keeps a part to
-            the node, the adversary's best guess of it, say the first weights that all started from.
-        target: what was released, by name.
-        smoothing: of labels.
-        training: whether batch norm used the batch's own statistics.
+        model: the network, with the parameters from before. Where a method keeps a part to the node, the
+            adversary's best guess of it, say the first weights that all started from.
+        target: what was released, by name: the gradient of the mean loss, or ``before - after``.
+        schedule: of the steps in between; of none, the target is one gradient.
+
+    Raises:
+        ArgumentError: the target holds NaN or infinity.
     """
 
     model: nn.Module
     target: Tensors
-    smoothing: float = 0.0
-    training: bool = True
+    schedule: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        for name, value in self.target.items():
+            if not bool(value.isfinite().all()):
+                raise ArgumentError(f"release of {name}", "NaN or infinity", "finite numbers")
+
+    @property
+    def is_gradient(self) -> bool:
+        return not self.schedule.rates
 
     def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """What these examples would have released; gradients pass."""
-        own = dict(self.model.named_parameters())
-        parameters = {name: own[name].detach() for name in self.target}
-        return gradients(
-            self.model, parameters, inputs, labels, smoothing=self.smoothing, training=self.training
-        )
-
-    def __post_init__(self) -> None:
-        check_finite(self.target)
-
-    def mean_gradient(self) -> Tensors:
-        """The gradient itself, from which labels are read."""
-        return self.target
-
-
-@dataclass(frozen=True)
-class Update:
-    """What local training changed, ``before - after``, as far as it was shared.
-
-    Args:
-        model: the network, with the parameters from before; of a part that was not shared, a guess.
-        target: ``before - after`` by name.
-        schedule: of the steps.
-        order: which examples each step took, where it is known.
-    """
-
-    model: nn.Module
-    target: Tensors
-    schedule: Schedule
-    order: tuple[torch.Tensor, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check_finite(self.target)
-
-    @property
-    def smoothing(self) -> float:
-        """Of labels."""
-        return self.schedule.smoothing
-
-    @property
-    def training(self) -> bool:
-        """Whether batch norm used the batch's own statistics."""
-        return self.schedule.training
-
-    def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What training on these examples would have changed; gradients pass."""
         before = {name: value.detach() for name, value in self.model.named_parameters()}
-        after = trained(self.model, before, inputs, labels, self.schedule, self.order)
+        if self.is_gradient:
+            own, how = {name: before[name] for name in self.target}, self.schedule
+            return gradients(self.model, own, inputs, labels, smoothing=how.smoothing, training=how.training)
+        after = trained(self.model, before, inputs, labels, self.schedule)
         return {name: before[name] - after[name] for name in self.target}
 
     def mean_gradient(self) -> Tensors:
-        """The update over how much each step's own gradient counts in it: about the mean gradient, of SGD."""
+        """About the mean gradient: an update over how much each step's own gradient counts in it, of SGD."""
+        if self.is_gradient:
+            return self.target
         again = self.schedule.momentum if self.schedule.optimiser == "sgd" else 0.0  # later steps repeat it
         rates = self.schedule.rates
         total = sum(rate * again**late for at in range(len(rates)) for late, rate in enumerate(rates[at:]))
         return {name: moved / total for name, moved in self.target.items()}
 
+    def as_gradient(self) -> Observed:
+        """Of one step of SGD: the gradient of its batch.
 
-Observed = Gradient | Update
-
-
-def as_gradient(update: Update) -> Gradient | None:
-    """The gradient of the batch that the one step of an update took, for attacks that read gradients only.
-
-    None where none follows exactly: of several steps, of Adam, or of a learning rate of 0.
-    """
-    schedule = update.schedule
-    if len(schedule.rates) != 1 or schedule.optimiser != "sgd" or not schedule.rates[0] > 0:
-        return None
-    target = {
-        name: moved / schedule.rates[0] - schedule.weight_decay * update.model.get_parameter(name).detach()
-        for name, moved in update.target.items()
-    }
-    return Gradient(update.model, target, schedule.smoothing, schedule.training)
+        Adam's first step tells little more than its signs: these then stand for the gradient.
+        """
+        (rate,), decay = self.schedule.rates, self.schedule.weight_decay
+        target = {name: moved / rate for name, moved in self.target.items()}
+        if self.schedule.optimiser == "sgd":
+            target = {
+                name: slope - decay * self.model.get_parameter(name).detach()
+                for name, slope in target.items()
+            }
+        return replace(self, target=target, schedule=replace(self.schedule, rates=()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from fedstill.attacks.heard import Replay
 from fedstill.attacks.layerwise import invert_layers
 from fedstill.attacks.recovered import Pixels, Recovered
 from fedstill.attacks.tap import Enough, Overheard, Release
-from fedstill.attacks.updates import Gradient, Part, Schedule, Update, as_gradient, shared
+from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
@@ -43,14 +44,13 @@ class Victim:
     """One node's release, and what it was made from.
 
     Args:
-        release: as attacks take it.
         data: what the node holds: the truth, for comparison alone.
         part: of the parameters, that was shared.
         schedule: how the node trained.
         beside: what its training descended beside the task's own loss; "" where that was all.
     """
 
-    release: Update | Gradient
+    release: Observed
     data: TensorData
     part: Part
     schedule: Schedule
@@ -58,14 +58,7 @@ class Victim:
 
 
 def victims(again: Replay, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
-    """Nodes with a few images each, and what left them in the round that is attacked.
-
-    Args:
-        again: what the run was made of.
-        seed: of whose images they hold.
-        count: how many victims.
-        images: that each of them holds.
-        round: whose release is attacked; 0 is the first.
+    """``count`` nodes with a few images each, and what left them in the round that is attacked.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
@@ -74,10 +67,12 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
     run, setting = again.config, again.setting
     if setting.task.kind != "class" or setting.task.tokens:
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
+    if round >= run.method.turns:
+        raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
     parts = _drawn(again.parts, count, images, seed)
     before = list(again.parts) if round else []
     names = [f"victim-{at}" for at in range(len(parts))]
-    shape, classes = tuple(again.data.test.inputs.shape[1:]), len(again.data.classes)
+    shape, classes = again.shape, len(again.data.classes)
     own = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
     nodes = len(before) + len(parts)
     asked: Any = run.method
@@ -90,21 +85,15 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
         privacies=[run.nodes.privacy] * nodes,
         method=replace(asked, **everybody),
     )
-    if round >= run.method.turns:
-        raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
-    heard, schedule = _heard(experiment, names, round), _schedule(again, images, round)
+    heard = _heard(experiment, names, round)
+    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.turns))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
     one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
-    return [
-        _victim(
-            copy.deepcopy(first),
-            heard[name],
-            schedule,
-            part,
-            "" if one else experiment.side.questions[heard[name].question].beside,
-        )
-        for name, part in zip(names, parts, strict=True)
-    ]
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        beside = "" if one else experiment.side.questions[heard[name].question].beside
+        found.append(_victim(copy.deepcopy(first), heard[name], schedule, part, beside))
+    return found
 
 
 def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovered:
@@ -114,14 +103,12 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
         ArgumentError: the attack does not apply to what was released.
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
-    one = isinstance(victim.release, Gradient)
+    steps, one = len(victim.schedule.rates), victim.release.is_gradient
     if one and victim.schedule.optimiser == "adam" and attack != "inverting":
         raise ArgumentError("nodes.local.optimiser", "adam", "sgd, as Adam's first step tells signs alone")
     if attack == "layers":
-        if not isinstance(victim.release, Gradient):
-            raise ArgumentError(
-                "steps of SGD in a round", len(victim.schedule.rates), "1, for layer by layer"
-            )
+        if not one:
+            raise ArgumentError("steps of SGD in a round", steps, "1, for layer by layer")
         got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
         config = SEARCHES[attack]
@@ -133,22 +120,18 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovere
 
 def _drawn(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
     """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
-    orders = [
-        torch.split(torch.randperm(len(part), generator=torch_generator(seed, "victims", at)), images)
+    orders = (
+        torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
         for at, part in enumerate(parts)
+    )
+    pieces = [
+        [(part, rows) for rows in torch.split(order, images) if len(rows) == images]
+        for part, order in zip(parts, orders, strict=True)
     ]
-    pieces = [[rows for rows in order if len(rows) == images] for order in orders]
-    turns = max(map(len, pieces))
-    drawn = [
-        parts[at].subset(rows[turn])
-        for turn in range(min(turns, count))
-        for at, rows in enumerate(pieces)
-        if turn < len(rows)
-    ]
+    drawn = [piece for turn in zip_longest(*pieces) for piece in turn if piece is not None]
     if len(drawn) < count:
-        most = sum(map(len, pieces))
-        raise ArgumentError("inversion.victims", count, f"at most {most} of {images} images")
-    return [replace(part, cases=None, groups=None) for part in drawn[:count]]
+        raise ArgumentError("inversion.victims", count, f"at most {len(drawn)} of {images} images")
+    return [replace(part.subset(rows), cases=None, groups=None) for part, rows in drawn[:count]]
 
 
 def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str, Release]:
@@ -166,18 +149,8 @@ def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str,
     return {name: releases[round] for name, releases in heard.items()}
 
 
-def _schedule(again: Replay, images: int, round: int) -> Schedule:
-    """How a node with so many images trains in the round that is attacked."""
-    span = Span(round, round + 1, again.config.method.turns)
-    return Schedule.of(again.config.nodes.local, images, span)
-
-
 def _victim(model: nn.Module, release: Release, schedule: Schedule, data: TensorData, beside: str) -> Victim:
-    """A release as attacks take it: what changed, from the weights that the server sent.
-
-    One step of SGD tells the gradient itself. Adam's first step tells little more than its signs: these then
-    stand for it, for an attack that goes by direction alone.
-    """
+    """A release as attacks take it: what changed, from the weights that the server sent."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PARTS)
     kind = release.kinds[name]
     (down,) = (sent for sent, of in release.asked.items() if of == kind)
@@ -188,19 +161,16 @@ def _victim(model: nn.Module, release: Release, schedule: Schedule, data: Tensor
         load_vector(whole, vector.cpu())
     learned, before = dict(after.named_parameters()), dict(model.named_parameters())
     changed = {name: (before[name] - learned[name]).detach() for name in shared(model, part)}
-    update = Update(model, changed, schedule)
-    if len(schedule.rates) > 1:
-        return Victim(update, data, part, schedule, beside)
-    slopes = {name: moved / schedule.rates[0] for name, moved in changed.items()}
-    exact = as_gradient(update) or Gradient(model, slopes, schedule.smoothing, schedule.training)
-    return Victim(exact, data, part, schedule, beside)
+    update = Observed(model, changed, schedule)
+    told = update.as_gradient() if len(schedule.rates) == 1 else update
+    return Victim(told, data, part, schedule, beside)
 
 
 def known(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
-    steps = f"{len(schedule.rates)} step{'' if len(schedule.rates) == 1 else 's'}"
-    knows = f"the server knows what it sent and how nodes train ({steps} of {schedule.optimiser.upper()})"
+    steps = f"{several(len(schedule.rates), 'step')} of {schedule.optimiser.upper()}"
+    knows = f"the server knows what it sent and how nodes train ({steps})"
     if part != "all":
         kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
         knows += (
@@ -211,3 +181,7 @@ def known(victim: Victim, round: int) -> str:
     if victim.beside:
         knows += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
     return knows
+
+
+def several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

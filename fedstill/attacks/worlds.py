@@ -6,7 +6,7 @@ that turns a small network round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -49,12 +49,9 @@ class World:
     """One node with some records, trained and ready to be asked.
 
     Args:
-        data: its records.
         privacy: what its owner says; without a budget, so that it never refuses.
-        local: how it learns.
         secret: keys its noise.
         model: its network; "linear" is one layer that starts at zero.
-        classes: of its task.
         rows: inputs of a question.
         critics: whether the node has a critic, that takes a step for each answer.
     """
@@ -74,23 +71,15 @@ class World:
     def __post_init__(self) -> None:
         self.task, self.compute = Classification(self.classes), Compute()
         gate = Gate(NAME, PolicyConfig(outputs_only=False), Ledger())  # the mechanism is audited, not this
-        network = (
-            linear(self.classes) if self.model == "linear" else build(self.model, SHAPE, self.classes, 0)
-        )
+        own = self.model == "linear"
+        network = linear(self.classes) if own else build(self.model, SHAPE, self.classes, 0)
         self.node = Node(NAME, self.data, network, gate, 0)
         method = Audited(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
         side = side_of(method, setting)
         self.account = Account(None, self.secret, durable=False)
         protect(
-            self.node,
-            self.privacy,
-            side,
-            method,
-            setting,
-            account=self.account,
-            run=RUN,
-            secret=self.secret,
+            self.node, self.privacy, side, method, setting, account=self.account, run=RUN, secret=self.secret
         )
         side.prepare([self.node])
         training.prepare(self.node.learners, self.local)
@@ -132,13 +121,9 @@ def digits(seed: int, classes: int = CLASSES) -> TensorData:
 
 
 def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
-    """A digit, and a record that contradicts it and is louder.
+    """A digit, and a record that contradicts it: the same image, three times as strong, with another label.
 
-    The same image, three times as strong, with another label. Of several teachers the same one learns from
-    both, and the others abstain.
-
-    Returns:
-        The digit, and the record.
+    Of several teachers the same one learns from both, and the others abstain.
     """
     first = digits(seed).subset(torch.tensor([0]))
     strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
@@ -148,21 +133,7 @@ def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
     return first, candidates.subset(torch.tensor([_homes(candidates, teachers).index(home)]))
 
 
-def joined(data: TensorData, record: TensorData) -> TensorData:
-    """With one record more, the last."""
-    return TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
-
-
-def two(data: TensorData, record: TensorData, make: Callable[[TensorData], World]) -> tuple[World, World]:
-    """The worlds without and with a record, both trained."""
-    worlds = make(data), make(joined(data, record))
-    for world in worlds:
-        world.learn()
-    return worlds
-
-
 def _homes(data: TensorData, teachers: int) -> list[int]:
-    """Whose each record is."""
     whose = torch.empty(len(data), dtype=torch.int64)
     for teacher, part in enumerate(shards(data, teachers)):
         whose[part] = teacher

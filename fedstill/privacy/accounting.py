@@ -90,27 +90,22 @@ def within(spent: Mapping[Event, int], limit: float, delta: float, accountant: A
 
 def most(
     spent: Mapping[Event, int],
-    price: Event | Mapping[Event, int],
+    price: Mapping[Event, int],
     limit: float,
     delta: float,
     accountant: Accountant = "pld",
     up_to: int = 1_000_000,
 ) -> int:
-    """How many times more a price can be paid until all would cost more than ``limit`` at delta.
+    """How many times more a price can be paid until all would cost more than ``limit`` at delta: 0 .. up_to.
 
     Args:
         spent: what is paid already.
-        price: one event, or several that are paid together.
-        limit, delta, accountant, up_to: as of :func:`longest`.
+        price: events that are paid together.
 
-    Returns:
-        0 .. up_to; 0 too where what is spent is above the limit already.
-
-    >>> most({}, Event("laplace", 10.0), limit=1.0, delta=1e-9, up_to=100)
+    >>> most({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
     10
     """
-    one = {price: 1} if isinstance(price, Event) else price
-    return longest(lambda times: _added(spent, one, times), limit, delta, accountant, up_to)
+    return longest(lambda times: _added(spent, price, times), limit, delta, accountant, up_to)
 
 
 def longest(
@@ -120,26 +115,17 @@ def longest(
     accountant: Accountant = "pld",
     up_to: int = 1_000_000,
 ) -> int:
-    """The most steps that a schedule can have within ``limit`` at delta.
+    """The most steps, 0 .. up_to, that a schedule can have within ``limit`` at delta.
 
     Args:
-        schedule: all events of so many steps, 0 .. up_to; more steps cost no less.
-        limit: epsilon, above 0.
-        delta: of that epsilon, 0 or more.
-        accountant: which.
-        up_to: look no further, 0 or more.
-
-    Returns:
-        0 .. up_to; 0 too where no step is within the limit.
+        schedule: all events of so many steps; more steps cost no less.
 
     Raises:
-        ArgumentError: delta or up_to outside its range.
+        ArgumentError: delta outside its range.
 
     >>> longest(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
     2
     """
-    if up_to < 0:
-        raise ArgumentError("up_to", up_to, "0 or more")
     return max(0, _last(schedule, limit, delta, accountant, up_to))
 
 
@@ -154,11 +140,6 @@ def calibrate(
     Args:
         schedule: all events that a noise factor leads to, 0.001 .. 1,000,000; more noise costs less.
         limit: epsilon, above 0 and finite.
-        delta: of that epsilon, 0 or more.
-        accountant: which.
-
-    Returns:
-        The factor; the cost at it is within the limit.
 
     Raises:
         ArgumentError: no noise in that range is enough (other events may cost too much by themselves), or an

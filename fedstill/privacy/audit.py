@@ -24,7 +24,6 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event
 
 CONFIDENCE = 0.95
@@ -52,7 +51,7 @@ def most(k: int, n: int, error: float) -> float:
 
 
 @dataclass(frozen=True)
-class Rates:
+class ErrorRates:
     """How often a test fails at most: it says that the record was there if a score is above a threshold.
 
     Args:
@@ -66,9 +65,9 @@ class Rates:
     def epsilon(self, delta: float) -> float:
         """The largest epsilon that these rates rule out at delta, 0 or more: no smaller one allows them.
 
-        Rates that are upper bounds give a lower bound, and one for all deltas at once.
+        ErrorRates that are upper bounds give a lower bound, and one for all deltas at once.
 
-        >>> round(Rates(0.05, 0.01).epsilon(0.0), 3)  # log(0.95 / 0.01) and log(0.99 / 0.05)
+        >>> round(ErrorRates(0.05, 0.01).epsilon(0.0), 3)  # log(0.95 / 0.01) and log(0.99 / 0.05)
         4.554
         """
         fp, fn = self.false_positives, self.false_negatives
@@ -80,21 +79,21 @@ class Rates:
 class Evidence:
     """Tests of one mechanism, whose rates hold all together at the confidence that was asked for."""
 
-    tests: Sequence[Rates]
+    tests: Sequence[ErrorRates]
 
     def epsilon(self, delta: float) -> float:
         """The lower bound at delta: what no mechanism of a smaller epsilon would have shown."""
         return max(rates.epsilon(delta) for rates in self.tests)
 
-    def refutes(self, spent: Mapping[Event, int], accountant: Accountant = "pld") -> bool:
+    def refutes(self, spent: Mapping[Event, int]) -> bool:
         """Whether a mechanism that costs this much cannot have been what was tested.
 
         It claims an epsilon at every delta, and one of them that is too small is enough.
         """
         shown = {delta: self.epsilon(delta) for delta in DELTAS}
-        return any(least > 0 and epsilon(spent, delta, accountant) < least for delta, least in shown.items())
+        return any(least > 0 and epsilon(spent, delta) < least for delta, least in shown.items())
 
-    def as_claimed(self, spent: Mapping[Event, int], delta: float, accountant: Accountant = "pld") -> float:
+    def as_claimed(self, spent: Mapping[Event, int], delta: float) -> float:
         """The lower bound at delta if the noise is of the kind that is claimed, only less or more of it.
 
         The least epsilon of a price whose noise, all of it multiplied by one number, would not be refuted.
@@ -104,15 +103,15 @@ class Evidence:
         whatever the mechanism is; it bounds an epsilon of the mechanism only if the noise is of that kind.
         """
         low, high = (math.log(factor) for factor in FACTORS)  # low would pass, high is refuted
-        if not self.refutes(_scaled(spent, FACTORS[1]), accountant):
+        if not self.refutes(_scaled(spent, FACTORS[1])):
             return 0.0
         while high - low > 0.02:
             middle = (low + high) / 2
-            if self.refutes(_scaled(spent, math.exp(middle)), accountant):
+            if self.refutes(_scaled(spent, math.exp(middle))):
                 high = middle
             else:
                 low = middle
-        return epsilon(_scaled(spent, math.exp(high)), delta, accountant)
+        return epsilon(_scaled(spent, math.exp(high)), delta)
 
 
 def repeated(
@@ -127,7 +126,6 @@ def repeated(
     Args:
         without: scores ``(n,)`` of runs without the record, in the order in which they were run.
         with_: scores ``(n',)`` of runs with it; higher is meant to be likelier with it.
-        delta: at which the bound is to be good; it holds at each other one too.
         confidence: at which all that is said of the tests holds together.
 
     Raises:
@@ -148,16 +146,10 @@ def _check(confidence: float) -> None:
 
 
 def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One score a run from many numbers: Fisher's linear discriminant, learned from the first third of them.
+    """One score a run ``(n,)``, ``(n',)`` from many numbers ``(n, d)``, ``(n', d)`` seen of it.
 
+    Fisher's linear discriminant, learned from the first third of the runs without the record and with it.
     Noise that comes twice is thereby found, and subtracted.
-
-    Args:
-        without: what was seen of runs without the record ``(n, d)``.
-        with_: of those with it ``(n', d)``.
-
-    Returns:
-        Scores ``(n,)`` and ``(n',)``, float64.
     """
     a, b = _first(without.double()), _first(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
@@ -170,21 +162,11 @@ def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tens
 
 
 def one_run(m: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The lower bound of epsilon that guesses about one run prove.
+    """The lower bound of epsilon at delta, 0 or more, that guesses about one run prove.
 
     Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2: each of
-    m records was in or out by a fair coin of its own; of some it was guessed which, and so many guesses were
-    right.
-
-    Args:
-        m: records.
-        guesses: how many of them were guessed, 0 .. m, by whatever rule.
-        correct: of those, 0 .. guesses.
-        delta: of the epsilon.
-        confidence: of the bound.
-
-    Returns:
-        0 or more.
+    m records was in or out by a fair coin of its own; of some, ``guesses``, it was guessed which, by whatever
+    rule, and ``correct`` of these were right.
 
     Raises:
         ArgumentError: a confidence outside (0, 1).
@@ -223,10 +205,10 @@ def _first(scores: torch.Tensor) -> torch.Tensor:
     return scores[: int(len(scores) * FIRST)]
 
 
-def _rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, error: float) -> Rates:
+def _rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, error: float) -> ErrorRates:
     positives = int((without > threshold).sum())
     negatives = int((with_ <= threshold).sum())
-    return Rates(most(positives, len(without), error), most(negatives, len(with_), error))
+    return ErrorRates(most(positives, len(without), error), most(negatives, len(with_), error))
 
 
 def _thresholds(without: torch.Tensor, with_: torch.Tensor, delta: float) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ records there are sets rate and steps, and counts as known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -63,9 +63,6 @@ class PrivateSteps(Checked):
         draws: names to random draws, of which none is told to anyone. The same names give the same draws:
             they must differ from run to run, and between steps that could both be told of.
         group: records of one protected unit.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     noise: NonNegativeFloat
@@ -114,7 +111,8 @@ def clipped_sum(
     targets: torch.Tensor,
     clip: float,
 ) -> tuple[torch.Tensor, float]:
-    """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``.
+    """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``, all trained
+    parameters in one vector ``(P,)`` float32; and the examples' mean loss.
 
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
     whole batch see a batch of one, and random draws end in torch's error. A gradient that is not finite
@@ -123,12 +121,7 @@ def clipped_sum(
     Args:
         module: the network, as it is to learn (its mode is not changed here).
         trained: its parameters in training, by name.
-        private_loss: of each example.
         inputs, targets: ``(B, ...)``; B may be 0.
-        clip: above 0.
-
-    Returns:
-        The sum, all trained parameters in one vector ``(P,)`` float32, and the examples' mean loss.
     """
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
@@ -141,7 +134,9 @@ def clipped_sum(
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")
     sums = [torch.zeros(own.numel(), device=inputs.device) for own in trained.values()]
     losses = 0.0
-    for x, y in _parts(inputs, targets, max(ROOM // sum(map(len, sums)), 1)):
+    room = max(ROOM // sum(map(len, sums)), 1)
+    for first in range(0, len(inputs), room):
+        x, y = inputs[first : first + room], targets[first : first + room]
         gradients, values = each(leaves, x, y)
         losses += values.sum().item()
         rows = [gradients[name].flatten(1) for name in leaves]  # (b, P_i) each
@@ -176,13 +171,6 @@ def public_gradient(
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return torch.cat([(torch.zeros_like(leaf) if g is None else g).flatten() for g, leaf in pairs])
-
-
-def _parts(
-    inputs: torch.Tensor, targets: torch.Tensor, size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for first in range(0, len(inputs), size):
-        yield inputs[first : first + size], targets[first : first + size]
 
 
 def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -164,18 +164,11 @@ def log_other(votes: Floats, sigma: float) -> Floats:
 
 
 def curves(log_q: Floats, sigma: float, orders: Floats = renyi.ORDERS) -> Floats:
-    """Data-dependent Rényi divergence of a mechanism that is (order, order / sigma^2)-RDP (Thm 6).
+    """Data-dependent Rényi divergence ``(N, A)`` of a mechanism that is (order, order / sigma^2)-RDP (Thm 6).
 
     With the two higher orders of Prop. 10, ``mu_2 = sigma sqrt(log(1/q))`` and ``mu_1 = mu_2 + 1``; the
     data-independent ``order / sigma^2`` (Prop. 8) wherever the theorem asks for more than is given.
-
-    Args:
-        log_q: log of the chance of all outcomes but a likely one, (N,), below 0.
-        sigma: above 0.
-        orders: above 1, (A,).
-
-    Returns:
-        (N, A).
+    ``log_q`` (N,) is the log of the chance of all outcomes but a likely one, below 0.
     """
     worst = np.broadcast_to(orders / sigma**2, (len(log_q), len(orders)))
     with np.errstate(all="ignore"):  # rows where the theorem does not apply are left out below
@@ -211,7 +204,6 @@ def epsilon_data_dependent(
     Args:
         votes: without noise, (N, C), one row a question.
         sigma: standard deviation of the noise on each count, in votes, above 0.
-        delta: above 0 and below 1.
         threshold: of the most votes, which then is asked about every row; 0: all rows were answered.
         threshold_noise: standard deviation of that noise, above 0 with a threshold.
         answered: with a threshold: which rows passed it, bool (N,).

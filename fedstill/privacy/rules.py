@@ -23,12 +23,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.bounds import (
-    SLACK,
-    numbers,
-    rows_of,
-    shorten,
-)
+from fedstill.privacy.bounds import SLACK, numbers, rows_of, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.randomness import Draws, add_noise
 
@@ -68,11 +63,9 @@ class _AsItIs(Rule, Protocol):
     """Nothing is done to the tensor."""
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
         return tensor
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The tensor itself."""
         return tensor
 
 
@@ -125,9 +118,6 @@ class NoisyCounts(Checked, Rule):
         group: records of one protected unit at most.
         moves: by how much one record moves the tensor.
         least: what no count is below, however the noise falls.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     under: ClassVar[str] = "counts"
@@ -181,9 +171,6 @@ class NoisyRows(Checked, Rule):
         scale: of the noise: scale or standard deviation, in units of the answers; 0: none, no guarantee.
         bound_to: of each value's magnitude (laplace), or of each row's L2 norm (gaussian); 0: no bound, and
             no guarantee whatever the noise.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     under: ClassVar[str] = "outputs"
@@ -250,9 +237,6 @@ class Sanitised(Checked, Rule):
         clip: largest L2 norm of an input's gradient, above 0.
         sigma: standard deviation of the noise on each number, over the clip; 0: none, no guarantee.
         teachers: m; 1: a network that was trained without protection.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     under: ClassVar[str] = "gradients"

@@ -20,13 +20,9 @@ class Statement:
     """How a node protects its records in a run, as it may tell the server.
 
     Args:
-        mechanism: its name.
-        says: what it does, in words.
         unit: what the guarantee is about.
         delta: of every epsilon that is said of the node.
         budget: the largest epsilon that the run may cost; None is no budget.
-        accountant: that epsilons are by.
-        randomness: of the noise.
         noise: levels by what they are of.
         rules: what is done to each tensor that may leave, one line each.
         assumes: on what the guarantee rests.
@@ -56,13 +52,9 @@ class Statement:
 def state(
     config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, several: bool = False
 ) -> Statement:
-    """What an owner's config, with the noise that it came to, is told as.
+    """What an owner's config, with the levels of noise that it came to, is told as.
 
-    Args:
-        config: the owner's.
-        levels: of noise, by what it is on.
-        rules: what is done to each tensor.
-        several: whether some records belong together, and each is protected by itself all the same.
+    ``several``: some records belong together, and each is protected by itself all the same.
     """
     if not config.protects:
         return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))

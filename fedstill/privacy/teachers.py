@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.bounds import above_zero, one_or_more, shorten
+from fedstill.privacy.bounds import shorten
 
 
 class Teachers(nn.Module):
@@ -37,18 +37,12 @@ class Teachers(nn.Module):
         teachers: m networks of one architecture.
         sharpness: above 0.
         clip: above 0.
-
-    Raises:
-        ArgumentError: no teachers, or a value outside its range.
     """
 
     voting: torch.Tensor  # (m,) float32: 1, or 0 for a teacher that abstains
 
     def __init__(self, teachers: Sequence[nn.Module], sharpness: float = 10.0, clip: float = 1.0) -> None:
         super().__init__()
-        one_or_more("teachers", len(teachers))
-        above_zero("sharpness of teachers", sharpness)
-        above_zero("clip of teachers", clip)
         self.teachers = nn.ModuleList(teachers)
         self.sharpness, self.clip = sharpness, clip
         self.register_buffer("voting", torch.ones(len(teachers)))
@@ -133,11 +127,7 @@ def shards(data: TensorData, m: int) -> list[torch.Tensor]:
     Whose a record is, follows from a hash of its content (of its group's number, where records have groups)
     and from nothing else: adding or removing a record moves no other one. Parts are therefore of unequal
     size, and some may be empty. Equal records come to the same teacher.
-
-    Raises:
-        ArgumentError: m below 1.
     """
-    one_or_more("pate.teachers", m)
     if data.groups is not None:
         contents = [str(group).encode() for group in data.groups.tolist()]
     else:

@@ -39,9 +39,6 @@ class Votes(Checked, Rule):
             zeros, and cost no votes. 0: answer all, and no such noise.
         threshold_noise: standard deviation of that noise, above 0.
         sharpness: logits of a class that all voted for.
-
-    Raises:
-        ArgumentError: a value outside its range.
     """
 
     under: ClassVar[str] = "pate"
@@ -59,12 +56,9 @@ class Votes(Checked, Rule):
         if self.sigma == 0:
             return f"votes of {self.teachers} teachers without noise: no guarantee"
         what = "all votes" if self.release == "votes" else "the class with the most votes"
-        where = (
-            f", where the most reach {self.threshold:g} (noise {self.threshold_noise:g})"
-            if self.threshold
-            else ""
-        )
-        return f"{what} of {self.teachers} teachers, Gaussian noise {self.sigma:g}{where}"
+        told = f"{what} of {self.teachers} teachers, Gaussian noise {self.sigma:g}"
+        where = f", where the most reach {self.threshold:g} (noise {self.threshold_noise:g})"
+        return told + where if self.threshold else told
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Whole votes from 0 to m, as logits: ``(B, C)``."""

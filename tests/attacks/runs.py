@@ -11,6 +11,7 @@ from torch import nn
 
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.membership_scores import Seen
+from fedstill.attacks.updates import Observed, Part, Schedule, gradients, shared
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.node.training import predict
@@ -56,6 +57,23 @@ def look(
     told = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
     nobody = torch.zeros(len(shadows), len(records), dtype=torch.bool)
     return Seen(told[0], torch.stack(told[1:]), nobody if inside is None else inside, records.targets)
+
+
+def released(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    part: Part = "all",
+    smoothing: float = 0.0,
+    training: bool = True,
+) -> Observed:
+    """One gradient of a batch."""
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    how = Schedule(smoothing=smoothing, training=training)
+    found = gradients(
+        model, own, inputs, targets, smoothing=smoothing, training=training, differentiable=False
+    )
+    return Observed(model, {name: found[name] for name in shared(model, part)}, how)
 
 
 def replay(method: dict[str, Any], **changes: Any) -> Replay:

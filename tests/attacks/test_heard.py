@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from fedstill.attacks.heard import Heard, hear, replay
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.core.errors import ArgumentError, RunFolderError
-from tests.attacks.runs import FEDAVG, FEDIOD, FEDKD, made
+from tests.attacks.runs import FEDIOD, FEDKD, made
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
@@ -26,11 +25,9 @@ def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
 
 
-def test_bytes_are_those_of_the_ledger_and_the_student_is_the_one_of_the_run(fediod: Path) -> None:
-    experiment, seen, wrong = heard(fediod)
+def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
+    experiment, _, wrong = heard(fediod)
     assert wrong is None
-    told = json.loads((fediod / "result.json").read_text())["bytes"]["up"]
-    assert sum(seen.bytes.values()) == told > 0
     state = load_file(str(fediod / "student.safetensors"))
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
 
@@ -72,13 +69,6 @@ def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
     assert torch.equal(answers[0], experiment.public.inputs)
     told = experiment.nodes[0].model(experiment.public.inputs)
     assert torch.corrcoef(torch.stack([told.flatten(), answers[1].flatten()]))[0, 1] > 0.9  # but for a grid
-
-
-def test_parameters_alone_are_no_answers(tmp_path: Path) -> None:
-    _, seen, wrong = heard(made(tmp_path / "run", FEDAVG))
-    assert wrong is None
-    assert seen.inputs is None
-    assert seen.answers("node-0") is None
 
 
 def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:

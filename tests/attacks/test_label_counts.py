@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from fedstill.attacks.label_counts import LabelCounts, counts, histogram
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.methods.standalone import Standalone
-from fedstill.privacy.randomness import seeded
-from fedstill.privacy.rules import NoisyCounts
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.multi_label import MultiLabel
 from tests.runs.test_simulation import SHAPE, setting
@@ -50,12 +47,6 @@ def test_counts_by_hand() -> None:
     assert noised["largest_error"] == pytest.approx(0.15)
     assert (noised["largest_class"], noised["absent"], noised["told_absent"]) == ("cyst", [], [])
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-
-
-def test_classes_without_names_are_numbers() -> None:
-    experiment = Simulation(setting(Standalone(), parts=PARTS))
-    (found,) = counts({"node-2": torch.tensor([0.2, 1.0, 3.0])}, experiment)
-    assert (found["absent"], found["told_absent"]) == (["0", "1"], ["0"])
 
 
 def test_a_node_without_findings_has_no_entry() -> None:
@@ -106,24 +97,3 @@ def test_distances_lie_where_they_must(true: list[int], data: st.DataObject) -> 
     assert worst <= far + 1e-12 <= len(true) * worst / 2 + 2e-12
     larger = histogram(3 * torch.tensor(told), torch.tensor(true))
     assert larger["total_variation"] == pytest.approx(far)
-
-
-def test_more_noise_reveals_less() -> None:
-    """Through the rule by which a node's gate noises counts."""
-
-    def error(scale: float) -> float:
-        told = [NoisyCounts(scale).noise(TRUE, seeded(run, "counts")) for run in range(200)]
-        return sum(float(histogram(each, TRUE)["total_variation"]) for each in told) / 200
-
-    errors = [error(scale) for scale in (0.0, 1.0, 5.0, 25.0)]
-    assert errors[0] == 0
-    assert errors == sorted(errors)
-    # Each of four counts moves by the scale on average: half of 4 over 100, less what sums take up.
-    assert 0.005 < errors[1] < 0.02
-    assert errors[3] > 10 * errors[1]
-
-
-def test_what_is_no_histogram_is_refused() -> None:
-    for told in (torch.ones(3), torch.tensor([1.0, float("nan")])):
-        with pytest.raises(ArgumentError, match="told counts"):
-            histogram(told, torch.ones(2))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.features import Extractor, pixels
+from fedstill.attacks.features import Extractor
 from fedstill.attacks.quality import (
     distance,
     frechet,
@@ -20,7 +19,6 @@ from fedstill.attacks.quality import (
     kernel_distance,
 )
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import Digits, load
 
 PLAIN = Extractor("vectors", lambda x: x)
 
@@ -34,17 +32,6 @@ def mixed(count: int, seed: int, size: int = 5) -> torch.Tensor:
     return gauss(count, seed, size) @ gauss(size, seed + 500, size) + gauss(1, seed + 900, size)
 
 
-def plainly(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The Frechet distance by the square root of a matrix, as Heusel et al. compute it."""
-    from scipy.linalg import sqrtm
-
-    a, b = x.numpy(), y.numpy()
-    first, second = (np.atleast_2d(np.cov(part, rowvar=False)) for part in (a, b))
-    root = np.real(sqrtm(first @ second))
-    means = float(((a.mean(0) - b.mean(0)) ** 2).sum())
-    return means + float(np.trace(first) + np.trace(second) - 2 * np.trace(root))
-
-
 # --- FID and KID ------------------------------------------------------------------------------------
 
 
@@ -54,25 +41,6 @@ def test_fid_by_hand() -> None:
     other = corners * torch.tensor([3.0, 0.5]) + torch.tensor([1.0, -2.0])
     expected = 1 + 4 + 4 / 3 * ((1 - 3) ** 2 + (1 - 0.5) ** 2)
     assert frechet(corners, other) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(("n", "m", "size"), [(40, 60, 5), (300, 80, 20), (30, 40, 1)])
-def test_fid_as_by_the_square_root_of_a_matrix(n: int, m: int, size: int) -> None:
-    x, y = mixed(n, 0, size), mixed(m, 1, size)
-    assert frechet(x, y) == pytest.approx(plainly(x, y), rel=1e-9)
-
-
-def test_fid_of_fewer_images_than_dimensions() -> None:
-    """Where covariances have no full rank: by the nuclear norm of the product of centred vectors.
-
-    ``tr (S_x S_y)^(1/2)`` is the sum of singular values of ``X Y^T`` over the root of (N - 1)(M - 1).
-    """
-    x, y = mixed(12, 2, 40), mixed(25, 3, 40)
-    a, b = x - x.mean(0), y - y.mean(0)
-    nuclear = torch.linalg.svdvals(a @ b.T).sum() / math.sqrt((len(a) - 1) * (len(b) - 1))
-    total = a.square().sum() / (len(a) - 1) + b.square().sum() / (len(b) - 1)
-    expected = (x.mean(0) - y.mean(0)).square().sum() + total - 2 * nuclear
-    assert frechet(x, y) == pytest.approx(float(expected), rel=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -92,37 +60,11 @@ def test_fid_far_from_zero_keeps_its_digits() -> None:
     assert frechet(x + 1e7, y + 1e7) == pytest.approx(frechet(x, y), rel=1e-6)
 
 
-def test_fid_of_single_precision_is_computed_in_double() -> None:
-    x, y = (mixed(50, seed).float() for seed in (0, 1))
-    assert frechet(x, y) == pytest.approx(plainly(x.double(), y.double()), rel=1e-9)
-
-
 def test_kid_as_torchmetrics_has_it() -> None:
     from torchmetrics.image.kid import poly_mmd
 
     x, y = mixed(40, 0), mixed(40, 1)
     assert kernel_distance(x, y) == pytest.approx(float(poly_mmd(x, y)), rel=1e-9)
-    x, y = mixed(600, 0), mixed(300, 1)  # more than at once, and unequal numbers
-    kernel = (torch.cat([x, y]) @ torch.cat([x, y]).T / 5 + 1) ** 3
-    own = [
-        part.fill_diagonal_(0).sum() / (n * (n - 1))
-        for n, part in ((600, kernel[:600, :600].clone()), (300, kernel[600:, 600:].clone()))
-    ]
-    expected = own[0] + own[1] - 2 * kernel[:600, 600:].mean()
-    assert kernel_distance(x, y) == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_few_images_raise_fid_and_not_kid() -> None:
-    """Two sets of one distribution: the smaller they are, the larger their FID; KID stays around 0."""
-
-    def means(count: int) -> tuple[float, float]:
-        found = [distance(gauss(count, seed), gauss(count, seed + 9999), PLAIN) for seed in range(150)]
-        return sum(each.fid for each in found) / 150, sum(each.kid for each in found) / 150
-
-    (few, few_kid), (many, many_kid) = means(10), means(80)
-    assert few > 5 * many > 0
-    assert abs(few_kid) < 0.12
-    assert abs(many_kid) < 0.03
 
 
 def test_the_space_and_the_numbers_stand_beside() -> None:
@@ -134,17 +76,6 @@ def test_the_space_and_the_numbers_stand_beside() -> None:
     for parts in ((gauss(1, 0), gauss(5, 1)), (gauss(5, 0), gauss(1, 1))):
         with pytest.raises(ArgumentError, match="two or more"):
             distance(*parts, PLAIN)
-
-
-def test_worse_images_are_farther() -> None:
-    data = load(Digits())
-    real, held_out = data.train.inputs[:700], data.test.inputs
-    noise = torch.randn(held_out.shape, generator=torch.Generator().manual_seed(0))
-    spoilt = [held_out, held_out + 0.3 * noise, held_out + noise, noise]
-    found = [distance(images, real, pixels((0.5,), (0.5,))) for images in spoilt]
-    assert [each.fid for each in found] == sorted(each.fid for each in found)
-    assert [each.kid for each in found] == sorted(each.kid for each in found)
-    assert found[0].fid < 0.1 * found[3].fid
 
 
 # --- inception scores -------------------------------------------------------------------------------
@@ -195,20 +126,6 @@ def test_each_model_scores_by_its_own_answers() -> None:
     found = inception_scores(images, models)
     assert found == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
     assert models["north"].training, "as it was"
-    with pytest.raises(ArgumentError, match="one or more"):
-        inception_scores(images, {})
-
-
-def test_models_that_disagree_score_by_themselves() -> None:
-    """Each is sure of one class for one image and of the other for the other, and they differ in which."""
-    images = torch.tensor([0.0, 1.0]).view(-1, 1, 1, 1)
-
-    class Other(Knows):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).flip(1)
-
-    found = inception_scores(images, {"north": Knows(2), "south": Other(2)})
-    assert list(found.values()) == pytest.approx([2.0, 2.0]), "of averaged probabilities it would be 1"
 
 
 def test_what_is_no_score_is_refused() -> None:

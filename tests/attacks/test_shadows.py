@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -56,13 +53,9 @@ def test_each_record_is_in_half_of_the_models(n: int, pairs: int, seed: int) -> 
 
 
 def test_halves_are_drawn_anew_for_each_pair_and_seed() -> None:
-    inside = halves(100, 32, 0)
-    assert all(not torch.equal(one, other) for one, other in pairwise(inside[::2]))
-    assert not torch.equal(inside, halves(100, 32, 1))
-    # Two records are together in about half of the models, and not in the same half throughout.
-    together_ = (inside[:, :1] == inside[:, 1:]).float().mean(0)
-    assert 0.4 < float(together_.mean()) < 0.6
-    assert float(together_.max()) < 1
+    inside = halves(100, 4, 0)
+    assert not torch.equal(inside[0], inside[2])
+    assert not torch.equal(inside, halves(100, 4, 1))
 
 
 # --- training ---------------------------------------------------------------------------------------
@@ -92,34 +85,8 @@ def test_a_model_learns_from_its_own_records_and_from_no_other() -> None:
     assert not any(map(torch.equal, one[1].parameters(), two[1].parameters()))
 
 
-def test_models_may_have_pools_of_their_own() -> None:
-    pool, everything = records(), torch.ones(2, 20, dtype=torch.bool)
-    other = TensorData(pool.inputs, (pool.targets + 1) % 3)
-    long = LocalConfig(epochs=200, batch=20, lr=1e-2, smoothing=0.0)
-    models = together(make, [pool, other], everything, TASK, long, 0, compute=engine("stacked"))
-    for model, data in zip(models, (pool, other), strict=True):
-        assert torch.equal(training.predict(model, pool.inputs, Compute()).argmax(1), data.targets)
-
-
-def test_a_step_of_ones_own() -> None:
-    """The work that is given is what is done: here, every output is drawn to class 2."""
+def test_a_model_without_a_record_is_refused() -> None:
     pool, inside = records(), halves(20, 2, 0)
-
-    def work(group, step, x, y):  # type: ignore[no-untyped-def]
-        losses = F.cross_entropy(group.bench("model")(x).flatten(0, 1), torch.full((y.numel(),), 2))
-        group.step("model", losses.expand(len(x)))
-        return losses.expand(len(x))
-
-    local = LocalConfig(epochs=100, batch=10, lr=1e-2)
-    for model in together(make, pool, inside, TASK, local, 0, compute=engine("stacked"), work=work):
-        assert training.predict(model, pool.inputs, Compute()).argmax(1).eq(2).all()
-
-
-def test_masks_of_another_form_are_refused() -> None:
-    pool, inside = records(), halves(20, 2, 0)
-    for mask in (inside[:, 1:], inside.float(), inside[0]):
-        with pytest.raises(ArgumentError, match="inside"):
-            together(make, [pool] * len(mask), mask, TASK, LOCAL, 0)
     with pytest.raises(ArgumentError, match="a model without a record"):
         together(make, pool, inside & inside[:1], TASK, LOCAL, 0)
 

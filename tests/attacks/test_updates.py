@@ -8,16 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.updates import (
-    Gradient,
-    Part,
-    Schedule,
-    Update,
-    as_gradient,
-    gradients,
-    shared,
-    trained,
-)
+from fedstill.attacks.updates import Observed, Part, Schedule, gradients, shared, trained
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -95,16 +86,6 @@ def test_batch_norm_in_another_mode_gives_another_update_and_leaves_the_model_al
     assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
 
 
-def test_without_an_order_passes_follow_each_other() -> None:
-    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(3)
-    schedule = Schedule((0.1, 0.1, 0.1), batch=2)
-    told = [torch.tensor(batch) for batch in ([0, 1], [2, 0], [1, 2])]
-    own = parameters(network)
-    found = trained(network, own, data.inputs, data.targets, schedule)
-    again = trained(network, own, data.inputs, data.targets, schedule, told)
-    assert all(torch.equal(found[name], again[name]) for name in own)
-
-
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_the_slope_of_an_update_is_that_of_small_differences(optimiser: str) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)).double()
@@ -113,7 +94,7 @@ def test_the_slope_of_an_update_is_that_of_small_differences(optimiser: str) -> 
     schedule = Schedule((0.3, 0.2), 1, optimiser, momentum=0.5, smoothing=0.1)  # type: ignore[arg-type]
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.tensor([0, 1])
-    release = Update(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
+    release = Observed(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
     assert torch.autograd.gradcheck(
         lambda x: tuple(release.of(x, y).values()), x.requires_grad_(), eps=1e-6, atol=1e-5
     )
@@ -130,54 +111,22 @@ def test_an_update_of_one_sgd_step_is_a_gradient(part: Part, momentum: float) ->
     own = parameters(network)
     after = trained(network, own, data.inputs, data.targets, schedule, differentiable=False)
     moved = {name: own[name] - after[name] for name in shared(network, part)}
-    found = as_gradient(Update(network, moved, schedule))
-    assert found is not None
-    assert (found.model, found.smoothing, found.training) == (network, 0.1, False)
+    found = Observed(network, moved, schedule).as_gradient()
+    assert found.is_gradient
+    assert (found.model, found.schedule.smoothing, found.schedule.training) == (network, 0.1, False)
     again = found.of(data.inputs, data.targets)
     assert list(found.target) == list(again) == list(moved)
     for name, true in again.items():
         torch.testing.assert_close(found.target[name], true, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "schedule", [Schedule((0.1, 0.1), 2), Schedule((0.1,), 2, "adam"), Schedule((0.0,), 2)]
-)
-def test_of_several_steps_or_of_adam_no_gradient_follows(schedule: Schedule) -> None:
-    assert as_gradient(Update(nn.Linear(1, 1), {"bias": torch.zeros(1)}, schedule)) is None
-
-
 def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> None:
     # Two steps of gradient 1 at rates 0.5 and 0.25, momentum 0.5: 0.5 * 1, then 0.25 * 1.5.
-    release = Update(nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5))
+    release = Observed(nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5))
     assert release.mean_gradient()["w"].item() == pytest.approx(1.0)
 
 
-def test_a_gradient_of_a_part_is_the_part_of_the_gradient() -> None:
-    network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
-    whole = gradients(network, parameters(network), data.inputs, data.targets)
-    names = shared(network, "head")
-    part = Gradient(network, {name: whole[name] for name in names}).of(data.inputs, data.targets)
-    assert list(part) == ["7.weight", "7.bias", "9.weight", "9.bias", "11.weight", "11.bias"]
-    assert all(torch.equal(part[name], whole[name]) for name in names)
-
-
-def test_labels_may_be_parts_of_classes() -> None:
-    network, data = build("mlp:8", SHAPE, CLASSES, 0), examples(3)
-    own = parameters(network)
-    sure = nn.functional.one_hot(data.targets, CLASSES).float()
-    found = gradients(network, own, data.inputs, sure, smoothing=0.1)
-    true = gradients(network, own, data.inputs, data.targets, smoothing=0.1)
-    for name in own:
-        torch.testing.assert_close(found[name], true[name])
-
-
 # --- what is shared -------------------------------------------------------------------------------
-
-
-def test_extractor_and_head_are_all() -> None:
-    network = build("lenet5", SHAPE, CLASSES, 0)
-    assert (*shared(network, "extractor"), *shared(network, "head")) == shared(network, "all")
-    assert shared(network, "extractor") == ("0.weight", "0.bias", "3.weight", "3.bias")
 
 
 def test_a_span_has_the_rates_of_its_own_steps() -> None:

@@ -148,7 +148,7 @@ def test_without_options_attacks_are_the_default_ones(command: Main, attacks: At
 def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
     code, out, err = command("attack", *words.split())
     assert (code, err, attacks.asked) == (0, "", [])
-    for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "copying.extractor"):
+    for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "copying.drawings"):
         assert f"--{name} " in out
     assert out.startswith("usage: fedstill attack RUN ")
 

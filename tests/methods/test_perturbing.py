@@ -83,15 +83,11 @@ def test_a_value_moves_up_by_less_than_one_step(levels: int, z_max: float, value
 
 
 def test_what_cannot_be_quantised_is_said_in_one_line() -> None:
-    with pytest.raises(ArgumentError, match="levels is 0: allowed is 1 or more"):
-        quantise(torch.zeros(1), 0, 1.0)
     for z_max in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="z_max is"):
             quantise(torch.zeros(1), 2, z_max)
     with pytest.raises(ArgumentError, match="NaN"):
         quantise(torch.tensor([math.nan]), 2, 1.0)
-    with pytest.raises(ArgumentError, match="at most 4294967294"):
-        wire_type(2**32)
 
 
 # --- Laplace noise -------------------------------------------------------------------------------
@@ -126,8 +122,5 @@ def test_noise_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch: pytest.Mon
     assert x.tolist() == [pytest.approx(-52 * math.log(2)), pytest.approx(52 * math.log(2))]
 
 
-def test_no_scale_is_no_noise_and_a_negative_one_is_refused() -> None:
+def test_no_scale_is_no_noise() -> None:
     assert laplace((3,), 0.0, torch.Generator()).abs().tolist() == [0, 0, 0]
-    for scale in (-1.0, math.inf, math.nan):
-        with pytest.raises(ArgumentError, match="scale is"):
-            laplace((3,), scale, torch.Generator())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -50,11 +49,6 @@ def test_gaussian_noise_of_different_sizes_adds_up_in_precision() -> None:
     assert epsilon(both, 1e-5) == pytest.approx(balle_wang(2.4, 1e-5), rel=1e-6)
 
 
-def test_the_numerical_composition_of_gaussians_agrees_with_the_closed_form() -> None:
-    composed = losses.epsilon({gaussian(3.0): 10}, 1e-5, step=2.0**-8)
-    assert composed == pytest.approx(balle_wang(3 / math.sqrt(10), 1e-5), rel=1e-3)
-
-
 @pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
 def test_one_laplace_draw_has_its_closed_form(scale: float) -> None:
     """delta = 1 - exp((epsilon - 1/scale) / 2)."""
@@ -85,53 +79,6 @@ def test_published_figures_of_dp_sgd_and_laplace() -> None:
     assert round(epsilon(LAPLACE, 1e-5), 2) == 6.54
     assert round(epsilon(LAPLACE, 1e-5, "rdp"), 2) == 7.05
     assert epsilon(LAPLACE, 0.0) == pytest.approx(100)
-
-
-@pytest.mark.parametrize(
-    ("noise", "steps", "published"), [(1.07, 20_000, 10), (1.83, 20_000, 5), (5.6, 10_000, 1)]
-)
-def test_gs_wgans_figures_are_those_of_the_same_gaussian_events(
-    noise: float, steps: int, published: float
-) -> None:
-    """GS-WGAN (Chen et al., NeurIPS 2020): 32 images a step, each by a Gaussian event of that noise.
-
-    They count one of 1000 discriminators as a sample without replacement (another neighbourhood than ours),
-    and convert by Mironov's Proposition 3. With both as they have them, their figures come out; the curve
-    of the events that are not sampled is ours: Theorem 4.1's 2 B order / sigma^2 with the noise twice as
-    large, as their code adds it (sensitivity 2).
-    """
-    import dp_accounting
-    from dp_accounting import rdp
-
-    orders = np.arange(2, 64)
-    theirs = rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    one = dp_accounting.SampledWithoutReplacementDpEvent(1000, 1, dp_accounting.GaussianDpEvent(noise))
-    theirs.compose(one, 32 * steps)
-    assert min(theirs.rdp + math.log(1e5) / (orders - 1)) == pytest.approx(published, rel=0.02)
-    theorem = 2 * 32 * renyi.ORDERS / (2 * noise) ** 2
-    assert renyi.compose({gaussian(noise): 32}) == pytest.approx(theorem)
-
-
-# --- Opacus --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "schedule", [[(1.0, 0.01, 1000)], [(0.8, 0.05, 100)], [(2.0, 0.1, 200), (1.0, 0.01, 300)]]
-)
-def test_opacus_says_the_same(schedule: list[tuple[float, float, int]]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from opacus.accountants import PRVAccountant, RDPAccountant
-
-        rdp, prv = RDPAccountant(), PRVAccountant()
-        for noise, rate, steps in schedule:
-            rdp.history.append((noise, rate, steps))
-            prv.history.append((noise, rate, steps))
-        theirs_rdp = rdp.get_epsilon(1e-5)
-        theirs_prv = prv.get_epsilon(1e-5, eps_error=0.02)  # adds its error to what it finds
-    ours = {gaussian(noise, rate): steps for noise, rate, steps in schedule}
-    assert epsilon(ours, 1e-5, "rdp") == pytest.approx(theirs_rdp, rel=5e-3)
-    assert theirs_prv - 0.05 <= epsilon(ours, 1e-5) <= theirs_prv + 0.005
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -212,22 +159,11 @@ def test_more_events_less_delta_or_less_noise_never_cost_less(
         assert epsilon(louder, delta, accountant) <= cost + slack
 
 
-@settings(max_examples=12, deadline=None)
-@given(spendings, st.sampled_from([1e-3, 1e-5, 1e-8]))
-def test_composed_losses_by_themselves_are_tighter_than_curves(spent: dict[Event, int], delta: float) -> None:
-    bound = epsilon(spent, delta, "rdp")
-    if 0 < bound < accounting.LARGEST:
-        assert losses.epsilon(spent, delta, losses.interval(spent, bound)) <= bound * 1.005 + 1e-6
-    assert epsilon(spent, delta) <= bound
-
-
 @pytest.mark.parametrize(
     ("spent", "least", "greatest"),
     [
-        ({Event("laplace", 1 / 250): 64_000}, 1.59e7, 1.6e7),  # 64000 times 250 at most
         ({Event("laplace", 1e-9): 10**9}, 0.99e18, 1e18),
         ({gaussian(1e-3): 1}, 5.0e5, 5.2e5),  # 1 / (2 noise^2) + 4.26 / noise = 504,265
-        ({gaussian(1e-3): 64_000}, 3.2e10, 3.3e10),
         ({gaussian(0.01, 0.1): 1000}, 4e6, 1.1e7),
         ({gaussian(2.0, 1e-4): 10**9}, 3.0, 9.0),
         ({gaussian(1e-120): 1}, math.inf, math.inf),
@@ -282,14 +218,6 @@ def test_the_most_is_affordable_and_one_more_is_not(
     assert most(after(k), price, limit, 1e-5, accountant) == 0
 
 
-def test_the_most_of_one_event_and_of_nothing() -> None:
-    assert most({}, Event("laplace", 8.0), 1.0, 0.0) == 8
-    assert most({Event("laplace", 0.5): 1}, Event("laplace", 8.0), 1.0, 0.0) == 0
-    assert most({}, {}, 1.0, 1e-5, up_to=7) == 7
-    with pytest.raises(ArgumentError, match="up_to is -1"):
-        most({}, {}, 1.0, 1e-5, up_to=-1)
-
-
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("limit", [4.0])
 def test_calibrated_noise_is_enough_and_a_little_less_is_not(
@@ -302,8 +230,7 @@ def test_calibrated_noise_is_enough_and_a_little_less_is_not(
     assert epsilon(schedule(s), 1e-5, accountant) <= limit < epsilon(schedule(s / 1.0051), 1e-5, accountant)
 
 
-@pytest.mark.parametrize("limit", [0.5, 3.0, 20.0])
-@pytest.mark.parametrize("rate", [0.01, 0.23, 0.49])
+@pytest.mark.parametrize(("limit", "rate"), [(0.5, 0.49), (3.0, 0.01), (20.0, 0.23)])
 def test_few_losses_are_composed_until_noise_is_found(
     limit: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.audit import Evidence, Rates, discriminant, most, one_run, repeated
+from fedstill.privacy.audit import ErrorRates, Evidence, discriminant, most, one_run, repeated
 from fedstill.privacy.events import Event
 
 
@@ -34,11 +34,11 @@ def test_the_largest_rate_leaves_so_few_chances_of_so_few(n: int, share: float, 
 
 
 def test_rates_by_hand() -> None:
-    rates = Rates(0.2, 0.3)
+    rates = ErrorRates(0.2, 0.3)
     assert rates.epsilon(0.0) == pytest.approx(math.log(0.7 / 0.2))  # above log(0.8 / 0.3)
     assert rates.epsilon(0.1) == pytest.approx(math.log(0.6 / 0.2))
     assert rates.epsilon(0.5) == 0, "nothing is shown that delta 0.5 does not allow"
-    assert Rates(1.0, 1.0).epsilon(0.0) == 0
+    assert ErrorRates(1.0, 1.0).epsilon(0.0) == 0
 
 
 @settings(deadline=None)
@@ -46,7 +46,7 @@ def test_rates_by_hand() -> None:
 def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
     mu: float, threshold: float
 ) -> None:
-    rates = Rates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
+    rates = ErrorRates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
     spent = {Event("gaussian", 1 / mu): 1}
     assert not Evidence((rates,)).refutes(spent)
     for delta in (1e-5, 1e-2, 0.3):
@@ -55,7 +55,7 @@ def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
 
 def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
     fp, fn = math.exp(-3.0) / 2, 1 - math.exp(-1.5) / 2  # threshold 3, epsilon 1.5
-    assert Rates(fp, fn).epsilon(0.0) == pytest.approx(1.5)
+    assert ErrorRates(fp, fn).epsilon(0.0) == pytest.approx(1.5)
 
 
 # --- many runs ------------------------------------------------------------------------------------
@@ -74,20 +74,6 @@ def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_
     assert max(evidence.epsilon(1e-5) for evidence in found) > 0.2 * claimed
 
 
-def test_the_bound_holds_for_laplace_noise_and_comes_near() -> None:
-    generator = torch.Generator().manual_seed(0)
-    wrong, shown = 0, []
-    for _ in range(100):
-        u = torch.rand(2, 2, 4000, generator=generator, dtype=torch.float64)
-        scores = (u[0].log() - u[1].log()) / 1.5  # Laplace, scale 2 / 3
-        evidence = repeated(scores[0], scores[1] + 1, 0.0)
-        wrong += evidence.refutes({Event("laplace", 2 / 3): 1})
-        shown.append(evidence.epsilon(0.0))
-    assert wrong <= 10
-    assert sum(bound > 1.5 for bound in shown) <= wrong
-    assert sum(shown) / 100 > 1.1, "of 1.5"
-
-
 def test_half_the_noise_is_found() -> None:
     spent = {Event("gaussian", 1.0): 1}
     evidence = repeated(normals(600, 0), normals(600, 1) + 2, 1e-5)
@@ -95,13 +81,6 @@ def test_half_the_noise_is_found() -> None:
     assert (
         epsilon(spent, 1e-5) < evidence.as_claimed(spent, 1e-5) < epsilon({Event("gaussian", 0.5): 1}, 1e-5)
     )
-
-
-def test_more_than_one_price_may_be_claimed() -> None:
-    spent = {Event("gaussian", 2.0): 2, Event("laplace", 4.0): 1}
-    evidence = repeated(normals(300, 0), normals(300, 1) + 3, 1e-5)
-    assert evidence.refutes(spent)
-    assert evidence.as_claimed(spent, 1e-5) > epsilon(spent, 1e-5)
 
 
 def test_scores_that_tell_nothing_show_nothing() -> None:
@@ -171,14 +150,6 @@ def test_one_run_by_hand() -> None:
     assert one_run(100, 0, 0, 0.0) == one_run(100, 50, 25, 0.0) == 0
     assert one_run(100, 50, 50, 1e-3) < one_run(100, 50, 50, 0.0)
     assert one_run(100, 50, 50, 0.5) == 0
-
-
-def test_one_run_holds_for_randomised_response_in_nearly_all_repetitions_and_comes_near() -> None:
-    true, shown = 1.0, []
-    correct = stats.binom.rvs(1000, 1 / (1 + math.exp(-true)), size=300, random_state=0)
-    shown = [one_run(1000, 1000, int(v), 0.0) for v in correct]
-    assert sum(bound > true for bound in shown) <= 25, "5 % of 300, or what chance makes of that"
-    assert sum(shown) / 300 > 0.8
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -96,11 +96,6 @@ def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     assert composed < number / 100
 
 
-def test_what_is_free_is_never_refused() -> None:
-    one = Budget(0.5, 1e-5)
-    one.check({Event("laplace", 1.0): 10}, Price())
-
-
 def test_without_a_guarantee_nothing_fits_a_finite_budget() -> None:
     with pytest.raises(BudgetSpent, match=r"would leave without any guarantee") as caught:
         Budget(3.0, 1e-5).check(Price({Event("laplace", 1.0): 1}), None)
@@ -152,13 +147,6 @@ def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.Mon
     with pytest.raises(BudgetSpent) as second:
         one.check(spent, price)
     assert str(second.value) == str(first.value)
-
-
-def test_what_was_looked_up_before_is_not_refused() -> None:
-    one = Budget(1.0, 1e-5)
-    both = Price({Event("laplace", 4.0): 2})
-    assert one.left(both) > 0
-    one.check(Price({Event("laplace", 4.0): 1}), Price({Event("laplace", 4.0): 1}))
 
 
 def test_left_is_never_below_zero() -> None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy import renyi
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event
 from fedstill.privacy.pate import curves, epsilon_data_dependent, log_other
@@ -103,13 +102,3 @@ def test_a_threshold_has_its_own_price_and_saves_that_of_rows_it_stops() -> None
         epsilon_data_dependent(votes, sigma, 1e-5, 50.0, noise)
     far = epsilon_data_dependent(votes, sigma, 1e-5, 400.0, noise, answered & False)
     assert far < asked / 10
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1, max_size=5))
-def test_it_is_never_more_than_the_worst_case(rows: list[list[int]]) -> None:
-    votes = torch.tensor(rows, dtype=torch.float32)
-    worst = epsilon({Event("gaussian", 5.0 / math.sqrt(2)): len(rows)}, 1e-5, "rdp")
-    assert 0 <= epsilon_data_dependent(votes, 5.0, 1e-5) <= worst * (1 + 1e-9)
-    curve = curves(log_other(votes.double().numpy(), 5.0), 5.0)
-    assert (curve <= renyi.ORDERS / 25 + 1e-12).all()

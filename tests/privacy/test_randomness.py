@@ -43,16 +43,6 @@ def test_draws_have_the_distribution_of_their_name(draws, what, law) -> None:
         assert stats.kstest(x, other.cdf).pvalue < 0.01
 
 
-@KINDS
-@pytest.mark.parametrize(("what", "law"), [("normal", NORMAL), ("laplace", LAPLACE)])
-def test_tails_are_as_heavy_as_they_should_be(draws, what, law) -> None:
-    """P(|x| > 4): 6.3e-5 and 1.8e-2 of 400 000 draws, to 4 sigma of such a count."""
-    x = getattr(draws(1, "tails"), what)((400_000,)).numpy()
-    expected = 400_000 * 2 * law.sf(4)
-    for count in (2 * (x > 4).sum(), 2 * (x < -4).sum(), (abs(x) > 4).sum()):
-        assert count == pytest.approx(expected, abs=6 * math.sqrt(expected))
-
-
 @pytest.mark.parametrize("what", ["uniform", "normal", "laplace"])
 def test_secure_draws_are_those_of_a_slow_reference(what: str) -> None:
     """SHAKE-256 by hand, 53 bits a number, and scalar functions of another library."""
@@ -104,8 +94,6 @@ def test_secure_draws_tell_all_names_and_all_of_a_secret_apart() -> None:
 def test_the_word_of_an_owner_chooses() -> None:
     assert make_draws("seeded") is seeded
     assert make_draws("secure") is secure
-    with pytest.raises(ArgumentError, match="randomness is 'dice'"):
-        make_draws("dice")  # type: ignore[arg-type]
 
 
 # --- ends and tails ------------------------------------------------------------------------------
@@ -137,13 +125,6 @@ def test_tails_have_no_holes(high: int, low: int) -> None:
     assert (got > 20).all()  # P < 2e-9: these are tails
 
 
-@KINDS
-def test_an_empty_draw_and_a_single_one(draws) -> None:
-    for what in ("uniform", "normal", "laplace"):
-        assert getattr(draws(0), what)((0, 3)).shape == (0, 3)
-        assert getattr(draws(0), what)(()).shape == ()
-
-
 # --- adding it -----------------------------------------------------------------------------------
 
 
@@ -162,30 +143,9 @@ def test_sums_lie_on_one_grid_whatever_the_values(values: list[float], scale: fl
     assert ((out.double() - exact).abs() <= grid(scale) / 2 + 2.0**-24 * exact.abs() + 1e-12).all()
 
 
-def test_the_low_bits_of_a_sum_tell_nothing_of_the_value() -> None:
-    """Mironov's attack: in plain float64 the low bits of 0 + n and of 1/3 + n differ; here they do not."""
-    n = secure(0, "low bits").laplace((20_000,))
-    low = [(add_noise(torch.full((20_000,), value), n, 1.0).double() * 2**24 % 16) for value in (0.0, 1 / 3)]
-    assert low[0].unique().tolist() == low[1].unique().tolist() == [0]
-
-
-@given(st.floats(1e-300, 1e300))
-def test_the_grid_is_about_a_millionth_of_the_scale(scale: float) -> None:
-    step = grid(scale)
-    assert math.frexp(step)[0] == 0.5  # a power of two
-    assert 2.0**-21 <= step / scale <= 2.0**-20
-
-
 def test_no_scale_is_no_noise_and_a_wrong_one_is_refused() -> None:
     values = torch.tensor([1 / 3, 2.0])
     assert torch.equal(add_noise(values, torch.ones(2), 0.0), values)
     for scale in (-1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="scale is"):
             add_noise(values, torch.ones(2), scale)
-
-
-@pytest.mark.parametrize("scale", [1e-320, 1e-44, 1e-30, 1e30])
-def test_scales_far_out_give_numbers_all_the_same(scale: float) -> None:
-    out = add_noise(torch.tensor([0.0, 3e38, -1.0]), torch.tensor([1.0, -1.0, 0.0]), scale)
-    assert torch.isfinite(out).all()
-    assert out[0].item() == pytest.approx(scale, rel=1e-5, abs=2e-45)

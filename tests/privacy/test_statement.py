@@ -74,13 +74,6 @@ def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
     assert told(NoPrivacy()).assumes == ()
 
 
-def test_the_number_of_records_is_taken_as_known_under_each_mechanism() -> None:
-    for name in ("dp-sgd", "pate", "noisy-outputs"):
-        assumed = MECHANISMS[name].assumes
-        assert any(line.startswith("how many records the node has is taken as known") for line in assumed)
-    assert any("rate at which it draws them tells it" in line for line in PATE.assumes)
-
-
 def test_no_line_is_longer_than_servers_keep() -> None:
     said = [line for name in MECHANISMS.own for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)]
     assert all(len(line) <= LONGEST for line in (*said, CHOSEN_BEFORE, SEVERAL))

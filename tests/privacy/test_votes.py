@@ -82,13 +82,6 @@ def test_an_answered_row_never_looks_as_if_it_were_not() -> None:
     assert (out.abs() < 1e-4).all()
 
 
-@given(st.floats(0.1, 100), st.integers(1, 512), st.floats(1.01, 64))
-def test_votes_cost_what_pate_says(sigma: float, B: int, order: float) -> None:
-    """Proposition 8: each answer is (lambda, lambda / sigma^2)-RDP."""
-    event, times = only(Votes(10, sigma).price((B, 10)))
-    assert times * order / (2 * event.noise**2) == pytest.approx(B * order / sigma**2)
-
-
 @given(st.integers(1, 60), st.integers(0, 2**31))
 def test_what_is_paid_is_never_more_than_the_price(B: int, seed: int) -> None:
     rule = Votes(10, 5.0, threshold=5.0, threshold_noise=3.0)
