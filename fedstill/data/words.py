@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ class Texts:
         words: W different words.
         at: all texts' words one behind another, as places in ``words``, ``(T,)``.
         lengths: words of each text, ``(N,)``; together T.
-        sentences: the texts as they were; empty where the source has words only.
+        sentences: the texts as they were, for tokenizers that part them in another way.
     """
 
     words: Sequence[str]
@@ -46,15 +45,6 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    def written(self, unknown: str) -> list[str]:
-        """Each text in one piece; ``unknown`` stands for words that the source does not tell."""
-        if self.sentences:
-            return list(self.sentences)
-        words = [word or unknown for word in self.words]
-        ends = np.cumsum(self.lengths)
-        places = np.split(self.at, ends[:-1]) if len(ends) else []
-        return [" ".join(words[place] for place in text.tolist()) for text in places]
 
     def padded(self, ids: Ids, length: int) -> Ids:
         """Texts as token ids ``(N, length)``, cut or filled with padding.
@@ -116,17 +106,6 @@ def looked_up(words: Iterable[str], vocabulary: Sequence[str]) -> Ids:
     return np.fromiter((place.get(word, UNKNOWN) for word in words), dtype=np.int64)
 
 
-def frequent(texts: Texts, most: int) -> list[str]:
-    """The most frequent words of texts, which must be public; of equally frequent ones in order.
-
-    >>> frequent(texts_of(["b a", "b c", "c b"]), 2)
-    ['b', 'c']
-    """
-    counts = Counter(dict(enumerate(np.bincount(texts.at, minlength=len(texts.words)).tolist())))
-    known = [(-count, texts.words[place]) for place, count in counts.items() if count and texts.words[place]]
-    return [word for _, word in sorted(known)[:most]]
-
-
 def read_words(path: Path) -> list[str]:
     """A vocabulary from a file of one word a line, each taken once, in lower case.
 
@@ -137,7 +116,7 @@ def read_words(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        known = f"{HASH}, a data set with a name, a file of one word a line, or hf:folder"
+        known = f"{HASH}, a file of one word a line, or hf:folder"
         raise ArgumentError("data.vocabulary", str(path), known) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text: allowed is one word a line") from error

@@ -20,6 +20,7 @@ import tomli_w
 
 from fedstill.core.choices import check_named
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.imports import look_in
 from fedstill.core.tables import as_table, choices, describe, full_path, options, read_table
 from fedstill.data.config import DataConfig
 from fedstill.data.dividing import SplitConfig
@@ -209,6 +210,10 @@ class RunConfig:
     paper: tuple[PaperFigure, ...] = ()
     """Published figures of this setting, which `fedstill compare` prints beside ours."""
 
+    plugins: tuple[str, ...] = ()
+    """Folders in which `module:Name` is looked for, beside the current one and what is installed. A file that
+    names what lies beside it has its own folder here."""
+
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
@@ -264,6 +269,7 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         UnknownName: a key or a method that does not exist.
         ArgumentError: a value of the wrong type or outside what is allowed.
     """
+    look_in(table.get("plugins", ()))
     return read_table(RunConfig, {"method": {}, **table})
 
 
