@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import torch
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks import fidelity, functional, kspace
 from fedstill.tasks.by_case import case_of, mean_by
@@ -72,23 +72,14 @@ class Reconstruction(Task):
         Raises:
             DataError: naming the first fault.
         """
-        for part, images in (("inputs", data.inputs), ("targets", data.targets)):
-            if images.dtype != torch.float32 or images.ndim != 4 or images.shape[1] != 1:
-                form = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
-                raise DataError(f"{what}: {part} are {form}: allowed is float32 of shape (N, 1, H, W)")
-            broken = torch.nonzero(~torch.isfinite(images).flatten(1).all(dim=1)).flatten()
-            if len(broken):
-                first = int(broken[0])
-                raise DataError(f"{what}: {len(broken)} {part} hold NaN or infinity, the first is {first}")
-        if data.inputs.shape != data.targets.shape:
+        check_inputs(data, what)
+        check_inputs(TensorData(data.targets, data.inputs), f"{what}: targets as inputs")
+        if data.inputs.shape != data.targets.shape or data.inputs.shape[1] != 1:
             pair = f"{tuple(data.inputs.shape)} and {tuple(data.targets.shape)}"
-            raise DataError(f"{what}: inputs and targets are {pair}: allowed are equal shapes")
-        if len(data) == 0:
-            raise DataError(f"{what}: there are no examples: allowed is one or more")
+            raise DataError(f"{what}: inputs and targets are {pair}: allowed are equal ones, (N, 1, H, W)")
         height, width = data.inputs.shape[2:]
-        if height % 4 or width % 4 or min(height, width) < 8:
-            allowed = "heights and widths from 8 up that 4 divides"
-            raise DataError(f"{what}: images are {height} x {width}: allowed are {allowed}")
+        if min(height, width) < 8:
+            raise DataError(f"{what}: images are {height} x {width}: allowed are 8 x 8 or more")
         least, most = data.targets.aminmax()
         if least < -1 - ROUNDING or most > 1 + ROUNDING:
             raise DataError(

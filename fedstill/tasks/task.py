@@ -9,15 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
+from fedstill.core.dataset import Cases, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
-
-if TYPE_CHECKING:
-    from fedstill.core.dataset import Cases, TensorData
 
 Kind = Literal["class", "labels", "map", "image"]
 
@@ -108,13 +106,18 @@ class Task(ABC):
             return torch.full((count, self.classes), -1, dtype=torch.int64)
         return torch.zeros(count, dtype=torch.int64)
 
-    @abstractmethod
     def check(self, data: TensorData, what: str) -> None:
         """Refuse data that cannot be learned from (shapes, NaN, targets outside what is allowed).
 
         Raises:
             DataError: naming the first fault; begins with ``what``.
         """
+        check_inputs(data, what, self.tokens)
+        if self.kind == "labels":  # -1 is unknown
+            check_labels(data.targets, 2, what, (self.classes,), least=-1)
+        elif self.kind != "image":
+            shape = tuple(data.inputs.shape[2:]) if self.kind == "map" else ()
+            check_labels(data.targets, self.classes, what, shape)
 
     # --- local training ---
 

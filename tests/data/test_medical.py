@@ -135,7 +135,7 @@ def test_a_source_that_parts_a_patient_is_refused() -> None:
 
 
 def test_data_of_another_task_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"data\.name is 'digits': allowed is a path for task multi-label"):
+    with pytest.raises(ArgumentError, match="is 'digits': allowed is a path for task multi-label"):
         load(Digits(), FINDINGS)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.maps import MapTask, soft_dice_loss
 from fedstill.tasks.segmentation import Segmentation
@@ -115,36 +115,6 @@ def test_a_network_without_a_clue_learns_from_the_loss(task: MapTask) -> None:
 
 def data(targets: torch.Tensor) -> TensorData:
     return TensorData(torch.zeros(len(targets), 1, 4, 8), targets)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_sound_data_pass(task: MapTask) -> None:
-    task.check(data(torch.zeros(2, 4, 8, dtype=torch.int64)), "data of a")
-
-
-@pytest.mark.parametrize(
-    ("targets", "said"),
-    [
-        (torch.zeros(2, 4, 8), "targets are float32 of shape"),
-        (torch.zeros(2, dtype=torch.int64), r"allowed is int64 of shape \(2, 4, 8\)"),
-        (torch.zeros(2, 8, 4, dtype=torch.int64), r"\(2, 8, 4\): allowed is int64 of shape \(2, 4, 8\)"),
-        (torch.tensor([0, 3]).view(2, 1, 1).expand(2, 4, 8), "class 3 in the map of example 1 .*32 such"),
-        (torch.tensor([-1, 0]).view(2, 1, 1).expand(2, 4, 8), "class -1 in the map of example 0"),
-    ],
-)
-def test_targets_that_are_no_maps_of_the_classes_are_refused(targets: torch.Tensor, said: str) -> None:
-    with pytest.raises(DataError, match=f"^data of a: .*{said}"):
-        TASKS[0].check(data(targets), "data of a")
-
-
-def test_inputs_that_are_no_images_are_refused() -> None:
-    targets = torch.zeros(1, 6, 8, dtype=torch.int64)
-    with pytest.raises(DataError, match="heights and widths that 4 divides"):
-        TASKS[0].check(TensorData(torch.zeros(1, 1, 6, 8), targets), "data of a")
-    with pytest.raises(DataError, match="NaN or infinity"):
-        TASKS[0].check(TensorData(torch.full((1, 1, 4, 8), math.nan), targets[:, :4]), "data of a")
-    with pytest.raises(DataError, match="float32"):
-        TASKS[0].check(TensorData(torch.zeros(1, 1, 4, 8).double(), targets[:, :4]), "data of a")
 
 
 def test_counts_are_shares_of_pixels_that_sum_to_the_examples() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import DataError
 from fedstill.tasks import functional
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel, MultiLabelConfig, entropy
@@ -269,34 +268,6 @@ def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
 
 def test_entropy_at_the_ends() -> None:
     torch.testing.assert_close(entropy(torch.tensor([0.0, SURE, -SURE])), torch.tensor([math.log(2), 0, 0]))
-
-
-# --- data ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("targets", "wrong"),
-    [
-        (torch.tensor([0, 1]), "targets are int64 of shape (2,): allowed is int64 of shape (2, 3)"),
-        (torch.zeros(2, 3), "targets are float32 of shape (2, 3)"),
-        (torch.tensor([[0, 1, 2], [0, 0, -2]]), "label 2 of example 0 is 2: allowed are 1 (there), 0"),
-    ],
-)
-def test_targets_that_cannot_be_learned_from_are_refused(targets: torch.Tensor, wrong: str) -> None:
-    with pytest.raises(DataError) as caught:
-        TASK.check(TensorData(torch.zeros(2, 1, 8, 8), targets), "data of a")
-    assert str(caught.value).startswith("data of a: ")
-    assert wrong in str(caught.value)
-
-
-def test_images_are_checked_too() -> None:
-    targets = torch.zeros(2, 3, dtype=torch.int64)
-    TASK.check(TensorData(torch.zeros(2, 1, 8, 8), targets), "data of a")
-    TASK.check(TensorData(torch.zeros(2, 1, 8, 8), TASK.blank(2, (1, 8, 8))), "public data")  # all unknown
-    with pytest.raises(DataError, match="data of a: images are 6 x 8"):
-        TASK.check(TensorData(torch.zeros(2, 1, 6, 8), targets), "data of a")
-    with pytest.raises(DataError, match="NaN"):
-        TASK.check(TensorData(torch.full((2, 1, 8, 8), math.nan), targets), "data of a")
 
 
 def test_it_is_made_by_name() -> None:
