@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
-PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 RECONSTRUCTION = ReconstructionConfig()
 

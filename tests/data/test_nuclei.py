@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from fedstill.data.public import PublicConfig, held_out
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.shapes import three_classes
 
-PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 INSTANCES = InstancesConfig()
 
 
