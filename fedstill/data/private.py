@@ -199,7 +199,7 @@ def _read(
         slices=config.slices,
         pixels=pixels,
         gaps=True,
-        columns=Columns(config.label, config.image, config.group, config.shape, white),
+        columns=Columns(config.label, config.image, config.group, white),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
         **({} if spec is None else {"counted": partial(memory.check_examples, spec=spec, most=most)}),

@@ -145,7 +145,7 @@ def test_what_was_looked_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSTILL_DATA", "/far/away")
     with pytest.raises(DataError, match=r"cifar10_jpeg\.npz nor .*batches-py in data or /far/away"):
         load(named("cifar10"))
-    with pytest.raises(DataError, match=r"looked for some/file.npz or data/some/file.npz or /far"):
+    with pytest.raises(DataError, match=r"there is no some/file.npz or data/some/file.npz or /far"):
         load(named("some/file.npz"))
 
 
