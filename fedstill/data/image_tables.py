@@ -43,12 +43,7 @@ class Columns:
 
 
 def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
-    """Images of classes: a column of labels, and either a column of image files or pixels.
-
-    Args:
-        path: of the csv.
-        columns: what they mean.
-        shape: of pixels, if these are as many; else they are grey squares.
+    """Images of classes: a column of labels, and either a column of image files or pixels of some ``shape``.
 
     Raises:
         ArgumentError: a column that is not there.
@@ -116,15 +111,8 @@ def read_findings(
     """Images and findings that a csv names.
 
     Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
-    divided by ``|``, with "No Finding" for none.
-
-    Args:
-        path: of the csv.
-        columns: what they mean; None: a column each.
-        classes: names of the findings wanted, in order; those that have no column are unknown everywhere.
-            Empty: all that there are.
-        size: height and width of the images; 0: as they are, all alike.
-        counted: called with the number of images before any is read.
+    divided by ``|``, with "No Finding" for none. ``classes`` are the findings wanted, in order; those without
+    a column are unknown everywhere. Other arguments as :func:`fedstill.data.formats.read`.
 
     Raises:
         DataError: it cannot be read, a column is missing, a cell is of another form, an unknown finding, or

@@ -22,16 +22,11 @@ SUFFIXES: Mapping[Targets, tuple[str, ...]] = {
 
 
 def located(config: DataConfig, task: str, targets: Targets) -> Path:
-    """The folder or file that a path in a configuration means.
-
-    Args:
-        config: its name is the path.
-        task: what it is read for.
-        targets: what it must teach, which says what files can.
+    """The folder or file that a path in a configuration means, for a task.
 
     Raises:
         ArgumentError: neither a name that is known nor a path.
-        DataError: no such file or folder, or a file of a kind that does not teach it.
+        DataError: no such file or folder, or a file of a kind that does not teach this.
     """
     places, name = places_of(config), config.called
     place = next((place for place in places if place.exists()), None)

@@ -88,14 +88,6 @@ def load_public(
 
     Both follow from the configuration and the data alone, so all methods meet the same.
 
-    Args:
-        config: which public data.
-        data: the private data.
-        task: what they are for.
-
-    Returns:
-        The training part for the nodes, all of it unless a share is held out, and the public data or None.
-
     Raises:
         ArgumentError: the private data themselves are named, or a name that is not known.
         DataError: nothing found, or images that cannot be brought into the private data's form.
@@ -203,17 +195,10 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> Tas
 
 
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
-    """Images of one data set in the form of another one's: its channels, size and normalisation.
+    """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalisation.
 
     Grey becomes colour by repetition and colour grey by luminance; images are resized bilinearly, with
     antialiasing where they shrink.
-
-    Args:
-        inputs: of ``source``, ``(N, C, H, W)``, normalised as its images are.
-        source, target: say the forms.
-
-    Returns:
-        ``(N, C', H', W')``, normalised as the target's images are.
 
     Raises:
         DataError: a number of channels that cannot be had from the other one.

@@ -44,6 +44,7 @@ class Labelled:
     classes: tuple[str, ...]
     test: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
+    named: ClassVar[bool] = True  # classes may be names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +89,8 @@ class TextData(DataConfig):
 
 
 def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSet:
-    """The data set that texts and a configuration make.
-
-    Args:
-        source: texts and labels.
-        config: tokens of a text; how words become ids; how much for testing, validation, training.
-        name: of the data set, in results.
-        note: what is to be said of it.
-
-    Returns:
-        Inputs (N, L) int64, 0 for padding, targets (N,) int64 class indices; without mean and std.
+    """The data set that texts and a configuration make: inputs (N, L) int64, 0 for padding, targets (N,)
+    int64.
 
     Raises:
         DataError: a vocabulary that is not there, or as :func:`fedstill.data.preparation.prepared`.
@@ -127,11 +120,7 @@ def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSe
 def code(
     texts: Texts, *, length: int | None, words: int | None = None, vocabulary: str = ""
 ) -> tuple[Ids, int, str]:
-    """Token ids ``(N, L)``; how many there are; what is to be said of it.
-
-    Args:
-        texts: N of them.
-        length, words, vocabulary: as options of :class:`TextData`.
+    """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`.
 
     Raises:
         ArgumentError: a vocabulary that is not known.

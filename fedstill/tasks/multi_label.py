@@ -73,13 +73,6 @@ class MultiLabel(Task):
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
         return -_entropy_of(ensembled.sigmoid().mean(0)).mean()
 
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-        """omega_k^c, FedKD Eq. 1: a node's share of the examples that have a label: ``(K, B or 1, C)``.
-
-        Labels that no node's example has: all weigh the same.
-        """
-        return functional.importance(counts, ratio)
-
     def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-odds of the weighted mean probability.
 

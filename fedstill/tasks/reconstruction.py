@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.tasks import fidelity, functional, kspace
+from fedstill.tasks import fidelity, kspace
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.outline import outline
@@ -118,10 +118,6 @@ class Reconstruction(Task):
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """0: there are no classes, and inputs are made to order."""
         return ensembled.new_zeros(())
-
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-        """pi_k(x), FedIOD Eq. 8, with the number of a node's images for its one class."""
-        return functional.importance(counts, ratio)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The importance weights themselves, ``(K, B)``."""

@@ -16,6 +16,7 @@ import torch
 from fedstill.core.dataset import Cases, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
+from fedstill.tasks import functional
 
 Kind = Literal["class", "labels", "map", "image"]
 
@@ -149,9 +150,9 @@ class Task(ABC):
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where the classes of ``(B, C, ...)`` are evenly met; 0 where inputs are made to order."""
 
-    @abstractmethod
     def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
+        return functional.importance(counts, ratio)
 
     def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
         """A(z_1..z_K, x), FedIOD Eq. 9: ``(K, B, C, ...)`` and ``(K, B or 1, C)`` to ``(B, C, ...)``.
