@@ -61,13 +61,12 @@ class PictureData(DataConfig):
 
 
 def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: str, column: str) -> DataSet:
-    """The data set that pictures and a configuration make.
+    """The data set that pictures and a configuration make: cut into patches, in parts of whole pictures.
 
-    Where the pictures do not say which are for testing, a share of those of each site is: at least one, and
-    never all. Pictures of one patient stay together; one of an unknown patient is by itself.
+    Pictures of one patient stay together; one of an unknown patient is by itself.
 
     Raises:
-        ArgumentError: a site that is not there, a patch larger than is sensible.
+        ArgumentError: a site that is not there.
         DataError: no pictures in one of the parts, or a patient in both.
     """
     check_sites(config.sites, sorted({one.site for one in pictures} - {""}))

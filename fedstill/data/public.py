@@ -103,8 +103,7 @@ def load_public(
 def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     """Which training examples are left for the nodes, and which are public if a share is held out.
 
-    Where examples belong to patients or pictures (:attr:`DataSet.unit`), these are held out whole, the
-    sites' shares kept too, so that nobody is both public and at a node.
+    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too.
 
     Raises:
         ArgumentError: a share that leaves nothing on one side.

@@ -47,11 +47,8 @@ class Texts:
         return len(self.lengths)
 
     def padded(self, ids: Ids, length: int) -> Ids:
-        """Texts as token ids ``(N, length)``, cut or filled with padding.
-
-        Args:
-            ids: the id of each of ``words``, ``(W,)``.
-            length: L.
+        """Texts as token ids ``(N, length)`` by the ids ``(W,)`` of :attr:`words`, cut or filled with
+        padding.
 
         >>> Texts(["a", "b"], np.array([0, 1, 1, 0]), np.array([3, 0, 1])).padded(np.array([7, 9]), 2)
         array([[7, 9],
@@ -87,8 +84,7 @@ def texts_of(sentences: Sequence[str]) -> Texts:
 def hashed(words: Iterable[str], buckets: int) -> Ids:
     """Ids 1..buckets of words by their CRC-32: the same everywhere, whatever other words there are.
 
-    Words that meet in a bucket are one word to a model. A word cannot be read back from its id, but who
-    guesses it can check the guess: hashing needs no vocabulary, it does not hide text.
+    Who guesses a word can check the guess: hashing needs no vocabulary, it does not hide text.
 
     >>> hashed(["good", "bad", "good"], 8192).tolist()
     [3731, 6652, 3731]

@@ -15,17 +15,11 @@ SMOOTH = 1.0  # pixels: keeps the soft Dice of an image without a class defined,
 
 
 def soft_dice_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """One minus the Dice of probabilities, each image by itself, the mean over all classes but the first.
+    """One minus the Dice of probabilities, each image by itself, the mean over all classes but the first:
+    ``(B,)``.
 
-    ``1 - (2 sum p y + 1) / (sum p + sum y + 1)`` over an image's pixels: one pixel more on both sides of the
-    fraction keeps it defined where an image has nothing of a class.
-
-    Args:
-        outputs: logits ``(B, C, H, W)``, C from 2 up.
-        targets: ``(B, H, W)`` int64.
-
-    Returns:
-        ``(B,)`` in 0..1.
+    ``1 - (2 sum p y + 1) / (sum p + sum y + 1)`` over the pixels of logits ``(B, C, H, W)`` and ``(B, H,
+    W)``: the pixel more keeps it defined where an image has nothing of a class.
     """
     p = outputs.softmax(1)[:, 1:].flatten(2)  # (B, C - 1, H * W)
     classes = torch.arange(1, outputs.shape[1], device=outputs.device).view(1, -1, 1)
@@ -69,15 +63,8 @@ class MapTask(SoftmaxTask):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Cross-entropy, a mean over pixels, plus :attr:`dice` times :func:`soft_dice_loss`.
 
-        A pixel weighs as much as its class does, whatever else is in its image or batch. ``smoothing`` is
-        the share of a pixel's target that the cross-entropy spreads evenly over all classes.
-
-        Args:
-            outputs: of G models on G batches, ``(G, B, C, H, W)``.
-            targets: ``(G, B, H, W)``.
-
-        Returns:
-            ``(G,)``.
+        Of G models on G batches, ``(G, B, C, H, W)`` and ``(G, B, H, W)`` to ``(G,)``. A pixel weighs as much
+        as its class does, whatever else is in its image or batch.
         """
         logits, truth = outputs.flatten(0, 1), targets.flatten(0, 1)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device, logits.dtype)

@@ -63,14 +63,11 @@ class Reconstruction(Task):
         self.acceleration, self.centre = acceleration, centre
 
     def check(self, data: TensorData, what: str) -> None:
-        """Refuse anything but images of one channel, in -1..1, with their undersampled twins.
-
-        Args:
-            data: inputs and targets ``(N, 1, H, W)`` float32, H and W multiples of 4 and 8 or more.
-            what: what the data are, the first words of an error.
+        """Refuse anything but images ``(N, 1, H, W)`` in -1..1, H and W 8 or more, with their undersampled
+        twins.
 
         Raises:
-            DataError: naming the first fault.
+            DataError: naming the first fault; begins with ``what``.
         """
         check_inputs(data, what)
         check_inputs(TensorData(data.targets, data.inputs), f"{what}: targets as inputs")

@@ -155,12 +155,8 @@ class Task(ABC):
         return functional.importance(counts, ratio)
 
     def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
-        """A(z_1..z_K, x), FedIOD Eq. 9: ``(K, B, C, ...)`` and ``(K, B or 1, C)`` to ``(B, C, ...)``.
-
-        Args:
-            answers: the nodes' outputs.
-            weights: how much each counts, summing to 1 over the nodes.
-            how: the ensemble's name.
+        """A(z_1..z_K, x), FedIOD Eq. 9, by an ensemble's name: ``(K, B, C, ...)`` and weights ``(K, B or 1,
+        C)``, which sum to 1 over the nodes, to ``(B, C, ...)``.
 
         Raises:
             ArgumentError: it gives something else.

@@ -199,16 +199,6 @@ def test_torchvision_files_that_are_there_need_no_download(vision: SimpleNamespa
     assert len(load(named("mnist")).train) == 20  # our own file comes first
 
 
-def test_torchvision_works_where_its_files_are_else_in_the_first_place(
-    vision: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "env"))
-    load(named("mnist", download=True))
-    (tmp_path / "env" / "MNIST").mkdir(parents=True)
-    load(named("mnist"))
-    assert [call["root"] for call in vision.calls[::2]] == ["data", str(tmp_path / "env")]
-
-
 def test_without_torchvision_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)

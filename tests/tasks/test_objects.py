@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -50,10 +48,6 @@ def test_empty_sides() -> None:
     assert figures(NONE, NONE) == (1, 1, 1)
     assert figures(NONE, some) == (0, 0, 0)
     assert figures(some, NONE) == (0, 0, 0)
-
-
-def test_a_nucleus_split_in_equal_halves_is_no_hit() -> None:
-    assert panoptic_quality(match(nuclei((0, 4, 0, 3), (0, 4, 3, 6)), nuclei((0, 4, 0, 6)))) == 0
 
 
 def test_no_prediction_is_assigned_twice_and_the_best_pair_comes_first() -> None:
@@ -128,11 +122,3 @@ def test_panoptic_quality_is_monais(seed: int) -> None:
     theirs = metrics.compute_panoptic_quality(torch.from_numpy(prediction), torch.from_numpy(truth))
     assert panoptic_quality(match(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
     assert theirs > 0.1  # there were hits
-
-
-def test_a_large_picture_with_many_nuclei_is_quick() -> None:
-    rows, columns = np.indices((1000, 1000))
-    truth = (rows // 40 * 25 + columns // 40 + 1) * ((rows % 40 < 30) & (columns % 40 < 30))  # 625 nuclei
-    start = time.perf_counter()
-    figures(np.roll(truth, 3, axis=1), truth)
-    assert time.perf_counter() - start < 5  # measured 0.1 s, on a busy machine more
