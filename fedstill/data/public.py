@@ -1,11 +1,12 @@
 """Public data: inputs that the server and every node have, and that are nobody's secret.
 
-Two sources: a share of the training examples that no node gets, or another data set brought into the
-private data's form.
+Three sources: a share of the training examples that no node gets, another data set brought into the
+private data's form, or images generated from noise, for which no data are needed at all.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +15,16 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.seeds import numpy_generator
+from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.data.config import DATA, named
 from fedstill.data.loaders import CLASSIFICATION, load
 from fedstill.data.preparation import taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
-NONE, HELD_OUT = "none", "held-out"
+NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
+GENERATED = 2000  # noise images, unless a limit says otherwise
+BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
 LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
@@ -30,15 +33,15 @@ class PublicConfig:
     """Which public data, and how much of it."""
 
     name: str = NONE
-    """none; held-out: a share of the training examples, which no node gets; or another data set, named as in
-    data.name."""
+    """none; held-out: a share of the training examples, which no node gets; noise: generated images, for
+    which no data are needed; or another data set, named as in data.name."""
 
     share: float = 0.2
     """held-out: the share of the training examples, the classes' shares kept; of data with patients, whole
     patients with at most that share."""
 
     limit: int = 0
-    """Use only so many examples, drawn with the classes' shares kept; 0 is all."""
+    """Use only so many examples, drawn with the classes' shares kept; 0 is all, of noise 2000."""
 
     root: str = ""
     """The folder that holds another data set's files; without it as for data.root."""
@@ -48,7 +51,7 @@ class PublicConfig:
 
     def __post_init__(self) -> None:
         if not self.name:
-            known = f"one of {NONE}, {HELD_OUT}, {DATA.allowed}"
+            known = f"one of {NONE}, {HELD_OUT}, {NOISE}, {DATA.allowed}"
             raise ArgumentError("public.name", self.name, known)
         if not 0 < self.share < 1:
             raise ArgumentError("public.share", self.share, "a number between 0 and 1")
@@ -94,6 +97,8 @@ def load_public(
     """
     if config.name == NONE:
         return data.train, None
+    if config.name == NOISE:
+        return data.train, _noise(config, data, task)
     if config.name == HELD_OUT:
         kept, taken = held_out(config, data)
         return data.train.subset(torch.from_numpy(kept)), _held_out(taken, config, data)
@@ -167,7 +172,7 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     except ArgumentError as error:
         if error.name != "data.name":
             raise
-        allowed = f"{NONE}, {HELD_OUT}, {error.allowed.removeprefix('one of ')}"
+        allowed = f"{NONE}, {HELD_OUT}, {NOISE}, {error.allowed.removeprefix('one of ')}"
         raise ArgumentError("public.name", config.name, f"one of {allowed}") from error
     if other.name == data.name:
         raise ArgumentError(
@@ -233,3 +238,63 @@ def _grey(pixels: torch.Tensor) -> torch.Tensor:
 
 def _column(values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values).view(-1, 1, 1)
+
+
+# --- images from noise ------------------------------------------------------------------------------
+
+
+def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
+    if data.vocabulary:
+        raise ArgumentError("public.name", NOISE, f"{NONE} or {HELD_OUT}, as texts are no images")
+    count = config.limit or GENERATED
+    channels, height, width = data.train.inputs.shape[1:]
+    blocks = [
+        smooth_fields(BLOCK, channels, height, width, torch_generator(config.seed, "public", "noise", block))
+        for block in range(math.ceil(count / BLOCK))
+    ]
+    pixels = torch.cat(blocks)[:count]
+    inputs = (pixels - _column(data.mean)) / _column(data.std)
+    note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
+    if task.makes.kind == "image":
+        return Public(NOISE, *taught(inputs, inputs, task), note)
+    return Public(NOISE, inputs, None, note)
+
+
+def smooth_fields(
+    count: int, channels: int, height: int, width: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Pixels ``(count, channels, H, W)`` in [0, 1] with what natural images have: scales, directions, edges.
+
+    Each is a weighted sum of smooth random fields, from two cells across to one a pixel. A field is stretched
+    in a random direction; how the scales are weighed, how hard the edges are, how much the channels differ,
+    contrast and brightness are drawn for each image.
+    """
+
+    def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+        return low + (high - low) * torch.rand(count, *shape, generator=generator)
+
+    side = max(height, width)
+    scales = [2**power for power in range(1, max(round(math.log2(side)), 1) + 1)]  # cells across
+    slope = uniform(0.3, 2.0)  # how fast weights fall with the scale: steep is smooth
+    image = torch.zeros(count, channels, height, width)
+    own = uniform(0.0, 1.0, 1, 1, 1)  # how much channels differ
+    for cells in scales:
+        lattice = torch.randn(count, 1 + channels, 2 * cells + 2, 2 * cells + 2, generator=generator)
+        angle, stretch = uniform(0.0, math.pi), uniform(0.3, 1.0)
+        # Rows of a rotation, the second axis slowed down: there the field varies less.
+        cos, sin = angle.cos() / 2, angle.sin() / 2  # halved: turns stay in the lattice, which is wider
+        turn = torch.stack(
+            [torch.stack([cos, -sin], 1), torch.stack([sin * stretch, cos * stretch], 1)], 1
+        )  # (count, 2, 2)
+        theta = torch.cat([turn, uniform(-0.2, 0.2, 2, 1)], 2)  # (count, 2, 3)
+        grid = F.affine_grid(theta, [count, 1, height, width], align_corners=False)
+        fields = F.grid_sample(lattice, grid, mode="bicubic", padding_mode="reflection", align_corners=False)
+        mixed = (1 - own) * fields[:, :1] + own * fields[:, 1:]
+        image += mixed * (cells**-slope).view(-1, 1, 1, 1)
+    image -= image.mean((1, 2, 3), keepdim=True)
+    image /= image.std((1, 2, 3), keepdim=True).clamp_min(1e-6)
+    hardness = torch.exp(uniform(math.log(0.5), math.log(8.0), 1, 1, 1))
+    brightness, contrast = uniform(-1.0, 1.0, 1, 1, 1), uniform(0.3, 1.0, 1, 1, 1)
+    shape = torch.sigmoid(hardness * (image + brightness))  # (count, C, H, W) in (0, 1)
+    low = uniform(0.0, 1.0, 1, 1, 1) * (1 - contrast)
+    return low + contrast * shape

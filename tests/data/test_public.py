@@ -1,4 +1,4 @@
-"""Public data: what is held out, what another set becomes."""
+"""Public data: what is held out, what another set becomes, what is made of noise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.seeds import torch_generator
 from fedstill.data import DataSet, Digits, TensorData, load
-from fedstill.data.public import Public, PublicConfig, conform, load_public
+from fedstill.data.public import Public, PublicConfig, conform, load_public, smooth_fields
 
 DIGITS = load(Digits())
 
@@ -81,7 +82,7 @@ def test_draws_follow_the_seed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": ""}, "public.name is '': allowed is one of none, held-out, digits"),
+        ({"name": ""}, "public.name is '': allowed is one of none, held-out, noise, digits"),
         ({"share": 0.0}, "public.share is 0.0"),
         ({"share": 1.0}, "public.share is 1.0"),
         ({"limit": -1}, "public.limit is -1"),
@@ -169,3 +170,36 @@ def test_channels_that_cannot_be_had_are_refused() -> None:
     two, three = dataset(np.zeros((1, 2, 4, 4))), dataset(np.zeros((1, 3, 4, 4)))
     with pytest.raises(DataError, match="have 2 channels and those of made 3"):
         conform(two.train.inputs, two, three)
+
+
+# --- from noise ----------------------------------------------------------------------------------
+
+
+def test_noise_needs_no_data_and_has_no_labels() -> None:
+    train, public = wanted(PublicConfig("noise"))
+    assert train is DIGITS.train
+    assert public.inputs.shape == (2000, 1, 8, 8)
+    assert public.labels is None
+    assert public.inputs.min() >= -1
+    assert public.inputs.max() <= 1
+    assert len({image.numpy().tobytes() for image in public.inputs}) == 2000
+
+
+def test_image_i_is_the_same_whatever_the_limit() -> None:
+    few, more = (wanted(PublicConfig("noise", limit=limit))[1].inputs for limit in (30, 700))
+    assert torch.equal(few, more[:30])
+    other = wanted(PublicConfig("noise", limit=30, seed=1))[1].inputs
+    assert not torch.equal(few, other)
+
+
+def test_neighbouring_pixels_are_alike_and_contrast_varies() -> None:
+    x = smooth_fields(300, 3, 32, 32, torch_generator(0, "test"))
+    across, apart = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
+    assert across < 0.5 * apart  # pixels drawn one by one would give 1
+    spread = x.flatten(1).std(1)
+    assert spread.max() > 3 * spread.min()
+    # Many directions: the way along which an image changes least is not the same in all.
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((1, 2, 3))
+    along = (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
+    assert (down > 1.3 * along).float().mean() > 0.1
+    assert (along > 1.3 * down).float().mean() > 0.1

@@ -107,7 +107,7 @@ def test_nodes_learn_texts_with_dp_sgd(reviews: Path, tmp_path: Path) -> None:
         ((), "fediod", "bag", "text"),
         ((), "fedkd", "small-cnn", "as inputs are texts"),
         (("--data.length", "none", "--task.name", "classification"), "fedkd", "bag", "data"),
-        (("--public.name", "digits"), "fedkd", "bag", "public.name"),
+        (("--public.name", "noise"), "fedkd", "bag", "public.name"),
     ],
 )
 def test_what_texts_cannot_do_is_refused_beforehand(

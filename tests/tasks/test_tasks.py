@@ -121,7 +121,7 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
     assert spec.make_task().name == "mine"
     if like != "instances":  # whose spec the run says
         assert load_private(PrivateConfig(), tmp_path, task=Mine())[1].task == Mine()
-    public = load_public(PublicConfig("held-out", share=0.4, limit=3), mine, Mine())[1]
+    public = load_public(PublicConfig("noise", limit=3), mine, Mine())[1]
     assert public is not None
     assert len(public) == 3
 
