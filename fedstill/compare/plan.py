@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from fedstill.compare.comparison import SINGLE, Comparison, Place, merged, questions, says, slug, what_leaves
+from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.core.imports import look_in
 from fedstill.core.tables import options, read_table
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS
@@ -45,7 +45,8 @@ def base_run(names: Sequence[str], base: str | None = None) -> RunConfig:
     """
     table: Table = {}
     if names and is_plan(names[0]):
-        table, _ = _base(_table(presets.parse(text_of(Path(names[0])), source=names[0]), "base"))
+        file = Path(names[0])
+        table, _ = _base(_table(toml.parse(presets.text_of(file), names[0]), "base"), file.parent)
     elif base is not None:
         table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
     return from_dict({**table, "method": {"name": next(iter(METHODS))}})
@@ -112,14 +113,14 @@ def read(
     Raises:
         FedstillError: the file cannot be read, or it describes no comparison.
     """
-    text = text_of(file)
-    table = presets.parse(text, source=str(file))
+    text = presets.text_of(file)
+    table = toml.parse(text, str(file))
     if seeds is not None:
         table["seeds"] = seeds
     if leakage:
         table.setdefault("leakage", {})
     first = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
-    return _comparison({"about": first, **table}, file.stem, changes or {})
+    return _comparison({"about": first, **table}, file.stem, changes or {}, file.parent)
 
 
 def is_plan(file: str) -> bool:
@@ -128,7 +129,7 @@ def is_plan(file: str) -> bool:
     Raises:
         FedstillError: a file that cannot be read.
     """
-    return file.endswith(".toml") and "methods" in presets.parse(text_of(Path(file)), source=file)
+    return file.endswith(".toml") and "methods" in toml.parse(presets.text_of(Path(file)), file)
 
 
 def read_folder(out: Path) -> Comparison:
@@ -157,20 +158,27 @@ class _File:
 TABLES = ("base", "options", "runs", "settings", "leakage")
 
 
-def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> Comparison:
-    """A comparison from its table, checked: every run that it plans is a run."""
+def _comparison(
+    table: Mapping[str, Any], name: str, changes: Mapping[str, Any], folder: Path | None = None
+) -> Comparison:
+    """A comparison from its table, checked: every run that it plans is a run.
+
+    Files that it names lie in ``folder``, if there are such, else where their paths say.
+    """
     known = [*(part.name for part in dataclasses.fields(_File)), *TABLES]
     for key in table:
         if key not in known:
             raise UnknownName("key", key, known)
     told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
-    raw, paper = _base(_table(table, "base"))
+    names = _beside(told.methods, folder)
+    raw, paper = _base(_table(table, "base"), folder)
+    raw["plugins"] = _plugins(raw.get("plugins", []), names)
     above = _nested(changes)
     settings = {
         setting: merged(given, above) if setting != SINGLE else {}
         for setting, given in _settings(table.get("settings")).items()
     }
-    methods = _methods(told.methods, table)
+    methods = _methods(names, table)
     runs = _tables(table, "runs", methods)
     for where, part in (("base", _table(table, "base")), *settings.items(), *runs.items()):
         for key in PRESETS_OWN if where == "base" else OWN:
@@ -196,14 +204,27 @@ def _comparison(table: Mapping[str, Any], name: str, changes: Mapping[str, Any])
     return comparison
 
 
-def _base(table: Table) -> tuple[Table, tuple[PaperFigure, ...]]:
+def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperFigure, ...]]:
     """A base with what it extends filled in, without what a preset says of its own method, and the
     published figures of that preset.
     """
-    if "extends" in table:
-        table = presets.parse(tomli_w.dumps(table), "base", RunConfig)
+    table = presets.filled(table, RunConfig, folder)
+    look_in(table.get("plugins", []))
     figures = read_table(_File, {"name": "", "paper": table.get("paper", [])}).paper
     return {key: value for key, value in table.items() if key not in OWN}, figures
+
+
+def _beside(names: Sequence[str], folder: Path | None) -> list[str]:
+    """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
+    there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
+    return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
+
+
+def _plugins(folders: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The folders of a base, and of the files that methods are read from."""
+    files = [name for name in names if name.endswith(".toml")]
+    more = [folder for file in files for folder in presets.read(file, RunConfig).get("plugins", [])]
+    return list(dict.fromkeys([*folders, *more]))
 
 
 def _complete(base: Table, method: Table) -> Table:
@@ -313,19 +334,6 @@ def _tables(
             allowed = f"options of what methods lists: {', '.join(labels)}"
             raise ArgumentError(key, label, allowed)
     return {label: _table(found, label) for label in found}
-
-
-def text_of(file: Path) -> str:
-    """What a file says.
-
-    Raises:
-        FedstillError: it cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
 
 
 def _nested(values: Mapping[str, Any]) -> Table:

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.found import Leakage
-from fedstill.compare.plan import FILE, Comparison, Place, read_folder, text_of
+from fedstill.compare.plan import FILE, Comparison, Place, read_folder
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.records import holding, write_text
 from fedstill.core.toml import Table
 from fedstill.core.words import human_seconds
-from fedstill.runs import run
+from fedstill.runs import presets, run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml
 
@@ -140,7 +140,7 @@ def attacked(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
 
 def command_of(out: Path) -> str:
     """The command that made a comparison's folder."""
-    return text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
+    return presets.text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
 def _run(config: RunConfig, folder: Path, bars: bool) -> None:

@@ -108,8 +108,10 @@ class DataSet:
     vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are images
 
 
-def check_labels(targets: torch.Tensor, classes: int, what: str) -> None:
-    """Refuse anything but class indices 0..classes-1, (N,) int64.
+def check_labels(
+    targets: torch.Tensor, classes: int, what: str, shape: tuple[int, ...] = (), least: int = 0
+) -> None:
+    """Refuse anything but numbers of classes, least..classes-1, ``(N, *shape)`` int64.
 
     Raises:
         DataError: another type or shape, or a label outside the classes; the line names the
@@ -120,68 +122,56 @@ def check_labels(targets: torch.Tensor, classes: int, what: str) -> None:
     ...
     fedstill.core.errors.DataError: train: label 7 of example 1 is outside 0..2 (2 such labels in all)
     """
-    if targets.dtype != torch.int64 or targets.ndim != 1:
-        raise DataError(f"{what}: targets are {_form(targets)}: allowed is one int64 class index per example")
-    outside = torch.nonzero((targets < 0) | (targets >= classes)).flatten()
+    if targets.dtype != torch.int64 or tuple(targets.shape[1:]) != shape or not targets.ndim:
+        wanted = f"int64 of shape {(len(targets), *shape)}" if shape else "one int64 class index per example"
+        raise DataError(f"{what}: targets are {_form(targets)}: allowed is {wanted}")
+    outside = torch.nonzero((targets < least) | (targets >= classes))
     if len(outside):
-        first = int(outside[0])
+        place = tuple(outside[0].tolist())
         raise DataError(
-            f"{what}: label {int(targets[first])} of example {first} is outside 0..{classes - 1} "
+            f"{what}: label {int(targets[place])} of example {place[0]} is outside {least}..{classes - 1} "
             f"({len(outside)} such labels in all)"
         )
 
 
-def check_images(data: TensorData, what: str) -> None:
-    """Refuse inputs that networks for images cannot take, whatever the targets mean.
+def check_inputs(data: TensorData, what: str, tokens: bool = False) -> None:
+    """Refuse inputs that no network can take, whatever the targets mean.
 
     Args:
-        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; one target each.
-        what: what the data is, the first words of an error.
-
-    Raises:
-        DataError: naming the first of these that does not hold.
-    """
-    inputs, targets = data.inputs, data.targets
-    if inputs.dtype != torch.float32 or inputs.ndim != 4:
-        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is float32 of shape (N, C, H, W)")
-    if len(inputs) != len(targets):
-        raise DataError(f"{what}: {len(inputs)} inputs but {len(targets)} targets: allowed is one each")
-    if len(inputs) == 0:
-        raise DataError(f"{what}: there are no examples: allowed is one or more")
-    channels, height, width = inputs.shape[1:]
-    if channels == 0:
-        raise DataError(f"{what}: images have no channels: allowed is one or more")
-    # Generators start at a quarter of the image's size and critics end there.
-    if height % 4 or width % 4 or height == 0 or width == 0:
-        raise DataError(
-            f"{what}: images are {height} x {width}: allowed are heights and widths that 4 divides"
-        )
-    broken = torch.nonzero(~torch.isfinite(inputs).flatten(1).all(dim=1)).flatten()
-    if len(broken):
-        raise DataError(
-            f"{what}: {len(broken)} examples hold NaN or infinity, the first is example {int(broken[0])}"
-        )
-
-
-def check_classification(data: TensorData, classes: int, what: str) -> None:
-    """Refuse data that a classifier of this project cannot take.
-
-    Args:
-        data: inputs (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4;
-            targets (N,) int64 in 0..classes-1. Not every class need occur.
-        classes: number of classes.
+        data: images (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; or token ids (N, L)
+            int64 from 0 up, of which a text may be all padding; one target each.
         what: what the data is, the first words of an error: ``"train of digits"``.
+        tokens: whether they are token ids.
 
     Raises:
         DataError: naming the first of these that does not hold.
 
-    >>> check_classification(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), 2, "train")
+    >>> check_inputs(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), "train")
     Traceback (most recent call last):
     ...
     fedstill.core.errors.DataError: train: images are 6 x 8: allowed are heights and widths that 4 divides
     """
-    check_images(data, what)
-    check_labels(data.targets, classes, what)
+    inputs, count = data.inputs, len(data.targets)
+    if inputs.dtype != (torch.int64 if tokens else torch.float32) or inputs.ndim != (2 if tokens else 4):
+        wanted = "int64 ids (N, L)" if tokens else "float32 of shape (N, C, H, W)"
+        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is {wanted}")
+    if len(inputs) != count:
+        raise DataError(f"{what}: {len(inputs)} inputs but {count} targets: allowed is one each")
+    if len(inputs) == 0:
+        raise DataError(f"{what}: there are no examples: allowed is one or more")
+    if 0 in inputs.shape:
+        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is one or more of each")
+    height, width = inputs.shape[-2:]
+    if not tokens and (height % 4 or width % 4):
+        # Generators start at a quarter of the image's size and critics end there.
+        raise DataError(
+            f"{what}: images are {height} x {width}: allowed are heights and widths that 4 divides"
+        )
+    sound = inputs >= 0 if tokens else torch.isfinite(inputs)
+    broken = torch.nonzero(~sound.flatten(1).all(dim=1)).flatten()
+    if len(broken):
+        held = "ids below 0" if tokens else "NaN or infinity"
+        raise DataError(f"{what}: {len(broken)} examples hold {held}, the first is example {int(broken[0])}")
 
 
 def normalised(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ def find(spec: str, folder: Path, whose: str) -> Callable[..., Any]:
     if not callable(function):
         raise ArgumentError(whose, spec, f"one of {origin}, which has no {attribute!r}")
     return function  # type: ignore[no-any-return]
+
+
+def look_in(folders: Iterable[str]) -> None:
+    """Look for modules in some folders, too, after all that is installed."""
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def first_line(error: BaseException) -> str:

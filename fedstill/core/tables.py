@@ -273,7 +273,8 @@ def _not_of(base: type[Registered], one: object, name: str, value: Any) -> Argum
 
 def _is_anothers(base: type[Registered], key: str) -> bool:
     """Whether it is an option of another of the package's own: for a wrong key nothing else is imported."""
-    return any(key in _fields(base.registry[name]) for name in base.registry.own)
+    known = [*base.registry.own, *([""] if base.registry.others else [])]  # "" is no name of a thing
+    return any(key in _fields(base.registry[name]) for name in known)
 
 
 def _fields(kind: Any) -> dict[str, Any]:

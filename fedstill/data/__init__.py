@@ -17,7 +17,7 @@ True
 
 from __future__ import annotations
 
-from fedstill.core.dataset import DataSet, TensorData, check_classification, check_labels
+from fedstill.core.dataset import DataSet, TensorData
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, DataConfig, named
 from fedstill.data.dividing import Items, SplitConfig, split
@@ -50,8 +50,6 @@ __all__ = [
     "Targets",
     "TensorData",
     "TextData",
-    "check_classification",
-    "check_labels",
     "find_file",
     "load",
     "named",

@@ -42,7 +42,7 @@ class ArrayData(DataConfig):
     def read(self, task: TaskConfig) -> DataSet:
         """These arrays, checked, divided into training and test parts, and normalised."""
         raw = from_arrays(Path(self.called), self._given(), task.targets)
-        return of_images(raw, self, task, self.called, self.note)
+        return of_images(raw, self, task, self.title or self.called, self.note)
 
     def _given(self) -> dict[str, Column]:
         try:

@@ -25,17 +25,10 @@ def drawn(count: int, generator: torch.Generator) -> torch.Tensor:
 def augmented(
     task: Task, inputs: torch.Tensor, targets: torch.Tensor, draws: torch.Tensor, how: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples changed as numbers say.
+    """Examples changed as numbers of :func:`drawn` say: shifted, mirrored too, turned by quarters too.
 
     Targets that are maps or images change as their inputs do. What an image was measured from is measured
     anew of the changed image, since a measurement's traces do not turn with it.
-
-    Args:
-        task: says what targets are.
-        inputs: ``(B, C, H, W)``.
-        targets: ``(B, ...)``.
-        draws: of :func:`drawn`, ``(4, B)``.
-        how: shift, shift-flip or turn, which shifts, mirrors and turns by quarters.
 
     Raises:
         ArgumentError: texts, or images that are not square, which cannot be turned.
@@ -58,12 +51,8 @@ def augmented(
 
 
 def shifted(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> torch.Tensor:
-    """Each image moved by up to an eighth of its size, its border repeated, and mirrored half the time.
-
-    Args:
-        images: ``(B, C, H, W)``.
-        generator: of the shifts, on the CPU.
-        flip: whether to mirror left and right.
+    """Images ``(B, C, H, W)``, each moved by up to an eighth of its size, its border repeated, and with
+    ``flip`` mirrored half the time.
     """
     return moved(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
 

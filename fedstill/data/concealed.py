@@ -14,15 +14,11 @@ from fedstill.core.errors import ArgumentError
 
 
 def conceal(parts: Sequence[TensorData], findings: int, generator: np.random.Generator) -> list[TensorData]:
-    """Nodes that know only some findings: the others become -1, unknown, in their data.
+    """Nodes that know only ``findings`` of the labels: the others become -1, unknown, in their data; 0 is
+    all.
 
-    The labels are laid on a circle in a drawn order. Node k of K knows ``findings`` of them from place
-    ``k C / K`` on, so that together they know all C and neighbours share some.
-
-    Args:
-        parts: each node's examples, targets ``(N, C)``.
-        findings: how many of the labels each node knows; 0 leaves all as it is.
-        generator: the only source of randomness.
+    The labels are laid on a circle in a drawn order. Node k of K knows those from place ``k C / K`` on, so
+    that together they know all C and neighbours share some.
 
     Raises:
         ArgumentError: targets that are no findings, or a number with which nodes would not overlap.

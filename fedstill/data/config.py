@@ -30,6 +30,7 @@ class DataConfig(Registered, ABC):
 
     Attributes:
         targets: what its examples can teach.
+        title: what results call it; empty: the name by which it is asked for.
         note: what a reader of a figure must know of it.
     """
 
@@ -37,6 +38,7 @@ class DataConfig(Registered, ABC):
     default: ClassVar[str | None] = "digits"
     alike: ClassVar[bool] = True
     targets: ClassVar[tuple[Targets, ...]]
+    title: ClassVar[str] = ""
     note: ClassVar[str] = ""
 
     root: str = ""
@@ -88,13 +90,6 @@ DATA: Registry[type[DataConfig]] = Registry(
         "fashion-mnist": "fedstill.data.vision:FashionMNIST",
         "cifar10": "fedstill.data.vision:CIFAR10",
         "cifar100": "fedstill.data.vision:CIFAR100",
-        "brain-mri": "fedstill.data.medical:BrainMRI",
-        "monuseg": "fedstill.data.nuclei:MoNuSeg",
-        "dsb2018": "fedstill.data.nuclei:DSB2018",
-        "nuclei": "fedstill.data.nuclei:Nuclei",
-        "chest-xray": "fedstill.data.medical:ChestXray",
-        "sst2": "fedstill.data.text:SST2",
-        "ag-news": "fedstill.data.text:AGNews",
     },
     base=DataConfig,
     others=("a path", "fedstill.data.files:Files"),
@@ -126,12 +121,12 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
     >>> check_serves(named("digits"), SegmentationConfig())
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is brain-mri or a path ...
+    fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is a path for task segmentation
     """
     if task.targets not in config.targets:
         serving = [name for name, kind in DATA.working().items() if task.targets in kind.targets]
-        allowed = f"{', '.join(serving)} or a path for task {task.called}"
-        raise ArgumentError("data.name", config.called, allowed)
+        known = f"{', '.join(serving)} or a path" if serving else "a path"
+        raise ArgumentError("data.name", config.called, f"{known} for task {task.called}")
 
 
 def check_measured_on_test(config: DataConfig) -> None:

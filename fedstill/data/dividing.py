@@ -56,11 +56,8 @@ class SplitConfig(Registered, ABC):
     def divide(self, items: Items, generator: np.random.Generator) -> Ints:
         """The node of each item, ``(U,)`` int64 in 0..nodes-1; with ``nodes`` 0 in 0 up to any number.
 
-        Nodes below ``minimum`` afterwards get random items of the largest ones.
-
-        Args:
-            items: U examples or whole units.
-            generator: the only source of randomness.
+        Nodes below ``minimum`` afterwards get random items of the largest ones. All randomness is the
+        generator's.
         """
 
     def values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
@@ -103,16 +100,9 @@ SplitConfig.registry = SPLITS
 class Items:
     """What is divided, U items: examples or, where some belong together, whole units (a patient's, say).
 
-    Args:
-        targets: of the N examples, as :func:`split` takes them.
-        classes: of the data.
-        columns: by name, (N,) values.
-        unit: of which unit each example is, (N,); None: each is an item by itself.
-        split: for which they are; for errors, and its minimum.
-
     Attributes:
         whole: whether they are units.
-        of: the item that each example belongs to, (N,) in 0..U-1.
+        of: the item that each of the N examples belongs to, (N,) in 0..U-1.
         sizes: examples in each, (U,).
         least: how many items a node must have: the minimum of examples, and 1 of units.
     """
@@ -138,8 +128,8 @@ class Items:
 
     @cached_property
     def labels(self) -> Ints:
-        """The class of each item, (U,) in 0..classes-1: of findings and maps their rarest finding and largest
-        class (:func:`fedstill.data.units.labels_of`), of a unit the rarest one of its examples.
+        """The class of each item, (U,): of findings and maps as :func:`fedstill.data.units.labels_of`, of a
+        unit the rarest of its examples'.
 
         Raises:
             ArgumentError: the targets are images.
@@ -228,15 +218,12 @@ def split(
     columns: Mapping[str, Column] = NO_COLUMNS,
     unit: Column | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Divide N examples over K nodes.
-
-    Where examples belong together (``unit``), whole units are divided. A node below the minimum gets random
-    items of the largest nodes.
+    """Divide N examples over K nodes; where they belong together (``unit``), whole units.
 
     Args:
         targets: (N,) int64 class indices, (N, C) findings, (N, H, W) maps or float images.
         classes: number of classes; not all need occur.
-        config: how to divide.
+        config: how to divide. A node below its minimum gets random items of the largest nodes.
         generator: the only source of randomness.
         columns: by name, (N,) values.
         unit: of which patient, say, each example is, (N,): those of one are never at two nodes.
@@ -246,8 +233,7 @@ def split(
 
     Raises:
         ArgumentError: a setting that is not allowed, or that this data does not allow.
-        DataError: no examples, labels outside the classes, a column of another length or of unusable values,
-            a column whose values part a unit.
+        DataError: no examples, labels outside the classes, a column that cannot be used.
 
     >>> from fedstill.data.splits import Shards
     >>> config = Shards(nodes=2, classes_per_node=1, minimum=1)
@@ -302,11 +288,10 @@ def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
 def topped_up(
     owner: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
 ) -> Ints:
-    """Move random items from the largest nodes until each node holds the minimum of items.
+    """Move random items from the largest nodes until each node holds the minimum of items, of which there are
+    ``nodes * minimum`` or more.
 
     With ``labels``, items of classes that the small node holds already are moved first.
-    There must be ``nodes * minimum`` items: then some node can spare one while another
-    lacks one, and each step ends the need of the small node or the surplus of a large one.
     """
     owner = owner.copy()
     sizes = np.bincount(owner, minlength=nodes)

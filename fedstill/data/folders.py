@@ -32,9 +32,8 @@ class Found:
 def map_files(folder: Path, *, masks: bool) -> Found:
     """The images of a folder, and the mask of each, which is of the same name but for the suffix.
 
-    Either ``train/images`` and ``train/masks`` with ``test/images`` and ``test/masks``, or ``images`` and
-    ``masks``; without masks the images may also lie in the folder itself. ``cases.csv`` may say more
-    (:func:`fedstill.data.tables.about`).
+    Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
+    images may also lie in the folder itself. ``cases.csv`` may say more (:func:`fedstill.data.tables.about`).
 
     Raises:
         DataError: no images, an image without a mask or of the same name as another.
@@ -82,13 +81,7 @@ def in_one_size(
     """Images, with masks of classes if they are wanted, all of one size.
 
     A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
-
-    Args:
-        folder: as :func:`map_files` takes it.
-        masks: whether each image must have one.
-        size: height and width wanted; 0: all have one size already.
-        gaps: as :func:`fedstill.data.masks.mask_classes` takes it.
-        counted: called with the number of images before any is read.
+    Arguments as :func:`fedstill.data.formats.read`.
 
     Raises:
         DataError: as :func:`map_files`, or images of different sizes or kinds; the line names the file.
@@ -111,15 +104,14 @@ def in_one_size(
 
 
 def read_folder(path: Path) -> Raw:
-    """Read a folder of images by class.
+    """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
 
-    Either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``. Classes are the names
-    of the folders, in sorted order; files that end in no image suffix are passed over. All
-    images have one size, and all are grey (1 channel) or all in colour (3; alpha is dropped).
+    Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
 
     Raises:
-        DataError: no classes, an empty class, a test class that is not in train, an image that
-            cannot be read or has another size or kind than the first; the line names the file.
+        DataError: no classes, an empty class, a test class that is not in train, an image that cannot be read
+        or
+            has another size or kind than the first; the line names the file.
     """
     if (path / "train").is_dir() and (path / "test").is_dir():
         classes = _class_names(path / "train")

@@ -26,10 +26,7 @@ def numbered(names: Iterable[object]) -> torch.Tensor:
 
 
 def limit_groups(data: TensorData, most: int) -> TensorData:
-    """At most ``most`` examples of each group, the first ones in order; the others are left out.
-
-    Which examples of a group stay depends on that group alone. A limit of 1 makes each example a unit of its
-    own, and all stay.
+    """At most ``most`` examples of each group, the first ones in order; of 1 each example is its own unit.
 
     Raises:
         ArgumentError: a limit above 1, and no groups; or one below 1.

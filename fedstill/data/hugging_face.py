@@ -29,16 +29,10 @@ def is_data_set(given: Any) -> bool:
 def tensors(
     data: Any, what: str, task: Task, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of a data set.
+    """Inputs and targets of one part, a ``datasets.Dataset``.
 
     Inputs are the column of images, or ``input_ids`` of one length; targets the one column of class labels,
-    or one that is called label, labels, mask or annotation.
-
-    Args:
-        data: one part, a ``datasets.Dataset``.
-        what: it is, the first words of an error.
-        task: what it is for.
-        mean, std: per channel; empty: 0.5, so that pixels become -1..1.
+    or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1.
 
     Raises:
         DataError: no such column or several, no rows, images of different sizes.

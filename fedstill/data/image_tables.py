@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import DataError
 from fedstill.core.imports import first_line
 from fedstill.data.images import stacked
 from fedstill.data.raw import Images, Raw, by_name
@@ -30,14 +30,12 @@ class Columns:
         image: the column of image files, from the folder of the csv; empty: of classes all other columns are
             pixels, of findings it is called image.
         group: a column that is neither pixels nor a finding; empty: none.
-        shape: of pixels; empty: one grey square.
         white: the value of white pixels; 0: pixels are normalised, and taken as they are.
     """
 
     label: str = "label"
     image: str = ""
     group: str = ""
-    shape: tuple[int, ...] = ()
     white: float = 255.0
 
 
@@ -45,15 +43,10 @@ class Columns:
 
 
 def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
-    """Images of classes: a column of labels, and either a column of image files or pixels.
-
-    Args:
-        path: of the csv.
-        columns: what they mean.
-        shape: of pixels, if the columns' is empty and these are as many.
+    """Images of classes: a column of labels, and either a column of image files or pixels of some ``shape``.
 
     Raises:
-        ArgumentError: a column that is not there, a shape that pixels do not have.
+        ArgumentError: a column that is not there.
         DataError: it cannot be read, no numbers or values out of range, images of different sizes.
     """
     found = rows(path)
@@ -77,22 +70,22 @@ def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> R
         except ValueError as error:
             raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
     numbers, classes = by_name(labels)
-    images = _files(path, files) if image is not None else _pixels(np.stack(pixels), columns, path, shape)
+    images = (
+        _files(path, files) if image is not None else _pixels(np.stack(pixels), columns.white, path, shape)
+    )
     return Raw(images, numbers, classes, columns={columns.group: np.array(groups)} if columns.group else {})
 
 
 def _pixels(
-    table: npt.NDArray[np.float32], columns: Columns, path: Path, usual: tuple[int, ...]
+    table: npt.NDArray[np.float32], white: float, path: Path, shape: tuple[int, ...]
 ) -> npt.NDArray[np.float32]:
     """Rows of pixels as images from 0 to 1, unless normalised: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
-    count, shape = table.shape[1], columns.shape or usual
-    side = round(count**0.5)
-    if not shape or (not columns.shape and np.prod(shape) != count):
+    count = table.shape[1]
+    if not shape or np.prod(shape) != count:
+        side = round(count**0.5)
+        if count == 0 or side**2 != count:
+            raise DataError(f"{path}: has {count} pixels a line: allowed is a square number of them")
         shape = (1, side, side)
-    if np.prod(shape) != count or count == 0:
-        allowed = f"channels, height and width of the {count} pixels in {path}"
-        raise ArgumentError("data.shape", list(columns.shape), allowed)
-    white = columns.white
     if white:
         bad = np.flatnonzero(~((table >= 0) & (table <= white)).all(axis=1))
         if len(bad):
@@ -118,15 +111,8 @@ def read_findings(
     """Images and findings that a csv names.
 
     Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
-    divided by ``|``, with "No Finding" for none.
-
-    Args:
-        path: of the csv.
-        columns: what they mean; None: a column each.
-        classes: names of the findings wanted, in order; those that have no column are unknown everywhere.
-            Empty: all that there are.
-        size: height and width of the images; 0: as they are, all alike.
-        counted: called with the number of images before any is read.
+    divided by ``|``, with "No Finding" for none. ``classes`` are the findings wanted, in order; those without
+    a column are unknown everywhere. Other arguments as :func:`fedstill.data.formats.read`.
 
     Raises:
         DataError: it cannot be read, a column is missing, a cell is of another form, an unknown finding, or

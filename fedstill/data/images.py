@@ -71,15 +71,10 @@ def size_of(source: Path, what: str) -> tuple[int, int]:
 
 
 def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "") -> npt.NDArray[Any]:
-    """Image files of one form: ``(N, C, H, W)``.
-
-    Args:
-        files: each with what it is, the first words of an error.
-        size: height and width that images are averaged to; 0: as they are.
-        way_out: what brings them into one form, for the error.
+    """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
     Raises:
-        DataError: one that cannot be read, or is of another form than the first.
+        DataError: one that cannot be read, or is of another form than the first, and the ``way_out``.
     """
     images: list[npt.NDArray[Any]] = []
     first = ""

@@ -13,11 +13,6 @@ CLASSIFICATION = ClassificationConfig()
 def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed: bool = True) -> DataSet:
     """Load a data set, decoded and normalised, with its test part apart.
 
-    Where the source has no split of its own, a seeded draw with the classes' shares kept is the
-    test part, and the note says so. ``train_limit`` draws from the training part alone, so the
-    test part is the same for every limit. Where examples belong to patients or pictures
-    (:attr:`DataSet.unit`), neither draw parts them.
-
     Args:
         config: which, and how much of it.
         task: what the data are for, which says what their targets are.
@@ -27,8 +22,7 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
         Inputs (N, C, H, W) float32 in [-1, 1], or token ids (N, L) int64, and the task's targets.
 
     Raises:
-        ArgumentError: data that serve other tasks, a name that is neither known nor a path, an option that
-            does nothing for this task.
+        ArgumentError: data that serve other tasks, a name that is unknown, an option that does nothing here.
         DataError: nothing found (what was looked for, and where), or data that cannot be used.
 
     >>> from fedstill.data.config import named

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.config import DATA, DataConfig
 from fedstill.tasks import Targets
 
+# What files can teach; empty: any, which its reader looks into.
+SUFFIXES: Mapping[Targets, tuple[str, ...]] = {
+    "class": (".npz",),
+    "labels": (".npz", ".csv"),
+    "map": (".npz",),
+    "image": (".npz",),
+    "instances": (".npz",),
+    "texts": (),
+}
+
 
 def located(config: DataConfig, task: str, targets: Targets) -> Path:
-    """The folder or file that a path in a configuration means.
-
-    Args:
-        config: its name is the path.
-        task: what it is read for.
-        targets: what it must teach, which says what files can.
+    """The folder or file that a path in a configuration means, for a task.
 
     Raises:
         ArgumentError: neither a name that is known nor a path.
-        DataError: no such file or folder, or a file of a kind that the task does not read.
+        DataError: no such file or folder, or a file of a kind that does not teach this.
     """
     places, name = places_of(config), config.called
-    if targets == "texts":
-        place = next((place for place in places if place.is_file()), None)
-        if place is None:
-            raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
-        return place
-    suffixes = (".npz", ".csv") if targets == "labels" else (".npz",)
-    for place in places:
-        if place.is_dir() or (place.is_file() and place.suffix in suffixes):
-            return place
-    other = next((place for place in places if place.is_file()), None)
-    if other is not None:
+    place = next((place for place in places if place.exists()), None)
+    if place is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
+        raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
+    if place is None:
+        raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
+    suffixes = SUFFIXES[targets]
+    if place.is_file() and suffixes and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
-        raise DataError(f"{other}: is no kind of file that task {task} reads: allowed is {kinds}")
-    if name.endswith(suffixes) or len(Path(name).parts) > 1:
-        kinds = ", ".join(suffixes)
-        raise DataError(f"data {name!r}: no such {kinds} or folder; looked for {listed(places)}")
-    raise ArgumentError("data.name", name, f"one of {DATA.allowed} to an .npz or a folder")
+        raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
+    return place
 
 
 def places_of(config: DataConfig) -> list[Path]:

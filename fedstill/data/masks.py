@@ -30,8 +30,8 @@ def mask_classes(
         masks: N of whole numbers, ``(H, W)`` each.
         what: they are, the first words of an error.
         names: of the classes; empty: background, foreground, or numbers where there are more.
-        gaps: whether numbers of classes without names may be missing, as where a node has not every class of
-            a federation; elsewhere one stray pixel would make classes that do not exist.
+        gaps: whether numbers of classes without names may be missing, as where a node has not every class;
+            elsewhere one stray pixel would make classes that do not exist.
         size: height and width wanted, by majority; 0: all have one size already.
         files: of each mask, for an error.
 

@@ -47,32 +47,19 @@ def read_volumes(
     gaps: bool = False,
     counted: Callable[[int], None] = lambda count: None,
 ) -> Raw:
-    """Axial slices of all cases of a folder.
+    """Axial slices of all cases of a folder: ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``.
 
     A case is ``<case>_image.nii.gz`` with ``<case>_mask.nii.gz``; or a folder ``<case>`` with one file a
-    modality, ``t1.nii.gz`` or ``<case>_t1.nii.gz``, and the mask, called mask, seg, label or segmentation.
+    modality, ``t1.nii.gz`` or ``<case>_t1.nii.gz``, and the mask (mask, seg, label or segmentation).
     Modalities, in alphabetical order, are channels, as is the fourth axis of a file that has one.
 
-    Volumes are turned to the axes of the patient, so that rows go from front to back and columns from left
-    to right. In each volume the 1st percentile becomes 0 and the 99th 1, and what is beyond is cut off.
-    Slices below the first and above the last one that shows anything are left out. With ``size`` slices are
-    filled up to squares with the darkest value, and averaged.
-
-    Args:
-        folder: with ``cases.csv``, if sites or parts are to be told (:func:`fedstill.data.tables.about`).
-        masks: whether each case must have one.
-        size: height and width; 0: as they are, all alike.
-        slices: of each volume at most, evenly spread; 0: all.
-        gaps: whether numbers of classes may be missing (:func:`fedstill.data.masks.mask_classes`).
-        counted: called with the number of slices so far, before those of a volume are resized.
-
-    Returns:
-        Images ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``, with columns patient, slice and what
-        the table says.
+    Rows go from front to back, columns from left to right. The 1st percentile of a volume becomes 0, the 99th
+    1. Slices below the first and above the last that shows anything are left out; with ``size`` they are
+    filled up to squares with the darkest value and averaged. Other arguments as
+    :func:`fedstill.data.formats.read`.
 
     Raises:
-        DataError: no nibabel, no cases, a file that cannot be read, a mask of another size, cases of
-            different modalities or slices of different sizes; the line names the file.
+        DataError: a file that cannot be read, or cases that differ; the line names the file.
     """
     found = cases(folder, masks=masks)
     told, test = about(folder, [case.name for case in found])
@@ -190,7 +177,8 @@ def _scaled(volume: Volume, file: Path) -> Volume:
 
 
 def spread(volume: Volume, most: int) -> npt.NDArray[np.int64]:
-    """Which slices of ``(X, Y, Z, C)`` are taken: ascending; 0: all that lie between what shows something.
+    """Which slices of ``(X, Y, Z, C)`` are taken, ascending: at most so many; 0: all between what shows
+    something.
 
     >>> volume = np.zeros((2, 2, 10, 1), dtype=np.float32)
     >>> volume[:, :, 2:8] = 1

@@ -16,10 +16,11 @@ from fedstill.data.private_config import PrivateConfig
 from fedstill.data.public import conform
 from fedstill.data.raw import MOST_CLASSES, Images, Raw, whole_numbers
 from fedstill.data.spec import InputSpec
+from fedstill.data.text import Labelled
 from fedstill.data.units import Ints
 
 
-def labels_in(raw: Raw, spec: InputSpec, what: str) -> Ints:
+def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
     """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
     kind, classes = spec.task.makes.kind, spec.classes
     if kind == "image" or raw.classes == classes:

@@ -82,12 +82,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     """The data set that a source and a configuration make.
 
     Where the source has no test part of its own, it is a share of the examples, or of the units of each site:
-    at least one, and never all.
-
-    Args:
-        source: what was read.
-        config: how much for testing, validation, training; the seed.
-        scaled: what is to be said of the size of pictures.
+    at least one, and never all. ``scaled`` is said of the size of pictures.
 
     Raises:
         ArgumentError: a site with one unit, or too little for validation.
@@ -171,9 +166,8 @@ def _set_aside(
 ) -> tuple[Flags, Flags, str]:
     """Which examples are for training, which figures are measured on, and what to say of it.
 
-    Without ``data.validation`` these are the two parts as they are. With it, the source's own validation part
-    takes the place of the test part, which is in neither, or else that share of each site's training units; a
-    site with one training unit keeps it.
+    Without ``data.validation`` the two parts as they are; with it the source's own validation part takes the
+    place of the test part, or else that share of each site's training units, if it has two or more.
     """
     train: Flags = ~(test | own)
     if own.any():
@@ -211,17 +205,13 @@ def of_images(
     channels: tuple[int, ...] = (),
     sites: tuple[str, ...] = (),
 ) -> DataSet:
-    """The data set that images with targets of one kind make.
+    """The data set that images with targets of one kind make, all or some of its sites.
 
     Sites with one patient cannot be parted where the source has no test part of its own, and are left out of
     maps, images and findings, which the note says.
 
     Args:
-        raw: what was read.
-        config: how much for testing, validation, training.
-        task: which, and how images are measured.
-        name: of the data set, in results.
-        note: what is to be said of it.
+        raw, config, task, name, note: what was read, how it is parted, what for, and what it is called.
         size: height and width that images are averaged down to, masks by majority; 0: as they are.
         channels: which; empty: all, and for reconstruction the first.
         sites: only these; empty: all.
@@ -270,28 +260,21 @@ def of_images(
 
 
 def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of a task.
+    """Inputs and targets of a task, of normalised images ``(N, C, H, W)`` and what was read beside them.
 
-    Args:
-        images: ``(N, C, H, W)``, normalised.
-        labels: what was read beside them: maps, of any size, become as large as the images; where the images
-            are the targets, not looked at.
-        task: which, and how images are measured.
+    Maps, of any size, become as large as the images; where the images are the targets, what is measured of
+    them are the inputs.
     """
     if task.makes.kind == "image":
-        return observed(images, task), images
+        if not len(images):
+            return images, images
+        made = task.make(1)
+        with torch.no_grad():
+            measured = torch.cat([made.observe(some) for some in torch.split(images, 256)])
+        return measured.contiguous(), images
     if labels.ndim == 3:
         labels = resized_maps(labels, images.shape[2], images.shape[3])
     return images, labels
-
-
-def observed(images: torch.Tensor, task: TaskConfig) -> torch.Tensor:
-    """What a network of a task sees of images ``(N, C, H, W)``: for reconstruction, what is measured."""
-    if not len(images):
-        return images  # nothing can be measured
-    made = task.make(1)
-    with torch.no_grad():
-        return torch.cat([made.observe(some) for some in torch.split(images, 256)]).contiguous()
 
 
 def with_channels(images: Images, channels: tuple[int, ...]) -> Images:

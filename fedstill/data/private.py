@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.imports import OWN, find, first_line, is_path
-from fedstill.data import memory
+from fedstill.data import memory, nuclei, text
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.formats import SERVING, read
@@ -30,10 +30,13 @@ from fedstill.data.guessed_task import of_arrays, other_than_classes
 from fedstill.data.image_tables import Columns
 from fedstill.data.loaders import CLASSIFICATION
 from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
+from fedstill.data.pictures import read_pictures
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec import InputSpec
+from fedstill.data.units import Ints
+from fedstill.data.words import HASH
 from fedstill.tasks import Targets, TaskConfig
 
 
@@ -45,7 +48,7 @@ def load(
     *,
     most: int = 0,
 ) -> tuple[TensorData, InputSpec]:
-    """An owner's examples, as a server declares, without those for testing.
+    """An owner's examples, as a server declares, without those for testing, and their spec.
 
     Args:
         config: where they are.
@@ -55,14 +58,9 @@ def load(
         task: what the data are for, where no spec says so; None is images of classes.
         most: bytes that they may take where the spec makes them larger; 0 is no limit.
 
-    Returns:
-        Inputs ``(N, C, H, W)`` float32, or texts ``(N, L)`` int64, and the targets of the spec's task,
-        ``(N,)`` int64 for classes, with groups if the owner names them, and their spec.
-
     Raises:
         ArgumentError: an option that cannot be followed.
-        RunNeeded: no spec, and data that are no images of classes, or do not tell the task's spec: the length
-            and vocabulary of texts, the size of patches, to which images are to be fitted, all findings.
+        RunNeeded: no spec, and data that only a run can tell the spec of.
         DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
@@ -199,7 +197,7 @@ def _read(
         slices=config.slices,
         pixels=pixels,
         gaps=True,
-        columns=Columns(config.label, config.image, config.group, config.shape, white),
+        columns=Columns(config.label, config.image, config.group, white),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
         **({} if spec is None else {"counted": partial(memory.check_examples, spec=spec, most=most)}),
@@ -244,14 +242,23 @@ def _function(config: PrivateConfig, folder: Path) -> Any:
 def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
     """The training examples of what was read, in the server's spec."""
     memory.check_examples(len(raw.images), spec, most)
-    groups = groups_of(raw.columns, config)
-    rows = np.arange(len(raw.images)) if raw.test is None else np.flatnonzero(raw.test == 0)
-    if len(rows) == 0:
-        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+    rows, groups = _training(raw, config, what)
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
     labels = torch.from_numpy(labels_in(raw, spec, what))
     inputs, targets = taught(inputs_in(raw.images, config, spec, what), labels, spec.task)
-    return TensorData(inputs, targets, None if groups is None else groups[torch.from_numpy(rows)])
+    return TensorData(inputs, targets, groups)
+
+
+def _training(
+    source: Raw | text.Labelled, config: PrivateConfig, what: str
+) -> tuple[Ints, torch.Tensor | None]:
+    """The rows that are not for testing, and whose each of them is."""
+    groups = groups_of(source.columns, config)
+    count = len(source.labels)
+    rows = np.arange(count) if source.test is None else np.flatnonzero(source.test == 0)
+    if len(rows) == 0:
+        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+    return rows, None if groups is None else groups[torch.from_numpy(rows)]
 
 
 # --- tensors, pictures, texts -------------------------------------------------------------------------
@@ -284,9 +291,6 @@ def _tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> T
 
 def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
     """Patches of the spec's size that cover an owner's pictures."""
-    from fedstill.data import nuclei
-    from fedstill.data.pictures import read_pictures
-
     channels, height, width = spec.shape
     if (channels, height) != (3, width):
         raise DataError(f"{what}: the server declares {spec.shape}: allowed are square patches in colour")
@@ -310,9 +314,6 @@ def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, mos
 
 def _texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
     """An owner's texts, with the ids that the server's words have."""
-    from fedstill.data import text
-    from fedstill.data.words import HASH
-
     source = text.read_table(path)
     memory.check_examples(len(source.texts), spec, most)
     how = config.vocabulary or HASH
@@ -321,13 +322,7 @@ def _texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: 
     if vocabulary != spec.vocabulary:
         told = f"{how!r} gives {vocabulary} ids: allowed are {spec.vocabulary}, as the server has"
         raise DataError(f"{what}: {told}")
-    labels, unknown = source.labels, next((name for name in source.classes if name not in spec.classes), None)
-    if unknown is None:
-        labels = np.array([spec.classes.index(name) for name in source.classes], dtype=np.int64)[labels]
-    elif not unknown.isdecimal() or len(source.classes) > len(spec.classes):
-        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(spec.classes)}")
-    groups = groups_of(source.columns, config)
-    rows = np.arange(len(labels)) if source.test is None else np.flatnonzero(~source.test)
+    rows, groups = _training(source, config, what)
+    labels = torch.from_numpy(labels_in(source, spec, what))
     chosen = torch.from_numpy(rows)
-    groups = None if groups is None else groups[chosen]
-    return TensorData(torch.from_numpy(ids)[chosen], torch.from_numpy(labels)[chosen], groups)
+    return TensorData(torch.from_numpy(ids)[chosen], labels[chosen], groups)

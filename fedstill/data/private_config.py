@@ -39,9 +39,6 @@ class PrivateConfig:
     image: str = ""
     """csv: the column of image files, from the folder of the csv; if empty, all other columns are pixels."""
 
-    shape: tuple[int, ...] = ()
-    """csv of pixels: channels, height and width; if empty, as the server declares, else one grey square."""
-
     white: float = 255.0
     """csv of pixels: the value of white; black is 0."""
 
@@ -65,8 +62,6 @@ class PrivateConfig:
             raise ArgumentError(
                 "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
             )
-        if self.shape and (len(self.shape) != 3 or min(self.shape) < 1):
-            raise ArgumentError("data.shape", list(self.shape), "channels, height and width, each 1 or more")
         if not 0 < self.white < float("inf"):
             raise ArgumentError("data.white", self.white, "a number above 0")
         if self.slices < 0 or (self.slices and self.source != "nifti"):

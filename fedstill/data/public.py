@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.data.config import DATA, named
 from fedstill.data.loaders import CLASSIFICATION, load
-from fedstill.data.preparation import observed, taught
+from fedstill.data.preparation import taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
@@ -91,14 +91,6 @@ def load_public(
 
     Both follow from the configuration and the data alone, so all methods meet the same.
 
-    Args:
-        config: which public data.
-        data: the private data.
-        task: what they are for.
-
-    Returns:
-        The training part for the nodes, all of it unless a share is held out, and the public data or None.
-
     Raises:
         ArgumentError: the private data themselves are named, or a name that is not known.
         DataError: nothing found, or images that cannot be brought into the private data's form.
@@ -116,8 +108,7 @@ def load_public(
 def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     """Which training examples are left for the nodes, and which are public if a share is held out.
 
-    Where examples belong to patients or pictures (:attr:`DataSet.unit`), these are held out whole, the
-    sites' shares kept too, so that nobody is both public and at a node.
+    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too.
 
     Raises:
         ArgumentError: a share that leaves nothing on one side.
@@ -208,17 +199,10 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> Tas
 
 
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
-    """Images of one data set in the form of another one's: its channels, size and normalisation.
+    """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalisation.
 
     Grey becomes colour by repetition and colour grey by luminance; images are resized bilinearly, with
     antialiasing where they shrink.
-
-    Args:
-        inputs: of ``source``, ``(N, C, H, W)``, normalised as its images are.
-        source, target: say the forms.
-
-    Returns:
-        ``(N, C', H', W')``, normalised as the target's images are.
 
     Raises:
         DataError: a number of channels that cannot be had from the other one.
@@ -270,31 +254,20 @@ def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _column(data.mean)) / _column(data.std)
+    note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
     if task.makes.kind == "image":
-        return Public(NOISE, observed(inputs, task), inputs, _generated(count, config))
-    return Public(NOISE, inputs, None, _generated(count, config))
-
-
-def _generated(count: int, config: PublicConfig) -> str:
-    return f"{count} images generated from noise with seed {config.seed}: no data were needed"
+        return Public(NOISE, *taught(inputs, inputs, task), note)
+    return Public(NOISE, inputs, None, note)
 
 
 def smooth_fields(
     count: int, channels: int, height: int, width: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Random images with what natural ones have in common: structure at every scale, directions, edges.
+    """Pixels ``(count, channels, H, W)`` in [0, 1] with what natural images have: scales, directions, edges.
 
-    Each is a weighted sum of smooth random fields, from two cells across to one a pixel. A field is
-    stretched in a random direction; how the scales are weighed, how hard the edges are, how much the
-    channels differ, contrast and brightness are drawn for each image.
-
-    Args:
-        count: images.
-        channels, height, width: of each.
-        generator: of all draws, on the CPU.
-
-    Returns:
-        Pixels ``(count, channels, H, W)`` in [0, 1].
+    Each is a weighted sum of smooth random fields, from two cells across to one a pixel. A field is stretched
+    in a random direction; how the scales are weighed, how hard the edges are, how much the channels differ,
+    contrast and brightness are drawn for each image.
     """
 
     def uniform(low: float, high: float, *shape: int) -> torch.Tensor:

@@ -14,14 +14,9 @@ BLOCK = 64  # images at once
 
 
 def resized(images: Pixels, height: int, width: int) -> npt.NDArray[np.float32]:
-    """Images of another size, each pixel the mean of the area that it covers: a box average.
+    """Images ``(N, C, H, W)`` of another size, each pixel the mean of the area that it covers: a box average.
 
-    Args:
-        images: ``(N, C, H, W)``, uint8 (then 255 becomes 1) or floats.
-        height, width: wanted. Where they are larger pixels are repeated.
-
-    Returns:
-        ``(N, C, height, width)``.
+    Bytes become floats, 255 becoming 1; where the size is larger pixels are repeated.
 
     >>> resized(np.array([[[[0, 1], [2, 3]]]], dtype=np.float32), 1, 1).item()
     1.5
@@ -35,15 +30,10 @@ def resized(images: Pixels, height: int, width: int) -> npt.NDArray[np.float32]:
 
 
 def resized_maps(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Maps of another size: each pixel is the class that most of its area has, of equals the highest.
+    """Maps ``(N, H, W)`` of another size: each pixel is the class that most of its area has, of equals the
+    highest.
 
     So a pixel half of which is tumour is tumour.
-
-    Args:
-        maps: ``(N, H, W)`` int64.
-
-    Returns:
-        ``(N, height, width)`` int64.
 
     >>> resized_maps(torch.tensor([[[0, 1, 0, 0], [0, 1, 0, 2]]]), 1, 2).tolist()
     [[[1, 0]]]
@@ -74,10 +64,6 @@ def nearest(instances: npt.NDArray[np.int32], height: int, width: int) -> npt.ND
 
 def places(height: int, width: int, patch: int) -> list[tuple[int, int]]:
     """Upper left corners of the fewest square patches that cover a picture, evenly spread, by rows.
-
-    Args:
-        height, width: of the picture, each at least ``patch``.
-        patch: side.
 
     >>> places(256, 320, 256)
     [(0, 0), (0, 64)]

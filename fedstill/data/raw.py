@@ -49,11 +49,7 @@ class Raw:
 def from_arrays(
     path: Path, arrays: Mapping[str, Column], targets: Targets, *, pixels: bool = True, gaps: bool = False
 ) -> Raw:
-    """Arrays by name, checked: ``images``, and what they teach.
-
-    ``labels`` are names or numbers of classes ``(N,)``, or findings ``(N, C)`` of -1 (unknown), 0 and 1;
-    ``masks`` ``(N, H, W)`` are whole numbers. ``classes`` names classes or findings, ``split`` is 0 (train),
-    1 (test) or 2 (validation), all other ``(N,)`` arrays are columns: ``patient`` and ``site`` are heeded.
+    """Arrays by name, as :meth:`fedstill.data.ArrayData.arrays` gives them, checked for what they teach.
 
     Args:
         path: where they come from, for errors.

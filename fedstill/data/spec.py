@@ -80,11 +80,8 @@ class InputSpec:
 
     @classmethod
     def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> InputSpec:
-        """The spec that JSON values describe.
-
-        Args:
-            table: the values, as somebody sent them.
-            tasks: names that may be looked up beside the package's own. Nothing is imported for any other.
+        """The spec that JSON values describe; nothing is imported for names beside the package's own and
+        ``tasks``.
 
         Raises:
             ArgumentError: they do not describe one.
@@ -96,12 +93,8 @@ class InputSpec:
 def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
     """Refuse a spec that somebody sent, before it is read, if reading it would import a stranger's task.
 
-    Args:
-        spec: as JSON values.
-        tasks: names that may be looked up beside the package's own.
-
     Raises:
-        ArgumentError: it names none of these, or is no spec.
+        ArgumentError: it names neither one of the package's own nor one of ``tasks``, or is no spec.
     """
     task = spec.get("task") if isinstance(spec, Mapping) else None
     if not isinstance(task, Mapping):

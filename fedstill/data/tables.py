@@ -64,11 +64,7 @@ def column_of(header: Sequence[str], name: str, option: str, path: Path) -> int:
 
 
 def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
-    """A table by columns.
-
-    Args:
-        path: of the file.
-        needed: columns that it must have.
+    """A table by columns, some of which it must have.
 
     Raises:
         DataError: as :func:`rows`; a column is missing, or two have one name.
@@ -86,10 +82,7 @@ def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
 def told_part(table: dict[str, list[str]], path: Path, dev: bool = False) -> npt.NDArray[np.bool_] | None:
     """Which rows are for testing, by a column "split", which is taken out; None where there is none.
 
-    Args:
-        table: by columns.
-        path: of its file, for errors.
-        dev: a source's own validation part is for training, too, as is usual with texts.
+    With ``dev`` a source's own validation part is for training, too, as is usual with texts.
 
     Raises:
         DataError: a cell that says neither training nor testing.
@@ -110,10 +103,6 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
 
     The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. Further columns of
     numbers are numbers, so that nodes can be made by their order.
-
-    Args:
-        folder: which may have none.
-        names: the cases found, ``(N,)``.
 
     Raises:
         DataError: a table without names, or that does not name one of the cases, or names one twice.

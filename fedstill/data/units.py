@@ -21,9 +21,9 @@ Ints = npt.NDArray[np.int64]
 def labels_of(targets: torch.Tensor) -> Ints:
     """One label an example, to draw or divide examples by: ``(N,)``.
 
-    Of class indices ``(N,)`` themselves. Of findings ``(N, C)`` one more than the rarest finding of the
-    example, 0 where it has none (FedKD, multi-label: "the most infrequent one"). Of maps ``(N, H, W)`` the
-    class above 0 with the most pixels, 0 where all is background. Of images, which have no classes, 0.
+    Of findings ``(N, C)`` one more than the rarest finding of the example, 0 where it has none (FedKD: "the
+    most infrequent one"); of maps ``(N, H, W)`` the largest class above 0; of images, which have no classes,
+    0.
 
     >>> labels_of(torch.tensor([[1, 0, 0], [1, 0, 1], [0, -1, 0]])).tolist()
     [1, 3, 0]
@@ -52,11 +52,7 @@ def labels_of(targets: torch.Tensor) -> Ints:
 def unit_labels(labels: Ints, of: Ints) -> Ints:
     """The label of each unit: of those that its examples have, the one that the fewest examples have.
 
-    Args:
-        labels: of each example, ``(N,)``.
-        of: each example's unit, ``(N,)`` in 0..U-1, each of which occurs.
-
-    >>> unit_labels(np.array([0, 0, 0, 1, 0]), np.array([0, 0, 1, 1, 2])).tolist()
+    >>> unit_labels(np.array([0, 0, 0, 1, 0]), np.array([0, 0, 1, 1, 2])).tolist()  # labels, and units from 0
     [0, 1, 0]
     """
     kinds, place, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -76,29 +72,16 @@ def strata(labels: Ints, columns: Mapping[str, Column]) -> Ints:
 
 
 def stratified(labels: npt.NDArray[Any], count: int, generator: np.random.Generator) -> Ints:
-    """``count`` random examples in which each class has the share that it has among all.
+    """``count`` random examples of N, ascending, in which each class has the share that it has among all.
 
-    Each class gets its exact share rounded down; what is left goes, one each, to the classes
-    with the largest remainders (ties at random).
-
-    Args:
-        labels: (N,) class of each example.
-        count: 0..N.
-        generator: the only source of randomness.
-
-    Returns:
-        (count,) ascending indices into labels.
-
-    Raises:
-        ArgumentError: count is not in 0..N.
+    Each class gets its exact share rounded down; what is left goes, one each, to the classes with the largest
+    remainders (ties at random).
 
     >>> labels = np.array([0] * 6 + [1] * 3)
     >>> labels[stratified(labels, 3, np.random.default_rng(0))].tolist()
     [0, 0, 1]
     """
     total = len(labels)
-    if not 0 <= count <= total:
-        raise ArgumentError("count", count, f"a whole number in 0..{total}")
     kinds, sizes = np.unique(labels, return_counts=True)
     quota, remainder = sizes * count // max(total, 1), sizes * count % max(total, 1)
     ranking = np.lexsort((generator.random(len(kinds)), -remainder))
@@ -122,19 +105,11 @@ def whole(labels: npt.NDArray[Any], unit: Column, count: int, generator: np.rand
         count: 1..N.
         generator: the only source of randomness.
 
-    Returns:
-        Ascending indices into labels.
-
-    Raises:
-        ArgumentError: count is not in 1..N.
-
     >>> patients = np.array(["a", "a", "b", "b", "b", "c"])
     >>> taken = patients[whole(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))].tolist()
     >>> all(taken.count(name) in (0, list(patients).count(name)) for name in "abc") and 1 <= len(taken) <= 4
     True
     """
-    if not 1 <= count <= len(labels):
-        raise ArgumentError("count", count, f"a whole number in 1..{len(labels)}")
     of, sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]
     kinds = unit_labels(labels, of)  # (U,)
     place = np.empty(len(sizes))
@@ -152,14 +127,7 @@ def drawn_units(
     """A share of the units of each site, at least one of each and never all: which examples, ``(N,)``.
 
     Within a site the units' labels keep their shares as far as whole units allow. A unit of several sites is
-    drawn with all of its examples, and counts at each of them.
-
-    Args:
-        labels: of each example.
-        unit: of which unit each example is.
-        sites: where each example is from; None: all from one place.
-        share: of the units, above 0 and below 1.
-        generator: the only source of randomness.
+    drawn with all of its examples, and counts at each of them. Without ``sites`` all are from one place.
 
     Raises:
         ArgumentError: a site with one unit.

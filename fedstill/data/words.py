@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ class Texts:
         words: W different words.
         at: all texts' words one behind another, as places in ``words``, ``(T,)``.
         lengths: words of each text, ``(N,)``; together T.
-        sentences: the texts as they were; empty where the source has words only.
+        sentences: the texts as they were, for tokenizers that part them in another way.
     """
 
     words: Sequence[str]
@@ -47,21 +46,9 @@ class Texts:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def written(self, unknown: str) -> list[str]:
-        """Each text in one piece; ``unknown`` stands for words that the source does not tell."""
-        if self.sentences:
-            return list(self.sentences)
-        words = [word or unknown for word in self.words]
-        ends = np.cumsum(self.lengths)
-        places = np.split(self.at, ends[:-1]) if len(ends) else []
-        return [" ".join(words[place] for place in text.tolist()) for text in places]
-
     def padded(self, ids: Ids, length: int) -> Ids:
-        """Texts as token ids ``(N, length)``, cut or filled with padding.
-
-        Args:
-            ids: the id of each of ``words``, ``(W,)``.
-            length: L.
+        """Texts as token ids ``(N, length)`` by the ids ``(W,)`` of :attr:`words`, cut or filled with
+        padding.
 
         >>> Texts(["a", "b"], np.array([0, 1, 1, 0]), np.array([3, 0, 1])).padded(np.array([7, 9]), 2)
         array([[7, 9],
@@ -97,8 +84,7 @@ def texts_of(sentences: Sequence[str]) -> Texts:
 def hashed(words: Iterable[str], buckets: int) -> Ids:
     """Ids 1..buckets of words by their CRC-32: the same everywhere, whatever other words there are.
 
-    Words that meet in a bucket are one word to a model. A word cannot be read back from its id, but who
-    guesses it can check the guess: hashing needs no vocabulary, it does not hide text.
+    Who guesses a word can check the guess: hashing needs no vocabulary, it does not hide text.
 
     >>> hashed(["good", "bad", "good"], 8192).tolist()
     [3731, 6652, 3731]
@@ -116,17 +102,6 @@ def looked_up(words: Iterable[str], vocabulary: Sequence[str]) -> Ids:
     return np.fromiter((place.get(word, UNKNOWN) for word in words), dtype=np.int64)
 
 
-def frequent(texts: Texts, most: int) -> list[str]:
-    """The most frequent words of texts, which must be public; of equally frequent ones in order.
-
-    >>> frequent(texts_of(["b a", "b c", "c b"]), 2)
-    ['b', 'c']
-    """
-    counts = Counter(dict(enumerate(np.bincount(texts.at, minlength=len(texts.words)).tolist())))
-    known = [(-count, texts.words[place]) for place, count in counts.items() if count and texts.words[place]]
-    return [word for _, word in sorted(known)[:most]]
-
-
 def read_words(path: Path) -> list[str]:
     """A vocabulary from a file of one word a line, each taken once, in lower case.
 
@@ -137,7 +112,7 @@ def read_words(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        known = f"{HASH}, a data set with a name, a file of one word a line, or hf:folder"
+        known = f"{HASH}, a file of one word a line, or hf:folder"
         raise ArgumentError("data.vocabulary", str(path), known) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text: allowed is one word a line") from error

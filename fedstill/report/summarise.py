@@ -102,7 +102,7 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[Entry]) -> 
     count = split.nodes or next(filter(None, known), None)
     nodes = f"{count} nodes, " if count else ""
     parts = [
-        f"{data.called}, {nodes}{split.about}",
+        f"{data.title or data.called}, {nodes}{split.about}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]

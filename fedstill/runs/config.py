@@ -22,6 +22,7 @@ from annotated_types import MinLen
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.imports import look_in
 from fedstill.core.registry import check_named
 from fedstill.core.tables import as_table, read_table
 from fedstill.data.config import DataConfig
@@ -187,6 +188,10 @@ class RunConfig(Checked):
     paper: tuple[PaperFigure, ...] = ()
     """Published figures of this setting, which `fedstill compare` prints beside ours."""
 
+    plugins: tuple[str, ...] = ()
+    """Folders in which `module:Name` is looked for, beside the current one and what is installed. A file that
+    names what lies beside it has its own folder here."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -237,6 +242,7 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         UnknownName: a key or a method that does not exist.
         ArgumentError: a value of the wrong type or outside what is allowed.
     """
+    look_in(table.get("plugins", ()))
     return read_table(RunConfig, {"method": {}, **table})
 
 

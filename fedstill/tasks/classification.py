@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData, check_classification
+from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.softmax import SoftmaxTask
 from fedstill.tasks.task import Figure
@@ -20,10 +20,6 @@ class Classification(SoftmaxTask):
     name = "classification"
     figures = (Figure("accuracy", "Accuracy"),)
     kind = "class"
-
-    def check(self, data: TensorData, what: str) -> None:
-        """Refuse data that cannot be learned from (shapes, NaN, labels outside the classes)."""
-        check_classification(data, self.classes, what)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Cross-entropy of G models on G batches: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``.

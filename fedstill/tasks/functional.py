@@ -42,13 +42,10 @@ def mean_entropy(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-    """FedIOD Eq. 4: generalised Jensen-Shannon divergence of the nodes' predictions, in nats.
+    """FedIOD Eq. 4: generalised Jensen-Shannon divergence of the nodes' predictions ``(K, B, C, ...)``, in
+    nats.
 
-    Between 0 (all agree) and the entropy of ``pi`` (all certain, all different).
-
-    Args:
-        answers: logits ``(K, B, C, ...)``.
-        pi: the nodes' weights ``(K,)``, summing to 1.
+    Between 0 (all agree) and the entropy of ``pi`` (K,) (all certain, all different).
     """
     q_mean = torch.tensordot(pi, answers.softmax(2), dims=([0], [0]))  # (B, C, ...)
     return entropy_of(q_mean, 1).mean() - mean_entropy(answers, pi)
@@ -57,12 +54,11 @@ def divergence(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
 def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
     """FedIOD Eq. 8, normalised over nodes: how much each node is listened to, per class and input.
 
-    Where no node weighs a class (none holds an example of it) all nodes weigh the same.
+    Where no node holds an example of a class all weigh the same there.
 
     Args:
         counts: how many examples of each class each node holds, ``(K, C)``, not negative.
-        ratio: the critic factor ``D_k(x) / E D_k(x')``, ``(K, B)``, or None for the published code's
-            weights by counts alone.
+        ratio: the critic factor ``D_k(x) / E D_k(x')``, ``(K, B)``; None: by counts alone, as published code.
 
     Returns:
         ``(K, B, C)``, or ``(K, 1, C)`` without a ratio; sums to 1 over the nodes.
@@ -79,22 +75,18 @@ def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch
 
 
 def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = AGREEING) -> torch.Tensor:
-    """Listen to the nodes that hold the classes which, as all agree, the input shows.
+    """Listen to the nodes that hold the classes which, as all agree, the input shows: ``(B, C, ...)``.
 
     A node of few classes is sure of one of them on any input, and class weights let its vote count fully
-    there, since it does hold that class. So nodes are weighed as wholes: ``share_k ~ sum_c pi_k^c p^c``,
-    and p is what the nodes so weighed say, ``p = sum_k share_k q_k``; starting from the mean of
-    log-probabilities, a few turns. Each is one step of a Markov chain over nodes, in which a node hands its
-    say on to the nodes that hold the classes it names. No gradient flows through the shares. fedstill's own,
-    measured in ``docs/methods/fediod.md``; not in the papers.
+    there, since it does hold that class. So nodes are weighed as wholes: ``share_k ~ sum_c pi_k^c p^c``, and
+    p is what the nodes so weighed say, ``p = sum_k share_k q_k``; starting from the mean of
+    log-probabilities, a few turns. No gradient flows through the shares. fedstill's own
+    (``docs/methods/fediod.md``); not in the papers.
 
     Args:
         log_q: the nodes' log-probabilities ``(K, B, C, ...)``.
         weights: pi_k(x), of equal rank, ``(K, B or 1, C, ...)``.
         turns: how often say is handed on, 1 or more.
-
-    Returns:
-        Log-probabilities ``(B, C, ...)``.
     """
     with torch.no_grad():
         share = _knowing(weights, (weights * log_q).sum(0).softmax(1))  # (K, B, 1, ...)
@@ -121,15 +113,10 @@ def log_mixture(log_q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def distance(student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
-    """FedIOD Eq. 6 and 10: how far the student is from the ensemble, one value an example.
+    """FedIOD Eq. 6 and 10: how far the student is from the ensemble, one value an example of ``(B, C, ...)``.
 
-    For finite tau, ``tau^2 KL(p_tau(target) || p_tau(student))``. For infinite tau its limit, half
-    the mean squared difference of the logits after each one's mean is taken away (softmax does not
-    see that mean), as Hinton et al. 2015 derive.
-
-    Args:
-        student, target: logits ``(B, C, ...)``.
-        tau: temperature, above 0, or ``math.inf``.
+    For finite tau, ``tau^2 KL(p_tau(target) || p_tau(student))``. For infinite tau its limit, half the mean
+    squared difference of the logits after each one's mean is taken away (Hinton et al. 2015).
 
     >>> s, t = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.0, 0.0]])
     >>> distance(s, t, math.inf), distance(s, t, 1e3)

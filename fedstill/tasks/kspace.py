@@ -17,13 +17,9 @@ SEED = 0  # of the mask: the same in every run, at every node and at the server
 
 
 def lines(width: int, acceleration: int, centre: float, seed: int = SEED) -> torch.Tensor:
-    """Which lines of k-space are measured: ``(width,)`` bool, the zero frequency in the middle.
+    """Which of ``width`` lines of k-space are measured: ``(width,)`` bool, the zero frequency in the middle.
 
-    Args:
-        width: lines in all, one a column of the image.
-        acceleration: one line of so many is measured.
-        centre: the share of all lines, in the middle, that always is.
-        seed: of the others.
+    One line in ``acceleration`` is; a share ``centre`` of all, in the middle, always, the others by ``seed``.
 
     Raises:
         ArgumentError: the centre alone has more lines than may be measured.
@@ -46,16 +42,9 @@ def lines(width: int, acceleration: int, centre: float, seed: int = SEED) -> tor
 
 
 def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
-    """The zero-filled image, ``|F^-1(mask F(x))|``: what is not measured is taken to be 0.
+    """The zero-filled image, ``|F^-1(mask F(x))|``, of pixels ``(..., H, W)`` from 0 and lines ``(W,)``.
 
     Differentiable; F is orthonormal, so that nothing gets more energy than it had.
-
-    Args:
-        images: ``(..., H, W)`` real, pixels from 0.
-        measured: ``(W,)`` bool, as of :func:`lines`.
-
-    Returns:
-        The magnitude, of the same shape, from 0.
     """
     keep = torch.fft.ifftshift(measured).to(images.device)  # zero frequency first, as torch has it
     found: torch.Tensor = torch.fft.ifft2(torch.fft.fft2(images, norm="ortho") * keep, norm="ortho").abs()

@@ -9,57 +9,19 @@ import torch
 import torch.nn.functional as F
 from annotated_types import Interval
 
-from fedstill.core.dataset import TensorData, check_images
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks.softmax import SoftmaxTask
 
 SMOOTH = 1.0  # pixels: keeps the soft Dice of an image without a class defined, and its slope finite
 
 
-def check_maps(data: TensorData, classes: int, what: str) -> None:
-    """Refuse data that a network for images and a class a pixel cannot take.
-
-    Args:
-        data: inputs (N, C, H, W) float32, finite, H and W multiples of 4; targets (N, H, W) int64 in
-            0..classes-1. Not every class need occur.
-        classes: number of classes.
-        what: what the data is, the first words of an error.
-
-    Raises:
-        DataError: naming the first of these that does not hold.
-
-    >>> check_maps(TensorData(torch.zeros(2, 1, 4, 8), torch.tensor([0, 1])), 2, "train")
-    Traceback (most recent call last):
-    ...
-    fedstill.core.errors.DataError: train: targets are int64 of shape (2,): allowed is int64 of shape ...
-    """
-    check_images(data, what)
-    targets, shape = data.targets, (len(data.inputs), *data.inputs.shape[2:])
-    if targets.dtype != torch.int64 or targets.shape != shape:
-        form = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
-        raise DataError(f"{what}: targets are {form}: allowed is int64 of shape {shape}")
-    outside = (targets < 0) | (targets >= classes)
-    if outside.any():
-        first = int(outside.flatten(1).any(1).nonzero()[0])
-        value = int(targets[first][outside[first]][0])
-        raise DataError(
-            f"{what}: class {value} in the map of example {first} is outside 0..{classes - 1} "
-            f"({int(outside.sum())} such pixels in all)"
-        )
-
-
 def soft_dice_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """One minus the Dice of probabilities, each image by itself, the mean over all classes but the first.
+    """One minus the Dice of probabilities, each image by itself, the mean over all classes but the first:
+    ``(B,)``.
 
-    ``1 - (2 sum p y + 1) / (sum p + sum y + 1)`` over an image's pixels: one pixel more on both sides of the
-    fraction keeps it defined where an image has nothing of a class.
-
-    Args:
-        outputs: logits ``(B, C, H, W)``, C from 2 up.
-        targets: ``(B, H, W)`` int64.
-
-    Returns:
-        ``(B,)`` in 0..1.
+    ``1 - (2 sum p y + 1) / (sum p + sum y + 1)`` over the pixels of logits ``(B, C, H, W)`` and ``(B, H,
+    W)``: the pixel more keeps it defined where an image has nothing of a class.
     """
     p = outputs.softmax(1)[:, 1:].flatten(2)  # (B, C - 1, H * W)
     classes = torch.arange(1, outputs.shape[1], device=outputs.device).view(1, -1, 1)
@@ -93,22 +55,11 @@ class MapTask(SoftmaxTask):
         self.class_weights = None if class_weights is None else torch.tensor(class_weights)
         self.dice = dice
 
-    def check(self, data: TensorData, what: str) -> None:
-        """Refuse data that cannot be learned from: see :func:`check_maps`."""
-        check_maps(data, self.classes, what)
-
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Cross-entropy, a mean over pixels, plus :attr:`dice` times :func:`soft_dice_loss`.
 
-        A pixel weighs as much as its class does, whatever else is in its image or batch. ``smoothing`` is
-        the share of a pixel's target that the cross-entropy spreads evenly over all classes.
-
-        Args:
-            outputs: of G models on G batches, ``(G, B, C, H, W)``.
-            targets: ``(G, B, H, W)``.
-
-        Returns:
-            ``(G,)``.
+        Of G models on G batches, ``(G, B, C, H, W)`` and ``(G, B, H, W)`` to ``(G,)``. A pixel weighs as much
+        as its class does, whatever else is in its image or batch.
         """
         logits, truth = outputs.flatten(0, 1), targets.flatten(0, 1)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device, logits.dtype)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData, check_images
-from fedstill.core.errors import DataError
+from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import functional
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Task
@@ -42,25 +41,6 @@ class MultiLabel(Task):
     def __init__(self, classes: int) -> None:
         super().__init__(classes)
         self.counted = classes  # a record may have every label
-
-    def check(self, data: TensorData, what: str) -> None:
-        """Refuse images or labels that cannot be learned from.
-
-        Raises:
-            DataError: images as for classification; targets other than ``(N, C)`` int64 in -1, 0, 1.
-        """
-        check_images(data, what)
-        targets, shape = data.targets, (len(data), self.classes)
-        if targets.dtype != torch.int64 or tuple(targets.shape) != shape:
-            found = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
-            raise DataError(f"{what}: targets are {found}: allowed is int64 of shape {shape}")
-        wrong = torch.nonzero((targets < UNKNOWN) | (targets > 1))
-        if len(wrong):
-            row, label = wrong[0].tolist()
-            raise DataError(
-                f"{what}: label {label} of example {row} is {int(targets[row, label])}: allowed are "
-                f"1 (there), 0 (absent) and -1 (unknown) ({len(wrong)} such labels in all)"
-            )
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Binary cross-entropy of G models on G batches: ``(G, B, C)`` twice to ``(G,)``.
@@ -92,13 +72,6 @@ class MultiLabel(Task):
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
         return -_entropy_of(ensembled.sigmoid().mean(0)).mean()
-
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-        """omega_k^c, FedKD Eq. 1: a node's share of the examples that have a label: ``(K, B or 1, C)``.
-
-        Labels that no node's example has: all weigh the same.
-        """
-        return functional.importance(counts, ratio)
 
     def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-odds of the weighted mean probability.

@@ -11,16 +11,11 @@ BRIGHTEST = 99.0  # per cent: where the range ends, as single bright pixels woul
 
 
 def outline(images: torch.Tensor) -> torch.Tensor:
-    """Which pixels are of the imaged body: its largest piece, with all holes filled.
+    """Which pixels are of the imaged body: its largest piece, with all holes filled: ``(N, H, W)`` uint8, 1
+    inside.
 
-    A channel is scaled to its own range in that image, and the median over channels decides, so that one
-    sequence with a raised background does not.
-
-    Args:
-        images: ``(N, C, H, W)``, of any scale: air is darkest.
-
-    Returns:
-        ``(N, H, W)`` uint8 on the images' device: 1 in the body, 0 outside; an image of one value has none.
+    A channel of ``(N, C, H, W)`` is scaled to its own range in that image, and the median over channels
+    decides, so that one sequence with a raised background does not. An image of one value has no body.
 
     >>> image = torch.zeros(1, 1, 5, 5)
     >>> image[0, 0, 1:4, 1:4] = 1.0

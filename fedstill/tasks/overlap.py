@@ -70,14 +70,8 @@ def specificity(pixels: Overlap) -> torch.Tensor:
 def hd95(prediction: Mask, truth: Mask) -> float:
     """95% quantile of the distances between two outlines, in pixels: FedIOD Eq. 13 with the quantile for sup.
 
-    An outline is the pixels of a mask beside one that is not of it, or at the picture's edge; the larger of
-    both directions counts, as in MONAI.
-
-    Args:
-        prediction, truth: ``(H, W)``.
-
-    Returns:
-        0 for equal masks; NaN if both are empty, infinity if one is.
+    An outline is the pixels of a mask ``(H, W)`` beside one that is not of it, or at the picture's edge; the
+    larger of both directions counts, as in MONAI. NaN if both masks are empty, infinity if one is.
 
     >>> a, b = np.zeros((4, 8), dtype=bool), np.zeros((4, 8), dtype=bool)
     >>> a[1, 1] = b[1, 6] = True

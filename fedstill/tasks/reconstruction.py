@@ -16,9 +16,9 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Interval
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.tasks import fidelity, functional, kspace
+from fedstill.tasks import fidelity, kspace
 from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.outline import outline
@@ -65,32 +65,20 @@ class Reconstruction(Task):
         self.acceleration, self.centre = acceleration, centre
 
     def check(self, data: TensorData, what: str) -> None:
-        """Refuse anything but images of one channel, in -1..1, with their undersampled twins.
-
-        Args:
-            data: inputs and targets ``(N, 1, H, W)`` float32, H and W multiples of 4 and 8 or more.
-            what: what the data are, the first words of an error.
+        """Refuse anything but images ``(N, 1, H, W)`` in -1..1, H and W 8 or more, with their undersampled
+        twins.
 
         Raises:
-            DataError: naming the first fault.
+            DataError: naming the first fault; begins with ``what``.
         """
-        for part, images in (("inputs", data.inputs), ("targets", data.targets)):
-            if images.dtype != torch.float32 or images.ndim != 4 or images.shape[1] != 1:
-                form = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
-                raise DataError(f"{what}: {part} are {form}: allowed is float32 of shape (N, 1, H, W)")
-            broken = torch.nonzero(~torch.isfinite(images).flatten(1).all(dim=1)).flatten()
-            if len(broken):
-                first = int(broken[0])
-                raise DataError(f"{what}: {len(broken)} {part} hold NaN or infinity, the first is {first}")
-        if data.inputs.shape != data.targets.shape:
+        check_inputs(data, what)
+        check_inputs(TensorData(data.targets, data.inputs), f"{what}: targets as inputs")
+        if data.inputs.shape != data.targets.shape or data.inputs.shape[1] != 1:
             pair = f"{tuple(data.inputs.shape)} and {tuple(data.targets.shape)}"
-            raise DataError(f"{what}: inputs and targets are {pair}: allowed are equal shapes")
-        if len(data) == 0:
-            raise DataError(f"{what}: there are no examples: allowed is one or more")
+            raise DataError(f"{what}: inputs and targets are {pair}: allowed are equal ones, (N, 1, H, W)")
         height, width = data.inputs.shape[2:]
-        if height % 4 or width % 4 or min(height, width) < 8:
-            allowed = "heights and widths from 8 up that 4 divides"
-            raise DataError(f"{what}: images are {height} x {width}: allowed are {allowed}")
+        if min(height, width) < 8:
+            raise DataError(f"{what}: images are {height} x {width}: allowed are 8 x 8 or more")
         least, most = data.targets.aminmax()
         if least < -1 - ROUNDING or most > 1 + ROUNDING:
             raise DataError(
@@ -129,10 +117,6 @@ class Reconstruction(Task):
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """0: there are no classes, and inputs are made to order."""
         return ensembled.new_zeros(())
-
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-        """pi_k(x), FedIOD Eq. 8, with the number of a node's images for its one class."""
-        return functional.importance(counts, ratio)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The importance weights themselves, ``(K, B)``."""

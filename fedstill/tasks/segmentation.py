@@ -54,15 +54,14 @@ class Segmentation(MapTask):
     def metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
-        """Dice, sensitivity and specificity in percent, HD95 in pixels: means over cases (patients).
+        """Dice, sensitivity and specificity in percent, HD95 in pixels: means over cases (patients), then
+        classes.
 
-        A case's pixels are taken together over all its slices for the first three; for what is said where
-        one of the two is empty see :mod:`fedstill.tasks.overlap`. HD95 is of each slice, a mean over those
-        of a case that truly show something; where nothing is predicted there it is the slice's diagonal.
-        (A false alarm on a slice without anything has no outline to be far from: specificity tells of it.)
-        Of more than one class beside the background, each figure is the mean over them.
-        A figure that a case does not have leaves the case out; one that none has is NaN. Without cases
-        each example is one.
+        A case's pixels are taken together over all its slices for the first three; for what is said where one
+        of the two is empty see :mod:`fedstill.tasks.overlap`. HD95 is of each slice that truly shows
+        something, a mean over a case; where nothing is predicted there it is the slice's diagonal. A figure
+        that a case does not have leaves the case out; one that none has is NaN. Without cases each example is
+        one.
         """
         of, count = case_of(len(targets), cases)
         regions = self._regions(outputs, targets)

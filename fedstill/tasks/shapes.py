@@ -22,9 +22,8 @@ SURE = 0.5  # a probability above which a pixel is inside, or of an object at al
 def three_classes(instances: Labels) -> npt.NDArray[np.uint8]:
     """Class of each pixel of a map of objects: ``(H, W)`` to ``(H, W)``.
 
-    The contour is the two outermost pixels of an object, counted in four directions from another object or
-    the background; where the picture ends an object goes on. An object that this would leave nothing inside
-    has a thinner contour, or none.
+    The contour is the two outermost pixels of an object, but not where the picture ends. An object that this
+    would leave nothing inside has a thinner contour, or none.
 
     >>> three_classes(np.array([[0, 3, 3, 3, 3, 3, 5, 5]]))[0].tolist()
     [0, 2, 2, 1, 2, 2, 2, 1]
@@ -50,18 +49,13 @@ def _beside(labels: Labels) -> npt.NDArray[np.bool_]:
 
 
 def separate(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDArray[np.int32]:
-    """The objects that a network sees.
+    """The objects that a network sees in probabilities ``(3, H, W)``: ``(H, W)``, numbered from 1 as first
+    read.
 
-    Pixels inside with more than one half are joined with their eight neighbours, each piece is an object
-    and grows, a pixel at a time, into what is not background with more than one half; where two meet, the
-    later number takes the pixel. It grows twice as far as a true contour is thick.
-
-    Args:
-        probabilities: of background, inside and contour, ``(3, H, W)``.
-        smallest: objects of fewer pixels, once grown, are taken for noise.
-
-    Returns:
-        ``(H, W)``, objects numbered from 1 in the order in which their first pixels are read.
+    Pixels inside with more than one half are joined with their eight neighbours, each piece is an object and
+    grows, a pixel at a time, into what is not background with more than one half; where two meet, the later
+    number takes the pixel. It grows twice as far as a true contour is thick. Objects of fewer pixels than
+    ``smallest``, once grown, are taken for noise.
     """
     from scipy import ndimage
 

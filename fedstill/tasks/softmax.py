@@ -28,10 +28,6 @@ class SoftmaxTask(Task):
             return ensembled.new_zeros(())
         return -functional.entropy_of(ensembled.softmax(1).mean(0), 0)
 
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-        """pi_k(x), FedIOD Eq. 8."""
-        return functional.importance(counts, ratio)
-
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:
         """Log-probabilities."""
         return answers.log_softmax(2)

@@ -13,13 +13,8 @@ from fedstill.core.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What models say of one case.
-
-    Args:
-        case: its number in :class:`Cases`.
-        values: ``(C, height, width)``, 0 where no patch is.
-        covered: where there is a patch, ``(height, width)`` bool.
-    """
+    """What models say of one case: ``values`` (C, height, width), 0 where no patch is, as ``covered``
+    tells."""
 
     case: int
     values: torch.Tensor
@@ -27,14 +22,11 @@ class Picture:
 
 
 def stitch(outputs: torch.Tensor, cases: Cases) -> Iterator[Picture]:
-    """Whole pictures from patches, one case after another; patches that overlap are averaged.
+    """Whole pictures from patches ``(N, C, h, w)``, one case after another; patches that overlap are
+    averaged.
 
-    Average probabilities, not logits: a patch that is sure does not outweigh one that is not.
-
-    Args:
-        outputs: of all patches, ``(N, C, h, w)``.
-        cases: with the places of the N patches. What sticks out of a picture at its right or lower end (a
-            patch of a picture smaller than it) is cut off.
+    Average probabilities, not logits: a patch that is sure does not outweigh one that is not. What sticks out
+    of a picture at its right or lower end is cut off.
 
     Raises:
         DataError: a patch that lies outside its picture, or cases without places.

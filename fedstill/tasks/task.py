@@ -9,15 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
+from fedstill.core.dataset import Cases, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
-
-if TYPE_CHECKING:
-    from fedstill.core.dataset import Cases, TensorData
+from fedstill.tasks import functional
 
 Kind = Literal["class", "labels", "map", "image"]
 
@@ -108,13 +107,18 @@ class Task(ABC):
             return torch.full((count, self.classes), -1, dtype=torch.int64)
         return torch.zeros(count, dtype=torch.int64)
 
-    @abstractmethod
     def check(self, data: TensorData, what: str) -> None:
         """Refuse data that cannot be learned from (shapes, NaN, targets outside what is allowed).
 
         Raises:
             DataError: naming the first fault; begins with ``what``.
         """
+        check_inputs(data, what, self.tokens)
+        if self.kind == "labels":  # -1 is unknown
+            check_labels(data.targets, 2, what, (self.classes,), least=-1)
+        elif self.kind != "image":
+            shape = tuple(data.inputs.shape[2:]) if self.kind == "map" else ()
+            check_labels(data.targets, self.classes, what, shape)
 
     # --- local training ---
 
@@ -146,17 +150,13 @@ class Task(ABC):
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where the classes of ``(B, C, ...)`` are evenly met; 0 where inputs are made to order."""
 
-    @abstractmethod
     def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
+        return functional.importance(counts, ratio)
 
     def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
-        """A(z_1..z_K, x), FedIOD Eq. 9: ``(K, B, C, ...)`` and ``(K, B or 1, C)`` to ``(B, C, ...)``.
-
-        Args:
-            answers: the nodes' outputs.
-            weights: how much each counts, summing to 1 over the nodes.
-            how: the ensemble's name.
+        """A(z_1..z_K, x), FedIOD Eq. 9, by an ensemble's name: ``(K, B, C, ...)`` and weights ``(K, B or 1,
+        C)``, which sum to 1 over the nodes, to ``(B, C, ...)``.
 
         Raises:
             ArgumentError: it gives something else.

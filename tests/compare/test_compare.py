@@ -43,6 +43,8 @@ QUICK: Mapping[str, Any] = {
     "evaluation.every": 1,
 }
 
+PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
+
 
 def no_outputs(kinds: Sequence[Kind]) -> set[Kind]:
     """What is no output: the data themselves, or what a network has learned."""
@@ -226,8 +228,10 @@ def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
 
 def test_label_maps_are_let_out_for_those_that_ask_for_them_only() -> None:
     """Whatever the base says, as it is a preset of one of them."""
-    names = [f"mri-segmentation-{name}" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")]
-    plan = compare.plan([*names, "standalone"], base="mri-segmentation-fediod")
+    names = [
+        f"{PRESETS}/mri-segmentation-{name}.toml" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")
+    ]
+    plan = compare.plan([*names, "standalone"], base=names[0])
     assert plan.base["nodes"]["policy"]["label_maps"] is True
     out = [label for label in plan.methods if plan.config(Place("", label, 0)).nodes.policy.label_maps]
     assert out == ["mri-segmentation-fediod", "mri-segmentation-asyndgan"]
@@ -743,7 +747,7 @@ def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) ->
 
 def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_images() -> None:
     """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
-    plan = compare.read(Path(__file__).parents[2] / "experiments" / "xray.toml")
+    plan = compare.read(PRESETS.parent / "xray.toml")
     for place in plan.places():
         one = plan.config(place)
         ceiling = place.label == "xray-centralised"
@@ -751,5 +755,5 @@ def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_ima
         assert one.split.called == ("iid" if place.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
     assert plan.published("homogeneous", "xray-centralised", "auc") is not None
-    own = config.load("xray-centralised")
+    own = config.load(f"{PRESETS}/xray-centralised.toml")
     assert (own.split.findings, own.method.public) == (0, True)

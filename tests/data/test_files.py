@@ -75,7 +75,7 @@ def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: Task
     path.unlink()
     with pytest.raises((DataError, ArgumentError)) as missing:
         load(named(str(path.with_suffix(".npz"))), task)
-    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # what was asked for, and one place
+    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # asked for, and one place
 
 
 def test_a_folder_of_images_and_masks_is_not_of_two_classes(tmp_path: Path) -> None:

@@ -38,15 +38,6 @@ def npz(folder: Path, group: str, **arrays: Any) -> PrivateConfig:
 # --- read -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [PATIENTS, [7, 9, 7, 4]])
-def test_groups_of_an_npz(tmp_path: Path, names: list[Any]) -> None:
-    data, _ = load(npz(tmp_path, "patient", patient=names), tmp_path, SPEC)
-    assert data.groups is not None
-    assert data.groups.dtype == torch.int64
-    assert data.groups.tolist() == numbered(names).tolist()
-    assert len(set(data.groups.tolist())) == 3
-
-
 def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
     header = ",".join(["patient", "label", *(f"p{i}" for i in range(16))])
     rows = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DATA, Digits, load, named
+from fedstill.data import Digits, load, named
 from fedstill.data.dividing import split
 from fedstill.data.preparation import of_images
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.raw import Raw
 from fedstill.data.splits import IID
-from fedstill.tasks import TASKS, TaskConfig
+from fedstill.tasks import TASKS
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
-PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 RECONSTRUCTION = ReconstructionConfig()
 
@@ -134,13 +132,9 @@ def test_a_source_that_parts_a_patient_is_refused() -> None:
 # Which data serve which tasks
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_data_of_another_task_are_refused(name: str) -> None:
-    other = "multi-label" if "labels" not in DATA[name].targets else "segmentation"
-    with pytest.raises(
-        ArgumentError, match=f"data.name is '{name}': allowed is .* or a path for task {other}"
-    ):
-        load(named(name), TASKS[other]())
+def test_data_of_another_task_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="is 'digits': allowed is a path for task multi-label"):
+        load(Digits(), FINDINGS)
 
 
 @pytest.mark.parametrize(
@@ -298,39 +292,3 @@ def test_a_csv_of_findings(tmp_path: Path) -> None:
     path = table(tmp_path, "image,Mass", ["1", "maybe"])
     with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
         load(named(str(path)), FINDINGS)
-
-
-# The real packs
-
-
-def pack(name: str, file: str, task: TaskConfig, **options: Any) -> Any:
-    if not (PACKS / file).is_file():
-        pytest.skip(f"{file} is not here")
-    return load(named(name, root=str(PACKS), **options), task)
-
-
-def test_brain_mri() -> None:
-    data = pack("brain-mri", "brain_mri_lgg.npz", SEGMENTATION, size=64)
-    assert (len(data.train), len(data.test)) == (696, 176)
-    assert set(data.columns["site"]) == {"CS", "DU", "FG", "HT"}
-    assert data.test.cases is not None
-    sites = [data.test.cases.sites[n] for n in data.test.cases.present()]
-    assert [sites.count(site) for site in ("CS", "DU", "FG", "HT")] == [3, 9, 3, 7]
-    tested = {data.test.cases.names[n] for n in data.test.cases.present()}
-    assert not tested & set(data.columns["patient"])
-    assert "EZ" in data.note
-
-
-def test_brain_mri_reconstruction_is_of_flair() -> None:
-    data = pack("brain-mri", "brain_mri_lgg.npz", RECONSTRUCTION, size=64, sites=("CS",))
-    every = pack("brain-mri", "brain_mri_lgg.npz", SEGMENTATION, size=64, sites=("CS",))
-    assert torch.equal(data.test.targets, every.test.inputs[:, 1:2])
-
-
-def test_chest_xray() -> None:
-    data = pack("chest-xray", "chest_xray_nih1000.npz", FINDINGS)
-    counts = (torch.cat([data.train.targets, data.test.targets]) == 1).sum(0)
-    assert dict(zip(data.classes, counts.tolist(), strict=True))["Effusion"] == 170
-    assert "53 of 264 patients" in data.note
-    assert len(data.train) + len(data.test) == 1000
-    assert len(np.unique(data.columns["patient"])) == 211

@@ -89,12 +89,6 @@ def test_split_classes_and_columns(tmp_path: Path) -> None:
     assert raw.columns["site"].dtype.kind == "U"
 
 
-def test_without_class_names_the_largest_label_tells_how_many(tmp_path: Path) -> None:
-    raw = read_npz(saved(tmp_path, images=pixels(2, 8, 8), labels=[3, 1]))
-    assert raw.classes == ("0", "1", "2", "3")
-    assert raw.test is None
-
-
 GOOD: dict[str, Any] = {"images": pixels(4, 8, 8), "labels": [0, 1, 0, 1]}
 
 
@@ -108,7 +102,6 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
     ("change", "words"),
     [
         ({"images": None}, "no array 'images', only labels"),
-        ({"labels": None}, "no array 'labels', only images"),
         ({"labels": [0, 1, 0]}, "4 images and 3 labels"),
         ({"images": pixels(0, 8, 8), "labels": np.zeros(0, dtype=int)}, "there are no images"),
         ({"labels": [0.0, 1.0, 0.0, 1.0]}, "labels are float64"),
@@ -120,13 +113,11 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ({"classes": ["only"]}, r"label 1 of example 1 is outside 0\.\.0 \(2 such"),
         ({"classes": [7, 8]}, "classes are int64"),
         ({"split": [0, 1, 3, 0]}, r"split is not 0 \(train\), 1 \(test\) or 2 \(validation\)"),
-        ({"split": [0, 1, 0]}, "split is not"),
         ({"images": pixels(4, 8, 8).astype(np.int16)}, "images are int16"),
         ({"images": pixels(4, 8)}, r"shape \(4, 8\)"),
         ({"images": pixels(4, 8, 8, 5)}, r"shape \(4, 8, 8, 5\)"),
         ({"images": pixels(4, 3, 8, 3)}, r"shape \(4, 3, 8, 3\)"),
         ({"images": spoilt(1, 1.01)}, "2 images hold NaN or values outside 0..1, the first is image 1"),
-        ({"images": spoilt(2, -0.01)}, "the first is image 2"),
         ({"images": spoilt(0, float("nan"))}, "2 images hold NaN .* the first is image 0"),
         ({"names": np.array([{}, 1, None, "x"], dtype=object)}, "'names' cannot .*pickle is never read"),
     ],
@@ -237,45 +228,23 @@ def test_a_changed_source_is_decoded_anew(tmp_path: Path, monkeypatch: pytest.Mo
         read_npz(path)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "shape", "type", "key", "objects", "single"])
+@pytest.mark.parametrize("damage", ["cut", "shape", "type", "objects"])
 def test_a_broken_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
     path, _ = stream_pack(tmp_path)
     once = read_npz(path).images
     (entry,) = cache_folder().iterdir()
-    content = bytearray(entry.read_bytes())
     if damage == "cut":
-        entry.write_bytes(content[:-100])
-    elif damage == "flipped":
-        content[len(content) // 2] ^= 255
-        entry.write_bytes(content)
-    elif damage == "empty":
-        entry.write_bytes(b"")
-    elif damage == "shape":
-        np.savez(entry, images=once[:2])
-    elif damage == "type":
-        np.savez(entry, images=once.astype(np.int64))
-    elif damage == "key":
-        np.savez(entry, other=once)
-    elif damage == "objects":
-        np.savez(entry, images=np.array([Bomb()], dtype=object))
+        entry.write_bytes(entry.read_bytes()[:-100])
     else:
-        with entry.open("wb") as file:
-            np.save(file, once)
-    again = read_npz(path).images
-    assert again.dtype == np.uint8
-    assert (again == once).all()
+        broken = {
+            "shape": once[:2],
+            "type": once.astype(np.int64),
+            "objects": np.array([Bomb()], dtype=object),
+        }
+        np.savez(entry, images=broken[damage])
+    assert (read_npz(path).images == once).all()
     with np.load(entry) as kept:
         assert (kept["images"] == once).all()
-
-
-def test_a_cache_that_cannot_be_written_costs_only_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "file"))
-    path, _ = stream_pack(tmp_path)
-    with pytest.warns(RuntimeWarning, match="not kept in"):
-        assert read_npz(path).images.shape == (3, 3, 32, 32)
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,17 +256,6 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     with pytest.warns(RuntimeWarning, match="disk full"):
         read_npz(path)
     assert list(cache_folder().iterdir()) == []
-
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSTILL_CACHE", "/a")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert cache_folder() == Path("/a")
-    monkeypatch.delenv("FEDSTILL_CACHE")
-    assert cache_folder() == Path("/b/fedstill")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/c")
-    assert cache_folder() == Path("/c/.cache/fedstill")
 
 
 @pytest.mark.parametrize(

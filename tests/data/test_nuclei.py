@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Files, load, named
 from fedstill.data.nuclei import cases_of, cut, data_set
 from fedstill.data.pictures import Picture
-from fedstill.data.public import PublicConfig, held_out, load_public
+from fedstill.data.public import PublicConfig, held_out
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.shapes import three_classes
 
-PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 INSTANCES = InstancesConfig()
 
 
@@ -173,43 +171,3 @@ def test_objects_of_another_size_are_refused(tmp_path: Path) -> None:
         Image.fromarray(np.zeros((side, 8), dtype=np.uint8)).save(tmp_path / part / "a.png")
     with pytest.raises(DataError, match=r"a\.png: the image is 8 x 8 and its objects \(12, 8\)"):
         load(named(str(tmp_path)), INSTANCES)
-
-
-# The real packs
-
-
-def pack(name: str, **options: Any) -> Any:
-    if not all((PACKS / f"nuclei_{one}.npz").is_file() for one in ("monuseg", "dsb2018")):
-        pytest.skip("the packs are not here")
-    return load(named(name, root=str(PACKS), **options), INSTANCES)
-
-
-def test_monuseg_has_organs_and_its_official_split() -> None:
-    data = pack("monuseg", scale=0.25, patch=128)
-    assert set(data.columns["organ"]) == {"breast", "colon", "kidney", "lung", "prostate"}
-    assert len(set(data.columns["slide"])) == 13
-    assert data.test.cases is not None
-    assert len(data.test.cases.present()) == 10
-    assert data.test.cases.sizes[0] == (250, 250)
-    whole = pack("monuseg", scale=0.25, patch=128, sites=("bladder", "breast"))
-    assert len(whole.test.cases.present()) == 4  # two of bladder, which has no training pictures
-    assert set(whole.columns["organ"]) == {"breast"}
-
-
-def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_beside_monuseg() -> None:
-    data = pack("dsb2018", train_limit=20)
-    assert set(data.columns["site"]) == {"he_256x320"}
-    assert "tested on 21 of 107 pictures" in data.note
-    assert data.train.inputs.shape[1:] == (3, 256, 256)
-    private = pack("monuseg", patch=64, scale=0.25, sites=("colon",))
-    config = PublicConfig("dsb2018", root=str(PACKS), limit=6)
-    public = load_public(config, private, INSTANCES)[1]
-    assert public is not None
-    assert public.inputs.shape == (6, 3, 64, 64)
-    assert public.labels is not None
-    assert public.labels.shape == (6, 64, 64)
-
-
-def test_kinds_of_dsb_that_are_not_there() -> None:
-    with pytest.raises(ArgumentError, match=r"some of fluo_256, .*he_256x320"):
-        pack("dsb2018", sites=("he",))

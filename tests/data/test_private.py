@@ -203,11 +203,8 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
     assert data.targets.tolist() == [2, 0]
     torch.testing.assert_close(data.inputs, NORMALISED[..., :4])
     config = csv_of_pixels(tmp_path, ["dog", "cat"])
-    with pytest.raises(ArgumentError, match=r"data.shape is \[\]: allowed is channels, .* of the 32 pixels"):
+    with pytest.raises(DataError, match="has 32 pixels a line: allowed is a square number"):
         load(config, tmp_path)
-    data, spec = load(PrivateConfig(source="csv", path="mine.csv", shape=(2, 4, 4)), tmp_path)
-    assert spec.shape == (2, 4, 4)
-    assert data.inputs[0].flatten().tolist() == NORMALISED[0].flatten().tolist()
 
 
 @pytest.mark.parametrize(
@@ -316,7 +313,6 @@ def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) 
     ("option", "line"),
     [
         ({"source": "zip"}, "data.source is .zip.: allowed is npz, folder, csv, nifti, tensors or package"),
-        ({"shape": (1, 8)}, r"data.shape is \[1, 8\]"),
         ({"white": 0.0}, "data.white is 0.0: allowed is a number above 0"),
     ],
 )

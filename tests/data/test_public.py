@@ -65,14 +65,6 @@ def test_what_is_held_out_is_at_no_node_and_nothing_is_lost() -> None:
         assert [label[x.numpy().tobytes()] for x in part] == targets.tolist()
 
 
-def test_the_classes_keep_their_shares() -> None:
-    _, public = wanted(PublicConfig("held-out", share=0.3))
-    assert public.labels is not None
-    all_of_them = np.bincount(DIGITS.train.targets.numpy(), minlength=10)
-    held = np.bincount(public.labels.numpy(), minlength=10)
-    assert (abs(held - 0.3 * all_of_them) < 1).all()
-
-
 def test_a_limit_uses_less_but_leaves_the_nodes_the_same() -> None:
     """So figures with little and with much public data are comparable."""
     (train, public), (same, few) = (wanted(PublicConfig("held-out", limit=limit)) for limit in (0, 40))

@@ -129,11 +129,6 @@ def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
     assert sorted(sizes(parts)) == [10, 10, 80]
 
 
-def test_topping_up_can_use_every_example() -> None:
-    parts = divided(of_sizes(40, 10), 2, how="dirichlet", nodes=5, alpha=1e-6, minimum=10)
-    assert sizes(parts) == [10] * 5
-
-
 def test_a_draw_that_suffices_is_not_topped_up() -> None:
     # With redraws, some draw of Dirichlet(1) leaves both nodes 20 of 100 without moving examples:
     # a node that was topped up would have 20 exactly.
@@ -157,15 +152,6 @@ def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
 
 
 # Shards
-
-
-def test_shards_that_fit_are_exact() -> None:
-    labels = of_sizes(*[100] * 10)
-    parts = divided(labels, 10, how="shards", nodes=5, classes_per_node=2)
-    held = classes_held(parts, labels)
-    assert [len(h) for h in held] == [2] * 5
-    assert set().union(*held) == set(range(10))  # so no two nodes share a class
-    assert sizes(parts) == [200] * 5
 
 
 def test_a_shared_class_is_shared_equally() -> None:
@@ -246,16 +232,11 @@ def test_sorting_is_stable() -> None:
         ({"how": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
         ({"nodes": 0}, "split.nodes", "from 1 up"),
         ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
-        ({"minimum": 0}, "split.minimum", "from 1 up"),
-        ({"alpha": 0.0}, "split.alpha", "from 1e-12 to 1e\\+12"),
+        ({"minimum": 0}, "split.minimum", "1 or more"),
         ({"alpha": float("nan")}, "split.alpha", "a number"),
-        ({"alpha": float("inf")}, "split.alpha", "1e-12"),
         ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "1 or more"),
         ({"how": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),
         ({"nodes": 7}, "split.nodes", "at most 6, as there are 60 examples .* 10"),
-        ({"how": "iid", "nodes": 7}, "split.nodes", "at most 6"),
-        ({"how": "shards", "nodes": 7}, "split.nodes", "at most 6"),
-        ({"how": "sorted", "column": "age", "nodes": 7}, "split.nodes", "at most 6"),
         ({"how": "column", "column": "place"}, "split.column", "one of age, site"),
         ({"how": "sorted", "column": "site"}, "split.column", "numeric"),
         ({"how": "column", "column": "site", "nodes": 3}, "split.nodes", "2, the number of values .*'site'"),
@@ -273,16 +254,10 @@ def test_settings_that_are_not_allowed(settings: dict[str, Any], name: str, word
     assert caught.value.name == name
 
 
-def test_no_columns_at_all() -> None:
-    with pytest.raises(ArgumentError, match="no columns"):
-        divided(of_sizes(30), 1, how="column", column="site")
-
-
 @pytest.mark.parametrize(
     ("column", "words"),
     [
         (np.zeros(3), r"shape \(3,\)"),
-        (np.zeros((60, 1)), r"shape \(60, 1\)"),
         (np.array([None] * 60), "object"),
         (np.array([np.nan] * 2 + [0.0] * 58), "NaN for 2 examples"),
     ],
@@ -326,9 +301,3 @@ def test_stratified_gives_ties_at_random() -> None:
     labels = of_sizes(10, 10, 10, 10).numpy()
     one = [labels[stratified(labels, 1, np.random.default_rng(seed))].item() for seed in range(40)]
     assert set(one) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("count", [-1, 6])
-def test_stratified_count_out_of_range(count: int) -> None:
-    with pytest.raises(ArgumentError, match=r"0\.\.5"):
-        stratified(np.zeros(5, dtype=np.int64), count, np.random.default_rng(0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +19,8 @@ from fedstill.data.dividing import split
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import Dirichlet
-from fedstill.data.text import code, read_table, read_tokens
-from fedstill.data.words import Texts, frequent, hashed, looked_up, read_words, texts_of, words_of
+from fedstill.data.text import code, read_table
+from fedstill.data.words import hashed, looked_up, read_words, texts_of, words_of
 from fedstill.tasks.text import TextConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"
@@ -52,14 +50,6 @@ def test_words_by_hand() -> None:
     assert words_of("  \n") == []
 
 
-@given(SENTENCES)
-def test_texts_are_put_together_again(sentences: list[str]) -> None:
-    texts = texts_of(sentences)
-    again = [" ".join(words_of(text)) for text in sentences]
-    assert Texts(texts.words, texts.at, texts.lengths).written("?") == again
-    assert texts.written("?") == sentences
-
-
 @given(SENTENCES, st.integers(1, 6))
 def test_padding_is_that_of_a_loop(sentences: list[str], length: int) -> None:
     texts = texts_of(sentences)
@@ -71,12 +61,6 @@ def test_padding_is_that_of_a_loop(sentences: list[str], length: int) -> None:
     np.testing.assert_array_equal(texts.padded(ids, length), slow)
 
 
-def test_frequent_words_by_hand() -> None:
-    texts = Texts(["b", "", "a", "c", "d"], np.array([0, 0, 1, 1, 1, 3, 2]), np.array([7]))
-    assert frequent(texts, 10) == ["b", "a", "c"]  # without the unknown word, and what does not occur
-    assert frequent(texts, 2) == ["b", "a"]
-
-
 def test_a_list_of_words(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Film\n\n good \nfilm\n", encoding="utf-8")
     assert read_words(tmp_path / "words.txt") == ["film", "good"]
@@ -85,7 +69,7 @@ def test_a_list_of_words(tmp_path: Path) -> None:
         (tmp_path / "words.txt").write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=said):
             read_words(tmp_path / "words.txt")
-    with pytest.raises(ArgumentError, match=r"data\.vocabulary .*allowed is hash, a data set with a name"):
+    with pytest.raises(ArgumentError, match=r"data\.vocabulary .*allowed is hash, a file of one word a line"):
         read_words(tmp_path / "none.txt")
 
 
@@ -110,26 +94,6 @@ def test_ids_by_a_public_list_never_depend_on_other_texts(
     path = tmp_path_factory.getbasetemp() / "words.txt"
     path.write_text("a\nab\n", encoding="utf-8")
     assert ids_of(some + others, vocabulary=str(path))[: len(some)] == ids_of(some, vocabulary=str(path))
-
-
-def test_a_public_data_set_gives_words_of_its_training_part_only(tmp_path: Path) -> None:
-    rows = "split,label,text\ntrain,0,dull film\ntrain,1,film\ndev,1,film\ntest,1,secret\n"
-    with gzip.open(tmp_path / "sst2.csv.gz", "wt", encoding="utf-8") as stream:
-        stream.write(rows)
-    config = replace(table(tmp_path), root=str(tmp_path), vocabulary="sst2", words=2)
-    data = load_text(config)
-    assert data.vocabulary == 4
-    assert data.test.inputs.tolist() == [[1, 1, 1]]  # good good bad
-    assert data.train.inputs.tolist() == [[1, 1, 2], [1, 0, 0], [0, 0, 0]]  # film is the most frequent
-    assert "sst2, taken for public" in data.note
-    changed = table(tmp_path, ROWS.replace("A good film", "secret dull film"), "changed.csv")
-    data = load_text(replace(changed, root=str(tmp_path), vocabulary="sst2", words=2))
-    assert data.train.inputs[0].tolist() == [1, 3, 2]  # secret dull film: its test part is nobody's word list
-
-
-def test_the_words_of_the_private_data_themselves_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="not those of the private data themselves"):
-        load_text(named("sst2", vocabulary="sst2"))
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -222,78 +186,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         load_text(replace(table(tmp_path), **options))  # type: ignore[arg-type]
-
-
-# --- word numbers -------------------------------------------------------------------------------------
-
-
-def pack(path: Path, **changes: object) -> Path:
-    arrays: dict[str, object] = {
-        "tokens_lo": np.array([1, 2, 3, 1], dtype=np.uint16),
-        "tokens_hi": np.zeros(4, dtype=np.uint8),
-        "lengths": np.array([3, 1], dtype=np.uint8),
-        "labels": np.array([1, 0], dtype=np.uint8),
-        "split": np.array([0, 1], dtype=np.uint8),
-        "vocab": np.frombuffer(b"<pad>\nfilm\n\ngood", dtype=np.uint8),
-        "classes": np.array(["x", "y"]),
-    }
-    np.savez(path, **{**arrays, **changes})  # type: ignore[arg-type]
-    return path
-
-
-def test_word_numbers_by_hand(tmp_path: Path) -> None:
-    pack(tmp_path / "ag_news_tokens.npz")
-    data = load_text(named("ag-news", root=str(tmp_path), length=4))
-    film, unknown, good = (1 + zlib.crc32(word) % 16384 for word in (b"film", b"#2", b"good"))
-    assert data.train.inputs.tolist() == [[film, unknown, good, 0]]
-    assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
-    assert data.classes == ("x", "y")
-    assert read_tokens(tmp_path / "ag_news_tokens.npz").texts.written("[UNK]") == ["film [UNK] good", "film"]
-
-
-def test_large_word_numbers_have_two_parts(tmp_path: Path) -> None:
-    words = "\n".join(["w"] * 65_536 + ["last"]).encode()
-    source = read_tokens(
-        pack(
-            tmp_path / "large.npz",
-            tokens_lo=np.array([0], dtype=np.uint16), tokens_hi=np.array([1], dtype=np.uint8),
-            lengths=np.array([1, 0], dtype=np.uint8), vocab=np.frombuffer(words, dtype=np.uint8),
-        )
-    )  # fmt: skip
-    assert source.texts.written("?") == ["last", ""]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"lengths": np.array([3, 2], dtype=np.uint8)}, "not of the same texts"),
-        ({"labels": np.array([1], dtype=np.uint8)}, "not of the same texts"),
-        ({"tokens_hi": np.ones(4, dtype=np.uint8)}, "allowed is below 4"),
-        ({"classes": np.array([None, "y"], dtype=object)}, "pickle is never read"),
-    ],
-)
-def test_broken_packs_are_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        read_tokens(pack(tmp_path / "broken.npz", **changes))
-
-
-# --- the packs themselves, and a tokenizer -------------------------------------------------------------
-
-
-ROOT = Path(os.environ.get("FEDSTILL_DATA", "data"))
-
-
-@pytest.mark.skipif(not (ROOT / "sst2.csv.gz").is_file(), reason="the pack is not here")
-def test_sst2_is_whole() -> None:
-    data = load_text(named("sst2", root=str(ROOT)))
-    assert (len(data.train), len(data.test), data.classes) == (6920 + 872, 1821, ("negative", "positive"))
-
-
-@pytest.mark.skipif(not (ROOT / "ag_news_tokens.npz").is_file(), reason="the pack is not here")
-def test_ag_news_is_whole() -> None:
-    data = load_text(named("ag-news", root=str(ROOT)))
-    assert (len(data.train), len(data.test), len(data.classes)) == (120_000, 7_600, 4)
-    assert torch.bincount(data.test.targets).tolist() == [1900] * 4
 
 
 def test_a_tokenizer_from_a_folder(tmp_path: Path) -> None:

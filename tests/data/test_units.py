@@ -112,13 +112,6 @@ def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-def test_without_units_patients_are_parted() -> None:
-    """The property above is not true by chance."""
-    targets, patient = findings(40, 0)
-    parts = split(targets, 4, IID(nodes=3), np.random.default_rng(0))
-    assert parted(patient, [part.numpy() for part in parts])
-
-
 def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
     targets, patient = findings(200, 1)
     for how in ("iid", "positives"):

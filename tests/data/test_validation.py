@@ -56,12 +56,6 @@ def test_whole_patients_of_each_site_and_none_of_the_test_part(seed: int, share:
         assert sum(p % 3 == site for p in measured) == min(max(round(6 * share), 1), 5)
 
 
-def test_the_seed_draws_them() -> None:
-    first, again, other = (load(replace(FEW, seed=seed)).test.inputs for seed in (3, 3, 4))
-    assert first.equal(again)
-    assert not first.equal(other)
-
-
 def test_a_site_with_one_training_patient_keeps_it() -> None:
     sites, test = np.array([0, 0, 1, 1, 1, 1]), np.array([True, False, True, False, False, False])
     train, measured, _ = parted(np.arange(6), sites, test, FEW)
@@ -88,12 +82,6 @@ def test_without_a_site_of_two_it_is_refused() -> None:
         parted(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_shares_out_of_range(share: float) -> None:
-    with pytest.raises(ArgumentError, match=r"data\.validation"):
-        load(Digits(validation=share))
-
-
 def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> None:
     whole, part = load(Digits(seed=3)), load(FEW)
 
@@ -109,12 +97,6 @@ def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> N
     assert known(part.train.inputs) | known(part.test.inputs) == known(whole.train.inputs)
     assert "training examples, set aside with seed 3; the test part is not used" in part.note
     assert "set aside" not in whole.note
-
-
-def test_a_limit_draws_from_what_is_left() -> None:
-    limited, whole = load(replace(FEW, train_limit=50)), load(FEW)
-    assert len(limited.train) == 50
-    assert limited.test.inputs.equal(whole.test.inputs)
 
 
 def test_patients_are_counted_and_not_their_pictures() -> None:

@@ -145,7 +145,7 @@ def a_plan(seeds: int) -> Comparison:
     table = {
         "methods": ["standalone", "fedavg", "fediod"],
         "seeds": seeds,
-        "base": {"task": {"name": "segmentation"}, "data": {"name": "brain-mri"}},
+        "base": {"task": {"name": "segmentation"}, "data": {"name": "mine"}},
         "paper": [vars(figure) for figure in PAPER],
     }
     return compare._comparison(table, "mri", {})

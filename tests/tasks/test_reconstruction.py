@@ -9,7 +9,7 @@ import torch
 from scipy import ndimage
 
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError
 from fedstill.tasks import fidelity
 from fedstill.tasks.reconstruction import Reconstruction, ReconstructionConfig
 
@@ -40,28 +40,6 @@ def test_options_reach_the_task() -> None:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def test_sound_data_pass() -> None:
-    TASK.check(data(), "train")
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets", "line"),
-    [
-        (torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, 8, 8), "inputs are float32 of shape"),
-        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8), "targets are float32 of shape"),
-        (torch.zeros(2, 1, 8, 8).double(), torch.zeros(2, 1, 8, 8), "inputs are float64"),
-        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, 8, 12), "allowed are equal shapes"),
-        (torch.full((2, 1, 8, 8), torch.nan), torch.zeros(2, 1, 8, 8), "2 inputs hold NaN"),
-        (torch.zeros(2, 1, 10, 8), torch.zeros(2, 1, 10, 8), "images are 10 x 8"),
-        (torch.zeros(2, 1, 8, 8), torch.full((2, 1, 8, 8), 1.5), r"targets lie in 1.5..1.5"),
-        (torch.zeros(0, 1, 8, 8), torch.zeros(0, 1, 8, 8), "there are no examples"),
-    ],
-)
-def test_other_data_are_refused(inputs: torch.Tensor, targets: torch.Tensor, line: str) -> None:
-    with pytest.raises(DataError, match=f"train: .*{line}"):
-        TASK.check(TensorData(inputs, targets), "train")
-
-
 def test_several_classes_are_refused() -> None:
     with pytest.raises(ArgumentError, match="classes is 3: allowed is 1 for task reconstruction"):
         Reconstruction(3)
@@ -88,16 +66,6 @@ def test_uniqueness_is_minus_the_weighted_variance_by_hand() -> None:
     assert TASK.uniqueness(answers[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
 
 
-def test_uniqueness_is_the_divergence_of_gaussians() -> None:
-    """KL of normal distributions of variance 1/2, by torch."""
-    from torch.distributions import Normal, kl_divergence
-
-    answers, pi = torch.randn(3, 2, 1, 4, 4), torch.tensor([0.2, 0.3, 0.5])
-    mean, sd = (pi.view(-1, 1, 1, 1, 1) * answers).sum(0), math.sqrt(0.5)
-    each = [kl_divergence(Normal(y, sd), Normal(mean, sd)).mean() for y in answers]
-    torch.testing.assert_close(TASK.uniqueness(answers, pi), -(pi * torch.stack(each)).sum())
-
-
 def test_nothing_is_gained_by_confidence_or_balance() -> None:
     answers = torch.randn(2, 3, 1, 4, 4)
     assert TASK.confidence(answers, torch.ones(2) / 2).item() == 0
@@ -111,14 +79,6 @@ def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
         torch.testing.assert_close(TASK.ensemble(answers, weights, how), torch.ones(3, 1, 4, 4))
     share = TASK.expertise(torch.zeros(3, 1, 4, 4), weights)
     torch.testing.assert_close(share, torch.tensor([[0.75], [0.25]]).expand(2, 3))
-
-
-def test_a_critics_ratio_weighs_input_by_input() -> None:
-    weights = TASK.importance(torch.tensor([[1.0], [1.0]]), torch.tensor([[3.0, 1.0], [1.0, 1.0]]))
-    answers = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 2, 1, 4, 4)
-    found = TASK.ensemble(answers, weights, "logits")
-    assert found[:, 0, 0, 0].tolist() == [1.0, 2.0]
-    assert TASK.expertise(found, weights).tolist() == [[0.75, 0.5], [0.25, 0.5]]
 
 
 def test_distances_by_hand() -> None:
@@ -184,11 +144,6 @@ def test_observing_is_in_pixels_and_lets_gradients_through() -> None:
     assert slope.abs().sum() > 0
     stacked = TASK.observe(x.detach().expand(3, 2, 1, 16, 16))
     torch.testing.assert_close(stacked[2, 1], TASK.observe(x.detach())[0])
-
-
-def test_a_centre_that_is_too_wide_is_named() -> None:
-    with pytest.raises(ArgumentError, match=r"task\.centre"):
-        Reconstruction(1, 4, 0.5).observe(heads(1))
 
 
 def test_maps_are_outlines_and_conditions_say_inside_and_outside() -> None:

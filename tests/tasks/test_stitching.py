@@ -31,12 +31,6 @@ def test_patches_that_overlap_give_back_the_picture_in_any_order() -> None:
     assert found.covered.all()
 
 
-def test_overlaps_are_averaged() -> None:
-    patches = torch.stack([torch.full((1, 2, 2), value) for value in (1.0, 3.0, 8.0)])
-    (found,) = stitch(patches, cases([0, 0, 0], [(0, 0), (0, 1), (0, 1)], (2, 3)))
-    assert found.values[0].tolist() == [[1.0, 4.0, 5.5]] * 2
-
-
 def test_each_case_has_its_own_picture_and_keeps_its_number() -> None:
     patches = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
     found = list(stitch(patches, cases([2, 0, 2], [(0, 0), (0, 0), (2, 0)], (2, 2), (9, 9), (4, 2))))

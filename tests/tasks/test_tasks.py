@@ -79,7 +79,7 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         ("Half", "a subclass of TaskConfig"),
         ("Empty", "one with makes: ClassVar"),
         ("Loose", "a frozen dataclass"),
-        ("Abstract", "one whose Half also has check, counts, loss, metrics"),
+        ("Abstract", "one whose Half also has counts, loss, metrics"),
         ("NoKind", "one whose Kindless has a kind, one of class, labels, map, image"),
         ("NoFigures", "one whose Figureless has figures, a tuple of Figure"),
     ):

@@ -1,20 +1,24 @@
 """Presets: complete experiments as TOML files beside this module, and how such files are read.
 
-A file may start from a preset with ``extends = "name"`` on top and then say only what differs.
+A file may start from a preset with ``extends = "name"`` on top, or from a file beside it with
+``extends = "name.toml"``, and then say only what differs.
 The first comment line of a file describes it; ``fedstill list`` shows that line. Nothing here
 imports torch, so that listing and asking for help stay quick.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.imports import is_path, look_in
 from fedstill.core.tables import layered
 from fedstill.core.toml import Table
 
-__all__ = ["Table", "describe", "names", "parse", "path", "read", "read_file"]
+__all__ = ["Table", "describe", "filled", "names", "parse", "path", "read", "read_file", "text_of"]
 
 FOLDER = Path(__file__).parent
 FEW = 9  # presets that are suggested at most
@@ -69,21 +73,33 @@ def read_file(file: Path, kind: type | None = None) -> Table:
     Raises:
         FedstillError: there is no such file, or it is not TOML.
     """
+    return {"name": file.stem, **parse(text_of(file), str(file), kind, file.parent)}
+
+
+def text_of(file: Path) -> str:
+    """What a file says.
+
+    Raises:
+        FedstillError: it cannot be read.
+    """
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
-    return {"name": file.stem, **parse(text, str(file), kind)}
 
 
-def parse(text: str, source: str = "the text", kind: type | None = None) -> Table:
+def parse(text: str, source: str = "the text", kind: type | None = None, folder: Path | None = None) -> Table:
     """TOML as a table, with what it extends filled in.
 
+    Where it names ``module:Name`` that lies in its folder, the table says so (``plugins``), and it can be
+    imported from then on.
+
     Args:
-        text: TOML; may name a preset with ``extends`` on top.
+        text: TOML; may name a preset or, ending with ``.toml``, a file of its folder with ``extends`` on top.
         source: what an error calls this text.
         kind: as in :func:`read`.
+        folder: in which it lies; None: nowhere.
 
     Raises:
         FedstillError: the text is not TOML, extends what is no preset, or extends itself.
@@ -91,19 +107,41 @@ def parse(text: str, source: str = "the text", kind: type | None = None) -> Tabl
     >>> parse("seed = 1\\n[split]\\nnodes = 8")
     {'seed': 1, 'split': {'nodes': 8}}
     """
-    return _parse(text, source, kind, ())
+    return filled(toml.parse(text, source), kind, folder)
 
 
-def _parse(text: str, source: str, kind: type | None, seen: tuple[str, ...]) -> Table:
-    table = toml.parse(text, source)
+def filled(table: Table, kind: type | None, folder: Path | None, seen: tuple[str, ...] = ()) -> Table:
+    """A table with what it extends filled in, as :func:`parse`."""
+    table = dict(table)
     base = table.pop("extends", None)
-    if base is None:
-        return table
-    if not isinstance(base, str):
-        raise ArgumentError("extends", base, "the name of a preset")
-    if base in seen:
-        raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, base))}")
-    file = path(base)
-    below = _parse(file.read_text(encoding="utf-8"), str(file), kind, (*seen, base))
-    below.pop("name", None)  # what differs from a preset is not that preset any more
-    return layered(kind, below, table)
+    below: Table = {}
+    if base is not None:
+        if not isinstance(base, str):
+            raise ArgumentError("extends", base, "the name of a preset, or a .toml file")
+        file = (folder or Path()) / base if base.endswith(".toml") else path(base)
+        name = str(file.resolve()) if base.endswith(".toml") else base
+        if name in seen:
+            raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, name))}")
+        below = filled(toml.parse(text_of(file), str(file)), kind, file.parent, (*seen, name))
+        below.pop("name", None)  # what differs from a preset is not that preset any more
+    if plugins := [*below.get("plugins", []), *_beside(table, folder)]:
+        table["plugins"] = list(dict.fromkeys([*plugins, *table.get("plugins", [])]))
+        look_in(table["plugins"])
+    return layered(kind, below, table) if below else table
+
+
+def _beside(table: Table, folder: Path | None) -> list[str]:
+    """The folder, if a table names ``module:Name`` that lies in it."""
+    if folder is None:
+        return []
+    there = (folder / name.partition(":")[0].partition(".")[0] for name in _texts(table) if is_path(name))
+    found = any(place.is_dir() or place.with_suffix(".py").is_file() for place in there)
+    return [str(folder.resolve())] if found else []
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)

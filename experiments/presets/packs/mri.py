@@ -1,0 +1,54 @@
+"""Brain MRI of patients with lower-grade glioma, from its pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedstill.core.dataset import DataSet
+from fedstill.data import DataConfig, Targets, find_file
+from fedstill.data.config import Side
+from fedstill.data.npz import read_npz
+from fedstill.data.preparation import PATIENT, SITE, of_images
+from fedstill.data.raw import Raw, need
+from fedstill.tasks import TaskConfig
+
+FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrainMRI(DataConfig):
+    """Brain MRI of lower-grade glioma (TCGA), patients of 5 institutions: tumours, and images to rebuild."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
+    title: ClassVar[str] = "brain-mri"
+    note: ClassVar[str] = "TCGA lower-grade glioma, 8 axial slices of each patient"
+
+    size: Side = 0
+    """Height and width that images are averaged down to, masks by majority; 0: as they are."""
+
+    channels: tuple[int, ...] = ()
+    """Which: 0 pre-contrast, 1 FLAIR, 2 post-contrast; empty: all, and for reconstruction FLAIR."""
+
+    sites: tuple[str, ...] = ()
+    """Use only these institutions; empty: those with two patients or more."""
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """The three sequences, and the FLAIR abnormality, of all slices."""
+        path = find_file(self, "brain_mri_lgg.npz")
+        arrays = read_npz(path)
+        columns = {
+            SITE: need(path, arrays, "sites")[need(path, arrays, "site")],
+            PATIENT: need(path, arrays, "patients")[need(path, arrays, "patient")],
+            "slice": need(path, arrays, "slice_no"),
+        }
+        raw = Raw(
+            need(path, arrays, "images").transpose(0, 3, 1, 2),
+            need(path, arrays, "masks").astype(np.int64),
+            ("background", "tumour"),
+            columns=columns,
+        )
+        channels = self.channels or ((FLAIR,) if task.targets == "image" else ())
+        return of_images(raw, self, task, self.title, self.note, self.size, channels, self.sites)

@@ -1,0 +1,104 @@
+"""Nuclei under the microscope, each told apart: MoNuSeg 2018 and Data Science Bowl 2018, from their packs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
+
+from fedstill.core.dataset import Column, DataSet
+from fedstill.data import PictureData, find_file
+from fedstill.data.images import decoded, instance_map
+from fedstill.data.npz import read_npz
+from fedstill.data.nuclei import data_set
+from fedstill.data.pictures import Picture, picture
+from fedstill.data.preparation import check_sites
+from fedstill.data.raw import need
+from fedstill.tasks import TaskConfig
+
+TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoNuSeg(PictureData):
+    """MoNuSeg 2018: nuclei of H&E tissue, 1000 x 1000 at 40x; sites are organs."""
+
+    title: ClassVar[str] = "monuseg"
+    note: ClassVar[str] = "27 of the 51 pictures of MoNuSeg 2018, official split"
+
+    sites: tuple[str, ...] = ()
+    """Use only these organs; empty: those that are in both parts."""
+
+    def pictures(self) -> Sequence[Picture]:
+        """Those of all organs."""
+        return _pictures(find_file(self, "nuclei_monuseg.npz"), "organ", "split")
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These pictures, of some organs."""
+        pictures, config, note = self.pictures(), self, self.note
+        if not self.sites:
+            both = {one.site for one in pictures if one.test} & {one.site for one in pictures if not one.test}
+            config = replace(self, sites=tuple(sorted(both)))
+            note += f"; organs in both parts: {', '.join(config.sites)}"
+        return data_set(pictures, config, self.title, note, "organ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSB2018(PictureData):
+    """Data Science Bowl 2018: nuclei in four kinds of pictures, which are the sites."""
+
+    title: ClassVar[str] = "dsb2018"
+    note: ClassVar[str] = "561 of the 664 pictures of Data Science Bowl 2018"
+
+    sites: tuple[str, ...] = ()
+    """Use only these kinds of pictures; empty: the stained tissue."""
+
+    def pictures(self) -> Sequence[Picture]:
+        """Those of some kinds."""
+        return _pictures(find_file(self, "nuclei_dsb2018.npz"), "group", only=self.sites or (TISSUE,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nuclei(PictureData):
+    """MoNuSeg 2018 and the stained tissue of Data Science Bowl 2018, which are the sites."""
+
+    title: ClassVar[str] = "nuclei"
+
+    def pictures(self) -> Sequence[Picture]:
+        """Those of both sources."""
+        sources = {"monuseg": MoNuSeg(root=self.root), "dsb2018": DSB2018(root=self.root)}
+        return [replace(one, site=site) for site, source in sources.items() for one in source.pictures()]
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These pictures, of one source or both."""
+        pictures = self.pictures()
+        count = sum(one.site == "dsb2018" for one in pictures)
+        note = f"{MoNuSeg.note}, and the {count} of stained tissue of Data Science Bowl 2018"
+        return data_set(pictures, self, self.title, note, "site")
+
+
+def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) -> list[Picture]:
+    """What a pack has of some sites: ``split`` is the array that tells the parts, if there is one."""
+    arrays = read_npz(path)
+    names, sites = need(path, arrays, "name"), need(path, arrays, site)
+    check_sites(only, sorted({str(name) for name in sites}))
+    images, maps = (_streams(path, arrays, part) for part in ("image", "label"))
+    pictures = []
+    for number, name in enumerate(names):
+        if only and sites[number] not in only:
+            continue  # decoding takes a while
+        what = f"{path}: picture {name!s}"
+        image = decoded(io.BytesIO(images[number]), what)
+        instances = instance_map(io.BytesIO(maps[number]), what)
+        test = bool(need(path, arrays, split)[number] == "test") if split else None
+        pictures.append(picture(image, instances, str(name), str(sites[number]), test, what))
+    return pictures
+
+
+def _streams(path: Path, arrays: dict[str, Column], part: str) -> list[bytes]:
+    joined = need(path, arrays, f"{part}_bytes").tobytes()
+    ends = [int(end) for end in need(path, arrays, f"{part}_offsets")]
+    return [joined[start:end] for start, end in pairwise(ends)]

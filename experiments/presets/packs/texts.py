@@ -1,0 +1,53 @@
+"""Texts of classes from their packs: SST-2 and AG News."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedstill.data import TextData, find_file
+from fedstill.data.npz import read_npz
+from fedstill.data.raw import need
+from fedstill.data.text import HF, Labelled, read_table
+from fedstill.data.words import Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SST2(TextData):
+    """Stanford Sentiment Treebank: sentences of film reviews, negative or positive."""
+
+    title: ClassVar[str] = "sst2"
+    note: ClassVar[str] = "official split, trained on train and dev"
+
+    def labelled(self) -> Labelled:
+        """All sentences."""
+        return replace(read_table(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AGNews(TextData):
+    """AG News: the beginnings of news on four subjects, as numbers of words with the words beside."""
+
+    title: ClassVar[str] = "ag-news"
+    note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
+
+    def labelled(self) -> Labelled:
+        """All texts; a word that is known by number only is that number, apart from real words."""
+        path = find_file(self, "ag_news_tokens.npz")
+        arrays = read_npz(path)
+        low, high, lengths, labels, vocabulary, names, split = (
+            need(path, arrays, name)
+            for name in ("tokens_lo", "tokens_hi", "lengths", "labels", "vocab", "classes", "split")
+        )
+        numbers, lengths = low.astype(np.int64) + (high.astype(np.int64) << 16), lengths.astype(np.int64)
+        words = vocabulary.tobytes().decode("utf-8").split("\n")
+        sentences: list[str] = []
+        if self.vocabulary.startswith(HF):
+            # A token that the tokenizer does not know is its unknown one, so any rare mark will do.
+            written = np.array([word or "\ufffd" for word in words], dtype=object)[numbers]
+            sentences = [" ".join(text) for text in np.split(written, np.cumsum(lengths)[:-1])]
+        told = [word or f"#{number}" for number, word in enumerate(words)]
+        texts = Texts(told, numbers, lengths, sentences)
+        return Labelled(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)

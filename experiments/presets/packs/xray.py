@@ -1,0 +1,43 @@
+"""Chest X-rays with 14 findings, from their pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedstill.core.dataset import DataSet
+from fedstill.data import DataConfig, Targets, find_file
+from fedstill.data.config import Side
+from fedstill.data.npz import read_npz
+from fedstill.data.preparation import PATIENT, of_images
+from fedstill.data.raw import Raw, need
+from fedstill.tasks import TaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChestXray(DataConfig):
+    """Chest X-rays with 14 findings (NIH ChestX-ray14), 64 x 64 and grey.
+
+    The source's own split has patients in both parts, so it is not used.
+    """
+
+    targets: ClassVar[tuple[Targets, ...]] = ("labels",)
+    title: ClassVar[str] = "chest-xray"
+
+    size: Side = 0
+    """Height and width that images are averaged down to; 0: as they are."""
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """All images with their findings."""
+        path = find_file(self, "chest_xray_nih1000.npz")
+        arrays = read_npz(path)
+        raw = Raw(
+            need(path, arrays, "images")[:, None],
+            need(path, arrays, "labels").astype(np.int64),
+            tuple(str(name) for name in need(path, arrays, "label_names")),
+            columns={PATIENT: need(path, arrays, "patient").astype(np.str_)},
+        )
+        note = f"{len(raw.images)} of the images of NIH ChestX-ray14, reduced to 64 x 64"
+        return of_images(raw, self, task, self.title, note, self.size)

@@ -1,0 +1,26 @@
+"""Where the experiments' presets and packs are, for their tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.core.dataset import DataSet
+from fedstill.core.imports import look_in
+from fedstill.data import load, named
+from fedstill.tasks import TaskConfig
+
+ROOT = Path(__file__).parents[2]
+PRESETS = ROOT / "experiments" / "presets"
+DATA = Path(os.environ.get("FEDSTILL_DATA") or ROOT.parent / "shared" / "data")
+look_in([str(PRESETS)])
+
+
+def pack(name: str, file: str, task: TaskConfig, **options: Any) -> DataSet:
+    """A pack's data; without its file the test is skipped."""
+    if not (DATA / file).is_file():
+        pytest.skip(f"{file} is not here")
+    return load(named(f"packs.{name}", root=str(DATA), **options), task)

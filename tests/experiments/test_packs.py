@@ -1,0 +1,126 @@
+"""Readers of the research packs: what each holds, and how its sites, parts and words are told."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import ArgumentError
+from fedstill.data import load, named
+from fedstill.data.public import PublicConfig, load_public
+from fedstill.tasks.instances import InstancesConfig
+from fedstill.tasks.multi_label import MultiLabelConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.text import TextConfig
+from tests.experiments.packs import DATA, pack
+
+INSTANCES = InstancesConfig()
+
+
+def mri(task: Any, **options: Any) -> DataSet:
+    return pack("mri:BrainMRI", "brain_mri_lgg.npz", task, size=64, **options)
+
+
+def monuseg(**options: Any) -> DataSet:
+    return pack("nuclei:MoNuSeg", "nuclei_monuseg.npz", INSTANCES, scale=0.25, **options)
+
+
+def dsb(**options: Any) -> DataSet:
+    return pack("nuclei:DSB2018", "nuclei_dsb2018.npz", INSTANCES, **options)
+
+
+def test_brain_mri() -> None:
+    data = mri(SegmentationConfig())
+    assert (data.name, len(data.train), len(data.test)) == ("brain-mri", 696, 176)
+    assert set(data.columns["site"]) == {"CS", "DU", "FG", "HT"}
+    assert data.test.cases is not None
+    sites = [data.test.cases.sites[n] for n in data.test.cases.present()]
+    assert [sites.count(site) for site in ("CS", "DU", "FG", "HT")] == [3, 9, 3, 7]
+    tested = {data.test.cases.names[n] for n in data.test.cases.present()}
+    assert not tested & set(data.columns["patient"])
+    assert "EZ" in data.note
+
+
+def test_brain_mri_reconstruction_is_of_flair() -> None:
+    data = mri(ReconstructionConfig(), sites=("CS",))
+    every = mri(SegmentationConfig(), sites=("CS",))
+    assert torch.equal(data.test.targets, every.test.inputs[:, 1:2])
+
+
+def test_chest_xray() -> None:
+    data = pack("xray:ChestXray", "chest_xray_nih1000.npz", MultiLabelConfig())
+    counts = (torch.cat([data.train.targets, data.test.targets]) == 1).sum(0)
+    assert dict(zip(data.classes, counts.tolist(), strict=True))["Effusion"] == 170
+    assert "53 of 264 patients" in data.note
+    assert len(data.train) + len(data.test) == 1000
+    assert len(np.unique(data.columns["patient"])) == 211
+
+
+def test_monuseg_has_organs_and_its_official_split() -> None:
+    data = monuseg(patch=128)
+    assert set(data.columns["organ"]) == {"breast", "colon", "kidney", "lung", "prostate"}
+    assert len(set(data.columns["slide"])) == 13
+    assert data.test.cases is not None
+    assert len(data.test.cases.present()) == 10
+    assert data.test.cases.sizes[0] == (250, 250)
+    whole = monuseg(patch=128, sites=("bladder", "breast"))
+    assert whole.test.cases is not None
+    assert len(whole.test.cases.present()) == 4  # two of bladder, which has no training pictures
+    assert set(whole.columns["organ"]) == {"breast"}
+
+
+def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_beside_monuseg() -> None:
+    data = dsb(train_limit=20)
+    assert set(data.columns["site"]) == {"he_256x320"}
+    assert "tested on 21 of 107 pictures" in data.note
+    assert data.train.inputs.shape[1:] == (3, 256, 256)
+    with pytest.raises(ArgumentError, match=r"some of fluo_256, .*he_256x320"):
+        dsb(sites=("he",))
+    private = monuseg(patch=64, sites=("colon",))
+    config = PublicConfig("packs.nuclei:DSB2018", root=str(DATA), limit=6)
+    public = load_public(config, private, INSTANCES)[1]
+    assert public is not None
+    assert public.inputs.shape == (6, 3, 64, 64)
+    assert public.labels is not None
+    assert public.labels.shape == (6, 64, 64)
+
+
+def test_sst2_is_whole() -> None:
+    data = pack("texts:SST2", "sst2.csv.gz", TextConfig())
+    assert (len(data.train), len(data.test), data.classes) == (6920 + 872, 1821, ("negative", "positive"))
+
+
+def test_ag_news_is_whole() -> None:
+    data = pack("texts:AGNews", "ag_news_tokens.npz", TextConfig())
+    assert (len(data.train), len(data.test), len(data.classes)) == (120_000, 7_600, 4)
+    assert torch.bincount(data.test.targets).tolist() == [1900] * 4
+
+
+def test_word_numbers_by_hand(tmp_path: Path) -> None:
+    """Of two parts; a word that is known by number only is a word of its own."""
+    words = [b"<pad>", b"film", b"", *[b"w"] * 65_533, b"last"]
+    np.savez(
+        tmp_path / "ag_news_tokens.npz",
+        tokens_lo=np.array([1, 2, 0, 1], dtype=np.uint16),
+        tokens_hi=np.array([0, 0, 1, 0], dtype=np.uint8),
+        lengths=np.array([3, 1], dtype=np.uint8),
+        labels=np.array([1, 0], dtype=np.uint8),
+        split=np.array([0, 1], dtype=np.uint8),
+        vocab=np.frombuffer(b"\n".join(words), dtype=np.uint8),
+        classes=np.array(["x", "y"]),
+    )
+    config = named("packs.texts:AGNews", root=str(tmp_path), length=4)
+    data = load(config, TextConfig())
+    film, unknown, last = (1 + zlib.crc32(word) % 16384 for word in (b"film", b"#2", b"last"))
+    assert data.train.inputs.tolist() == [[film, unknown, last, 0]]
+    assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
+    assert data.classes == ("x", "y")
+    told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labelled()  # type: ignore[attr-defined]
+    assert told.texts.sentences == ["film \ufffd last", "film"]

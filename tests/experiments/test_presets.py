@@ -1,0 +1,147 @@
+"""The presets of the experiments: whole, the papers' numbers, and what lies beside a file found from it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedstill.compare import plan
+from fedstill.data.config import check_serves
+from fedstill.runs import config
+from tests.experiments.packs import PRESETS
+from tests.own_lab import Lab
+
+
+def preset(name: str) -> str:
+    return str(PRESETS / f"{name}.toml")
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in PRESETS.glob("*.toml")))
+def test_every_preset_is_a_run(name: str) -> None:
+    run = config.load(preset(name))
+    check_serves(run.data, run.task)
+    assert run.name == name
+    assert (PRESETS / f"{name}.toml").read_text().startswith("# ")
+    assert config.read_toml(config.to_toml(run)) == run
+    assert run.plugins == (() if name.startswith("paper") else (str(PRESETS),))
+
+
+@pytest.mark.parametrize("file", sorted(PRESETS.parent.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_comparison_is_one(tmp_path: Path, file: Path) -> None:
+    """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
+    comparison = plan.read(file)
+    assert len(comparison.methods) > 1
+    (tmp_path / "compare.toml").write_text(comparison.to_toml())
+    assert plan.read(tmp_path / "compare.toml") == comparison
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "steps", "rate", "batch"),
+    [
+        ("mri-segmentation", (0.002, 16, 50), 221_200, 2e-4, 2),
+        ("nuclei", (2.5e-4, 4, 100), 2_400, 1e-4, 8),
+        ("mri-reconstruction", (1e-4, 16, 20), 553_500, 1e-4, 8),
+    ],
+)
+def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
+    name: str, local: tuple[float, int, int], steps: int, rate: float, batch: int
+) -> None:
+    """FedIOD, appendix; of reconstruction it prints no batch."""
+    run = config.load(preset(f"paper-{name}"))
+    check_serves(run.data, run.task)
+    given, method = run.nodes.local, run.method
+    assert (given.lr, given.batch, given.epochs, given.optimiser) == (*local, "adam")
+    assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
+    rates = (method.generator_lr, method.generator_lr_end, method.critic_lr, method.student_lr)
+    assert {*rates, method.student_lr_end} == {rate}
+    assert (method.generator_width, method.critic_width) == (64, 64)
+    assert run.nodes.perceptual
+    assert method.perceptual == 1.0
+
+
+def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
+    run = config.load(preset("paper-xray"))
+    check_serves(run.data, run.task)
+    local, method = run.nodes.local, run.method
+    assert (local.optimiser, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
+    assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)
+    assert (method.optimiser, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
+    assert (run.split.called, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mri-segmentation-fediod",
+        "mri-segmentation-fediod-drawn",
+        "nuclei-fediod",
+        "nuclei-sites-fediod",
+        "mri-reconstruction-fediod",
+    ],
+)
+def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name: str) -> None:
+    run = config.load(preset(name))
+    method = run.method
+    assert not run.nodes.perceptual
+    assert min(method.gan, method.conf, method.unique, method.mimic, method.pixel) > 0
+    if not name.startswith("mri-reconstruction"):  # whose outputs are no logits
+        assert (method.ensemble, method.tau) == ("logits", math.inf)
+
+
+# --- what lies beside a file ---------------------------------------------------------------------------
+
+READER = """
+from dataclasses import dataclass
+import numpy as np
+from fedstill.data import ArrayData
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(ArrayData):
+    targets = ("class",)
+    count: int = 40
+
+    def arrays(self):
+        images = np.random.default_rng(0).random((self.count, 8, 8), dtype=np.float32)
+        return {"images": images, "labels": np.arange(self.count) % 2}
+"""
+
+
+@pytest.fixture
+def beside(lab: Lab) -> Path:
+    """A folder of files with a reader in it, which is neither installed nor where commands are started."""
+    folder = lab.here / "study"
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    (folder / "readers").mkdir(exist_ok=True)
+    (folder / "readers" / "noise.py").write_text(READER)
+    lab.write(
+        "study/below.toml",
+        data={"name": "readers.noise:Noise"},
+        nodes={"models": ["mlp:8"], "local": {"epochs": 1}, "policy": {"outputs_only": False}},
+        method={"name": "fedavg", "rounds": 2},
+    )
+    (folder / "runs" / "above.toml").write_text('extends = "../below.toml"\ndata.count = 60\n')
+    return folder
+
+
+def test_a_reader_beside_a_file_is_found_by_whoever_names_the_file(lab: Lab, beside: Path) -> None:
+    lab.run("first", file="study/runs/above.toml")
+    found = lab.result("first")["data"]
+    assert (found["name"], found["train"] + found["test"]) == ("readers.noise:Noise", 60)
+    (lab.here / "first" / "result.json").unlink()
+    lab("run", "--resume", "first", "--quiet")
+    assert lab.result("first")["data"] == found
+    assert "accuracy" in lab.run("above", "--data.count", "50", file="study/below.toml")
+
+
+def test_a_comparison_finds_files_and_readers_beside_it(lab: Lab, beside: Path) -> None:
+    text = 'methods = ["below.toml", "standalone"]\nbase = { extends = "below.toml" }\n'
+    (beside / "both.toml").write_text(text)
+    lab("compare", "study/both.toml", "--out", "both", "--quiet")
+    for name in ("below", "standalone"):
+        (lab.here / "both" / f"{name}-seed0" / "result.json").unlink()
+    lab("compare", "--resume", "both", "--quiet")
+    assert lab.result("both/below-seed0")["data"]["name"] == "readers.noise:Noise"
+    lab("compare", "fedavg", "--base", "study/below.toml", "--out", "named", "--quiet")
+    assert lab.result("named/fedavg-seed0")["data"]["name"] == "readers.noise:Noise"

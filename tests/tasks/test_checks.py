@@ -1,0 +1,90 @@
+"""What no task learns from is refused, in one line that names the first fault."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import DataError
+from fedstill.tasks import Task
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.instances import Instances
+from fedstill.tasks.multi_label import MultiLabel
+from fedstill.tasks.reconstruction import Reconstruction
+from fedstill.tasks.segmentation import Segmentation
+from fedstill.tasks.text import TextClassification
+
+IMAGES, WHOLE = torch.zeros(2, 1, 8, 12), (2, 8, 12)
+CLASSES, FINDINGS, MAPS = (
+    torch.tensor([0, 2]),
+    torch.tensor([[0, 1, -1], [-1, -1, -1]]),
+    torch.zeros(WHOLE).long(),
+)
+IDS = torch.tensor([[4, 1, 0], [0, 0, 0]])  # an empty text among them
+ONE, MANY, MAP = Classification(3), MultiLabel(3), Segmentation(3)
+TEXT, RECONSTRUCTION = TextClassification(3), Reconstruction()
+SPOILT = IMAGES.clone()
+SPOILT[1, 0, 3, 3] = math.nan
+MAP_5, MAP_NEGATIVE = MAPS.clone(), MAPS.clone()
+MAP_5[1, 2:4, 2:4], MAP_NEGATIVE[0, 0, 0] = 5, -1
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "targets"),
+    [
+        (ONE, IMAGES, CLASSES),
+        (MANY, IMAGES, FINDINGS),
+        (MAP, IMAGES, MAPS),
+        (Instances(), IMAGES, MAPS),
+        (TEXT, IDS, CLASSES),
+        (RECONSTRUCTION, IMAGES, IMAGES),
+        (ONE, torch.zeros(2, 3, 8, 12), CLASSES),
+    ],
+)
+def test_sound_data_pass(task: Task, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    task.check(TensorData(inputs, targets), "train")
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "targets", "said"),
+    [
+        (ONE, IMAGES[:0], CLASSES[:0], "there are no examples"),
+        (ONE, IMAGES[:, 0], CLASSES, r"inputs are float32 of shape \(2, 8, 12\): allowed is float32"),
+        (ONE, IMAGES.double(), CLASSES, "inputs are float64"),
+        (ONE, IMAGES[:, :, :6], CLASSES, "images are 6 x 12: allowed are heights and widths that 4 divides"),
+        (MAP, IMAGES[..., :10], MAPS[..., :10], "images are 8 x 10"),
+        (ONE, IMAGES[:, :0], CLASSES, r"\(2, 0, 8, 12\): allowed is one or more of each"),
+        (ONE, IMAGES, CLASSES[:1], "2 inputs but 1 targets"),
+        (MANY, SPOILT, FINDINGS, "1 examples hold NaN or infinity, the first is example 1"),
+        (ONE, -1 / IMAGES.abs(), CLASSES, "2 examples hold NaN or infinity, the first is example 0"),
+        (ONE, IMAGES, CLASSES.int(), "targets are int32 of shape .*: allowed is one int64 class index"),
+        (ONE, IMAGES, CLASSES[:, None], r"targets are int64 of shape \(2, 1\)"),
+        (ONE, IMAGES, CLASSES + 1, r"label 3 of example 1 is outside 0\.\.2 \(1 such"),
+        (ONE, IMAGES, CLASSES - 1, r"label -1 of example 0 is outside 0\.\.2"),
+        (MANY, IMAGES, CLASSES, r"targets are int64 of shape \(2,\): allowed is int64 of shape \(2, 3\)"),
+        (MANY, IMAGES, FINDINGS + 1, r"label 2 of example 0 is outside -1\.\.1 \(1 such"),
+        (MANY, IMAGES, FINDINGS - 1, r"label -2 of example 0 is outside -1\.\.1 \(4 such"),
+        (MAP, IMAGES, MAPS.float(), r"targets are float32 of shape \(2, 8, 12\): allowed is int64 of shape"),
+        (MAP, IMAGES, MAPS.transpose(1, 2), r"\(2, 12, 8\): allowed is int64 of shape \(2, 8, 12\)"),
+        (MAP, IMAGES, MAP_5, r"label 5 of example 1 is outside 0\.\.2 \(4 such"),
+        (MAP, IMAGES, MAP_NEGATIVE, r"label -1 of example 0 is outside 0\.\.2 \(1 such"),
+        (TEXT, IDS.float(), CLASSES, r"inputs are float32 of shape \(2, 3\): allowed is int64 ids"),
+        (TEXT, IDS[:, :0], CLASSES, r"\(2, 0\): allowed is one or more of each"),
+        (TEXT, IDS - 1, CLASSES, "2 examples hold ids below 0, the first is example 0"),
+        (TEXT, IDS, CLASSES + 1, r"label 3 of example 1 is outside 0\.\.2"),
+        (RECONSTRUCTION, IMAGES.expand(2, 3, 8, 12), IMAGES, r"allowed are equal ones, \(N, 1, H, W\)"),
+        (RECONSTRUCTION, IMAGES, IMAGES[:, 0], "targets as inputs: inputs are float32 of shape"),
+        (RECONSTRUCTION, IMAGES, IMAGES[..., :8], "allowed are equal ones"),
+        (RECONSTRUCTION, IMAGES[:, :, :4], IMAGES[:, :, :4], "images are 4 x 12: allowed are 8 x 8 or more"),
+        (RECONSTRUCTION, IMAGES, IMAGES + 1.5, r"targets lie in 1\.5\.\.1\.5"),
+        (RECONSTRUCTION, IMAGES, SPOILT, "targets as inputs: 1 examples hold NaN"),
+    ],
+)
+def test_each_fault_has_its_line(task: Task, inputs: torch.Tensor, targets: torch.Tensor, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        task.check(TensorData(inputs, targets), "train of x")
+    assert str(caught.value).startswith("train of x: ")
+    assert "\n" not in str(caught.value)
