@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedstill.node.account import Account
+from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import FedIOD
 from fedstill.node import training
-from fedstill.node.account import Account
 from fedstill.node.asked import Asked
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 import tyro
+from fedstill.node.ledger import Ledger
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedstill import models
@@ -36,7 +37,6 @@ from fedstill.models import Generator
 from fedstill.node import training
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 import tyro
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.attacks.copy_tests import copying
@@ -46,7 +47,6 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig

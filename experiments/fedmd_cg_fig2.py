@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 import tyro
+from fedstill.node.ledger import Ledger
 from markupsafe import Markup
 
 from fedstill.core.compute import Compute, EngineConfig
@@ -28,7 +29,6 @@ from fedstill.models.split import split
 from fedstill.node import training
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting

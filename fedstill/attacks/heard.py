@@ -1,8 +1,8 @@
 """A finished run, done once more to hear what left its nodes: all that attacks on it are given.
 
 A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
-checked twice: what it let out has the sizes that the run's own ledger counts, node by node and kind by kind,
-and where there is a student, it came to the same one.
+checked twice: what it let out has the sizes that the run's own audit log counts, by node and kind, and where
+there is a student, it came to the same one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.records import read_result
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
-from fedstill.node.ledger import Ledger
+from fedstill.node.audit import FILE, AuditLog
 from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
 from fedstill.runs.assemble import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
@@ -113,8 +114,8 @@ def hear(folder: Path, again: Replay, most: int, also: Hear = nothing) -> tuple[
     """
     experiment, heard = again.experiment(), Heard(most)
     result = read_result(folder / "result.json")
-    if not (folder / "ledger.jsonl").exists():
-        raise RunFolderError(f"{folder} holds no ledger.jsonl, against which what left can be checked")
+    if not (folder / FILE).exists():
+        raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
     experiment.groups = dict(result["engine"].get("groups") or {})  # who was computed with whom, as then
 
     def both(release: Release) -> None:
@@ -122,7 +123,8 @@ def hear(folder: Path, again: Replay, most: int, also: Hear = nothing) -> tuple[
         also(release)
 
     experiment.listen(both)
-    wrong = disagreement(heard.bytes, Ledger.read(folder / "ledger.jsonl"))
+    with closing(AuditLog(folder / FILE, read_only=True)) as audit:
+        wrong = disagreement(heard.bytes, audit)
     if experiment.has_student:
         file = folder / "student.safetensors"
         try:

@@ -92,7 +92,7 @@ def attack(
         "task": experiment.task.name,
         "epsilon": _epsilon(result),
         "leaves": list(experiment.side.leaves()),
-        "ledger": wrong,
+        "audit": wrong,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
         "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],
     }

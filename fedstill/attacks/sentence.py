@@ -22,7 +22,7 @@ def sentence(leakage: Mapping[str, Any]) -> str:
     known = f" Whoever has the {' and '.join(held)} needs no attack." if held else ""
     told = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
     got = " ".join(told) or "None of the attacks applied, which says nothing about others."
-    wrong = leakage.get("ledger")
+    wrong = leakage.get("audit")
     other = (
         f"The run could not be repeated as it was ({wrong}): what follows is of another run. "
         if wrong

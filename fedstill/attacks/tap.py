@@ -1,7 +1,7 @@
 """What the server of a run sees: every release as it left its node's gate, and what had been asked.
 
-An attack is given these and nothing else. They are what the ledger counts: the same nodes, kinds and bytes,
-which :func:`disagreement` checks against the ledger of the run that is attacked.
+An attack is given these and nothing else. They are what the audit log counts: the same nodes, kinds and
+bytes, which :func:`disagreement` checks against the log of the run that is attacked.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
-from fedstill.node.account import Account
-from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.node import Node
 from fedstill.protocol.messages import kind_of, refine, size
 from fedstill.runs.simulation import Simulation
@@ -33,7 +33,7 @@ class Release:
         tensors: what left, by name.
         sent: what had come down, by name.
         asked: the kind of each tensor of the question; empty for what was pulled back.
-        bytes: that left, by kind, as the ledger counts them.
+        bytes: that left, by kind, as the audit log counts them.
         moved: whether it is about inputs that the node moved before it answered.
     """
 
@@ -122,12 +122,9 @@ class Overheard(Simulation):
     def reopen(self) -> None:
         """Let nodes answer after the run's end, as those of an ensemble in use do.
 
-        What that costs is charged to an account that begins anew: a run's own is closed with the run.
+        What that costs is charged to a log that begins anew: a run's own is closed with the run.
         """
-        self.account = Account(None, self.ledger_key, durable=False)
-        for node in self.nodes:
-            if node.gate.budgets is not None:
-                node.gate.budgets.account = self.account
+        self.audit.open(None)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)
@@ -135,18 +132,18 @@ class Overheard(Simulation):
         return tapped
 
 
-def disagreement(heard: Mapping[tuple[str, str], int], ledger: Ledger) -> str | None:
-    """Why what was heard is not what a ledger says has left, or None.
+def disagreement(heard: Mapping[tuple[str, str], int], audit: AuditLog) -> str | None:
+    """Why what was heard is not what an audit log says has left, or None.
 
     Args:
         heard: bytes by node and kind, of all of a run.
-        ledger: of that run.
+        audit: of that run.
     """
-    written = {(node, kind): n for (node, way, kind), n in ledger.bytes.items() if way == "up" and n}
+    written = {(node, kind): n for (_, node, way, kind), n in audit.sums.bytes.items() if way == "up" and n}
     for node, kind in sorted({*written, *heard}):
         if heard.get((node, kind), 0) != written.get((node, kind), 0):
             told, seen = written.get((node, kind), 0), heard.get((node, kind), 0)
-            return f"{node}: {told} bytes of {kind} by the ledger, {seen} heard"
+            return f"{node}: {told} bytes of {kind} by the audit log, {seen} heard"
     return None
 
 

@@ -40,13 +40,13 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
     try:
-        told = owner.spent(found.file, folder)
+        told, trouble = owner.spent(found.file, folder)
         budget = Budget(*config.over_all, config.accountant)
-        if math.isfinite(budget.epsilon) and told.trouble is None:
-            left = 0.0 if told.bare else budget.left(from_text(told.events))
+        if math.isfinite(budget.epsilon) and trouble is None:
+            left = 0.0 if told.bare_total else budget.left(from_text(told.total))
             lines[-1] += f", of which {math.floor(1000 * left) / 1000:g} is left"
-        elif told.trouble is not None:
-            lines.append(f"nothing can be charged: {told.trouble}")
+        elif trouble is not None:
+            lines.append(f"nothing can be charged: {trouble}")
     except FedstillError:  # a fault, and told as one
         pass
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
@@ -105,17 +105,17 @@ def _dear(mechanism: Mechanism, file: NodeFile, folder: Path) -> str | None:
     if not within(price, config.epsilon, config.delta, config.accountant):
         return f"the run costs more than privacy.epsilon = {config.epsilon:g}"
     try:
-        told = owner.spent(file, folder)
+        told, trouble = owner.spent(file, folder)
     except FedstillError:  # a fault, and told as one
         return None
-    if told.trouble is not None:
-        return f"nothing can be charged: {told.trouble}"
+    if trouble is not None:
+        return f"nothing can be charged: {trouble}"
     most, delta = config.over_all
     if math.isinf(most):
         return None
     name = "epsilon" if config.total_epsilon is None else "total_epsilon"
-    if told.bare:
+    if told.bare_total:
         return f"privacy.{name} is set, and releases without guarantee have left"
-    if not within(from_text(told.events) + price, most, delta, config.accountant):
+    if not within(from_text(told.total) + price, most, delta, config.accountant):
         return f"the run costs more than is left of privacy.{name} = {most:g} for all runs on these data"
     return None

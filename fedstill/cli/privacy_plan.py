@@ -106,9 +106,9 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = Run(target, asking.config.method, spec, asking.public, notes)
     _require_public(run, asking.note)
-    spent = owner.spent(file, folder)
-    place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.events))
-    return run, [replace(place, bare=spent.bare, trouble=spent.trouble)]
+    spent, trouble = owner.spent(file, folder)
+    place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.total))
+    return run, [replace(place, bare=spent.bare_total, trouble=trouble)]
 
 
 def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.ledger_tables import events
+from fedstill.cli.audit_tables import events
 from fedstill.cli.privacy import up
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.planning import MOST_STEPS, Forecast, Knob, objection, rounded_up
@@ -54,7 +54,7 @@ class Place:
         examples: its records, without those that a limit of groups leaves out.
         spent: what its data have cost so far.
         bare: releases without guarantee so far.
-        trouble: what is wrong with its ledger, or None.
+        trouble: what is wrong with its audit log, or None.
     """
 
     name: str

@@ -10,8 +10,8 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.methods.server import Server
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import Span
@@ -55,7 +55,7 @@ class Trainee:
     def _made(self, server: Server, data: TensorData) -> Node:
         """The node, with the optimiser as it was kept, if it was."""
         name = server.name
-        self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), Ledger()), server.seed)
+        self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         training.prepare([self._node], server.local)
         if self._optimiser:
             before = {"modules": {}, "answered": "", "origin": "", "teachers": []}

@@ -20,13 +20,14 @@ class Disk:
         node: its name.
         policy: its owner's.
         run: the run that is at work; all others do not grow meanwhile.
+        audit: file of the node's audit log, which does.
 
     Raises:
         QuestionRefused: it would be a new run, and there are too many, or too large ones, already.
     """
 
-    def __init__(self, folder: Path, node: str, policy: PolicyConfig, run: str) -> None:
-        self.node, self.policy, self.own = node, policy, folder / RUNS / run
+    def __init__(self, folder: Path, node: str, policy: PolicyConfig, run: str, audit: Path) -> None:
+        self.node, self.policy, self.own, self._audit = node, policy, folder / RUNS / run, audit
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._others = sum(_size(path) for path in (*runs, folder / PUBLIC) if path != self.own)
         if not self.own.exists():
@@ -46,8 +47,9 @@ class Disk:
             QuestionRefused: there is none.
         """
         most = self.policy.most_disk
-        if most and self._others + _size(self.own) + more >= most:
-            rule = f"most_disk: {most}, which runs/ and public/ have reached; {CURE}"
+        logged = self._audit.stat().st_size if self._audit.exists() else 0
+        if most and self._others + _size(self.own) + logged + more >= most:
+            rule = f"most_disk: {most}, which runs/, public/ and the audit log have reached; {CURE}"
             raise QuestionRefused(self.node, question, rule)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node.ledger import ANSWER, GRADIENT
+from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.noise_levels import Levels, find, supposed
 from fedstill.privacy import dpsgd
 from fedstill.privacy.bill import Bill, add, total

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,14 +25,14 @@ from fedstill.core.tables import read_table
 from fedstill.data import private
 from fedstill.data.spec import InputSpec
 from fedstill.node import kit
-from fedstill.node.account import DATA, Account
+from fedstill.node.audit import AuditError, AuditLog, Spent
+from fedstill.node.entries import ALL, DATA
 from fedstill.node.faults import policy_faults, privacy_faults
-from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
+from fedstill.node.gate import forbidden
 from fedstill.node.node_file import NodeFile
 from fedstill.node.own_model import check_named, make_model, perceptual
-from fedstill.node.witness import released
 from fedstill.protocol.kinds import PRIVATE_DATA
+from fedstill.protocol.plan import PLAN_FILE
 from fedstill.protocol.questions import Question
 from fedstill.tasks import TaskConfig
 
@@ -115,39 +116,52 @@ def make_compute(file: NodeFile) -> Compute:
         raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.allowed) from error
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What a node's data have cost so far, over all runs.
-
-    Args:
-        events: as text, and how often each.
-        bare: releases without guarantee.
-        trouble: what is wrong with the ledger, or None.
-    """
-
-    events: Mapping[str, int]
-    bare: int = 0
-    trouble: str | None = None
+# --- the audit log ------------------------------------------------------------------------------------
 
 
-def spent(file: NodeFile, folder: Path) -> Spent:
-    """What the ledger of a folder says; nothing where nothing has been charged yet.
+def audit_file(file: NodeFile, folder: Path) -> Path:
+    """Where a node's audit log is."""
+    return folder / Path(file.privacy.audit_log).expanduser()
+
+
+def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> AuditLog:
+    """A node's audit log, which may be in trouble.
 
     Raises:
-        FedstillError: the ledger cannot be read, or there is no secret to check it with.
+        AuditError: it cannot be read, or it is gone.
     """
-    path, witness = folder / Path(file.privacy.ledger).expanduser(), released(folder)
+    path = audit_file(file, folder)
+    if (lost := gone(path, folder)) is not None:
+        raise AuditError(path, f"{lost}: put it back, or `fedstill audit settle {folder}` starts it anew")
+    return AuditLog(path, read_only=read_only)
+
+
+def gone(path: Path, folder: Path | None) -> str | None:
+    """That an audit log is not there, and how that is known; None: it is there, or there never was one.
+
+    Args:
+        path: of its file.
+        folder: of its node, if it has one.
+    """
+    if path.exists():
+        return None
+    if path.with_name(f"{path.name}.head").exists():
+        return "is gone, and its head is there"
+    began = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
+    return "is gone, and its node's runs are there" if began else None
+
+
+def spent(file: NodeFile, folder: Path) -> tuple[Spent, str | None]:
+    """What a node's data have cost so far, over all runs; and what is wrong with its audit log, or None.
+
+    Raises:
+        AuditError: the log cannot be read.
+    """
+    path = audit_file(file, folder)
     if not path.exists():
-        anchored = path.with_name(f"{path.name}.head").exists()
-        left = "its anchor is" if anchored else "its node's runs are" if witness else None
-        lost = left and f"{path} is gone, and {left} there: put it back, or settle it"
-        return Spent({}, trouble=lost)
-    account = Account(path, secret(folder), read_only=True, witness=witness)
-    try:
-        told = account.spent(DATA, "")
-        return Spent(told.total, told.bare_total, account.trouble)
-    finally:
-        account.close()
+        return Spent({}, {}), gone(path, folder)
+    with closing(AuditLog(path, read_only=True)) as audit:
+        return audit.spent(DATA, ALL), audit.trouble
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -276,7 +290,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             found.append(f"{section}: {error.filename or folder}: {error.strerror or error}")
         return None
 
-    key = attempt("secret", lambda: secret(folder))
+    attempt("secret", lambda: secret(folder))
     if quick:
         attempt("data", lambda: private.locate(file.data, folder))
         data, known = None, None
@@ -293,10 +307,10 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         found += policy_faults(file.policy)
     if "privacy" not in spoilt:
         found += privacy_faults(file.privacy, data, model)
-        told = attempt("ledger", lambda: spent(file, folder)) if key is not None else None
-        if told is not None and told.trouble is not None:
-            settle = f"nothing leaves until `fedstill ledger settle {folder}`"
-            found.append(f"privacy.ledger {file.privacy.ledger!r}: {told.trouble}; {settle}")
+        told = attempt("audit log", lambda: spent(file, folder))
+        if told is not None and told[1] is not None:
+            settle = f"nothing leaves until `fedstill audit settle {folder}`"
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told[1]}; {settle}")
     if file.online:
         found += kit.faults(folder, None if "name" in spoilt else file.name)
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))
@@ -339,10 +353,10 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
         model: the node's; one that only predicts answers nothing that is to be pulled back.
         questions: by name.
     """
-    gate, predicts = Gate(file.name, file.policy, Ledger()), not getattr(model, "differentiable", True)
+    predicts = not getattr(model, "differentiable", True)
     rules = {}
     for name, question in questions.items():
-        rule = gate.objection(question)
+        rule = forbidden(file.policy, question)
         if PRIVATE_DATA in question.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None and 0 < file.policy.most_rows < question.rows:

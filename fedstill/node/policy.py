@@ -57,8 +57,8 @@ class PolicyConfig:
     most_runs: int = 1000
     """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
     most_disk: int = 20_000_000_000
-    """Refuse new runs, and whatever would write to the disk, once runs/ and public/ hold so many bytes; 0 is
-    no limit."""
+    """Refuse new runs, and whatever would write to the disk, once runs/, public/ and the audit log hold so
+    many bytes; 0 is no limit."""
 
     def __post_init__(self) -> None:
         for part in fields(self):

@@ -1,9 +1,9 @@
 """One run at a node: what it takes up, learns, answers and remembers, in the node's own folder.
 
-What a run needs to go on lies in ``runs/RUN/``: its ledger, how far its local training has come, and the
-node's state at each mark that the server asked it to remember. A server that was stopped goes back to its
-last mark, and every node with it: so nothing is trained twice, and what was released already is neither
-charged nor counted again.
+What a run needs to go on lies in ``runs/RUN/``: how far its local training has come, and the node's state at
+each mark that the server asked it to remember. A server that was stopped goes back to its last mark, and
+every node with it: so nothing is trained twice, and what was released already, as the audit log shows, is
+neither charged nor counted again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -28,26 +28,26 @@ from fedstill.core.errors import (
     NodeFault,
     OwnDataError,
     QuestionRefused,
+    RunFolderError,
     TooLarge,
 )
+from fedstill.core.records import holding
 from fedstill.data.memory import fits
 from fedstill.data.public import Public
 from fedstill.node import memory, own_model, owner
-from fedstill.node.account import DATA, Account
 from fedstill.node.disk import Disk
+from fedstill.node.entries import ANSWER, DATA
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.limits import limited
 from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.requests import RequestHandler
-from fedstill.node.run_folder import LEARNING, RunFolder, locked, of_mark
-from fedstill.node.witness import released
+from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS, INDICES, INPUTS
 from fedstill.protocol.messages import SCALE, Tensors, size
@@ -81,13 +81,12 @@ class Session:
     ) -> None:
         spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.disk = Disk(folder, file.name, file.policy, plan.run)
+        self.disk = Disk(folder, file.name, file.policy, plan.run, owner.audit_file(file, folder))
         self.kept = RunFolder(self.disk)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
         self.needs = method.needs()
-        self.ledger = Ledger()
         try:
             data = owner.load_data(file, folder, spec, self._most)
             self.task.check(data, f"data of {file.name}")
@@ -106,7 +105,8 @@ class Session:
             raise
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
-        gate = Gate(file.name, file.policy, self.ledger)
+        self.audit = owner.open_audit(file, folder)
+        gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
@@ -115,19 +115,16 @@ class Session:
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
-        self._alone: IO[bytes] | None = None
-        seen = released(folder)  # before the account is opened
-        path = folder / Path(file.privacy.ledger).expanduser()
-        self.account = Account(path, secret, witness=seen)
+        self._held = ExitStack()
         with ExitStack() as undo:  # whatever fails, nothing stays open or locked
             undo.callback(self.close)
-            self.account.require_sound()
+            self.audit.require_sound()
             self._open(folder, method, secret, told)
             undo.pop_all()
 
     def _open(self, folder: Path, config: Any, secret: int, told: Mapping[str, Any]) -> None:
         """Put the node under its protection, and take up the run where it stopped."""
-        file, account, run = self._file, self.account, self.plan.run
+        file, run = self._file, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
         salt = self.kept.salt(folder)
         parts = 0 if self.side.first is None else self.side.first.of
@@ -135,7 +132,7 @@ class Session:
             rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
             raise QuestionRefused(file.name, "join", rule)
         try:
-            protect(self.node, *own, account=account, run=run, secret=secret, salt=salt, holder=DATA)
+            protect(self.node, *own, secret=secret, salt=salt)
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
             raise OwnDataError(str(error)) from error
         self.side.prepare([self.node])
@@ -146,32 +143,24 @@ class Session:
         self._last = {file.name: -1}
         self.handler = self._new_handler()
         owner_only.make_folder(self.kept.path)
-        self._alone = locked(folder / "busy", file.name)  # before anything of the run is changed
-        if other := self.kept.bind({**told, "options": self._binding()}, self._has_left):
+        try:  # before anything of the run is changed
+            self._held.enter_context(holding(folder, "node"))
+        except RunFolderError as error:
+            raise NodeFault(file.name, "join", "another run is at work here") from error
+        has_left = self.audit.sums.has_charged(run)
+        if other := self.kept.bind({**told, "options": self._binding()}, has_left):
             changed = f"it was begun with another {other}: allowed is a new run"
             raise NodeFault(file.name, "join", f"run {run!r} is known here, and {changed}")
         self._take_up()
-        begun = self.kept.lines.exists()
-        self.ledger.open(self.kept.lines)  # and lock it
-        self.ledger.sign = lambda line: account.sign(run, line)
-        if begun:
-            self._hold_back()
-
-    def _has_left(self) -> bool:
-        """Whether anything has left of this run, or is paid for; either ledger may be lost."""
-        answered = self.kept.lines.exists() and bool(Ledger.read(self.kept.lines).nodes)
-        return answered or any(entry["run"] == self.plan.run for entry in self.account.entries())
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
         budgets = self.node.gate.budgets
-        own = None if budgets is None else budgets.data_dependent(self.ledger.votes(self.node.name))
+        own = None if budgets is None else budgets.data_dependent()
         if own is not None:
             logger.info("by the votes themselves the labels cost epsilon %.3f: not to be published", own)
-        self.ledger.close()
-        self.account.close()
-        if self._alone is not None:
-            self._alone.close()
+        self.audit.close()
+        self._held.close()
 
     def about(self) -> dict[str, Any]:
         """What a server may know beforehand."""
@@ -306,8 +295,8 @@ class Session:
         return release
 
     def privacy(self, number: int, part: str = ANSWER) -> dict[str, Any]:
-        """Under which mechanism a release left, and at which price: as the ledger has it."""
-        return dict(self.ledger.privacy(self.node.name, number, part))
+        """Under which mechanism a release left, and at which price."""
+        return self.node.gate.told(number, part)
 
     def remember(self, mark: int) -> None:
         """Keep the state as it is before question ``mark``, on disk.
@@ -349,20 +338,9 @@ class Session:
         priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}
 
-    def _hold_back(self) -> None:
-        """Write down what was charged, and not handed over: whoever was stopped in between could not.
-
-        That is the last release of the run, if any; that others have no line, no stop explains.
-        """
-        released = [row for row in self.account.entries() if row["part"] in (ANSWER, GRADIENT)]
-        last = next((row for row in reversed(released) if row["run"] == self.plan.run), None)
-        if last is not None and last["row"] not in self.ledger.rows:
-            about = {name: last[name] for name in ("number", "question", "row")}
-            self.ledger.hold(node=self.node.name, **about)
-
     def _elsewhere(self) -> int:
         """Questions about these data that other runs have answered."""
-        spent = self.account.spent(DATA, self.plan.run)
+        spent = self.audit.spent(DATA, self.plan.run)
         return spent.questions - spent.questions_run
 
     def _new_handler(self) -> RequestHandler:
@@ -397,5 +375,5 @@ class Session:
 
 
 def short(value: object, most: int = 200) -> str:
-    """What a server sent, for a line of a log or ledger: never more than one line, and not a long one."""
+    """What a server sent, for a line of a log: never more than one line, and not a long one."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())

@@ -138,8 +138,9 @@ class PrivacyConfig(Registered):
     randomness: Literal["secure", "seeded"] = "secure"
     """Of all noise: a cryptographic generator keyed with the node's secret, or a faster one, for simulations,
     whose noise can be found by trying all seeds."""
-    ledger: str = "ledger.sqlite"
-    """Where all that these data have cost is kept, over all runs; from the folder of this file."""
+    audit_log: str = "audit.sqlite"
+    """Where all that left these data, and what it cost, is written down, over all runs; from the folder of
+    this file."""
     counts_noise: float = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
 
@@ -154,8 +155,8 @@ class PrivacyConfig(Registered):
                 raise ArgumentError(f"privacy.{name}", value, "above 0 and below 1")
         one_or_more("privacy.group_size", self.group_size)
         not_negative("privacy.counts_noise", self.counts_noise, "0 (exact) or more")
-        if not self.ledger:
-            raise ArgumentError("privacy.ledger", self.ledger, "the name of a file")
+        if not self.audit_log:
+            raise ArgumentError("privacy.audit_log", self.audit_log, "the name of a file")
 
     @property
     def over_all(self) -> tuple[float, float]:
@@ -230,7 +231,7 @@ class PrivacyConfig(Registered):
         return {}
 
     def votes(self, rule: Rule, exact: torch.Tensor, noised: torch.Tensor) -> Sequence[Sequence[int]]:
-        """What the node's own ledger keeps of a release for its owner's eyes, a row each."""
+        """What the node's own audit log keeps of a release for its owner's eyes, a row each."""
         return ()
 
     def data_dependent(self, votes: Sequence[Sequence[int]], levels: Mapping[str, float]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.words import number, pick, whole, words
+from fedstill.core.words import number, words
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import RELEASES
+from fedstill.protocol.kinds import INPUTS
 from fedstill.report.png import MOST_PIXELS, indexed, picture
 
 MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
@@ -44,7 +48,7 @@ class Metrics:
 
 @dataclass
 class Traffic:
-    """What the ledger says of one node."""
+    """What the audit log says of one node."""
 
     up: Counter[str] = field(default_factory=Counter)  # bytes that left the node, by kind
     down: Counter[str] = field(default_factory=Counter)  # bytes that came to it, by kind
@@ -54,8 +58,8 @@ class Traffic:
 
 
 @dataclass
-class Ledger:
-    """The sums of ``ledger.jsonl``."""
+class Audited:
+    """The sums of a run's audit log."""
 
     nodes: dict[str, Traffic] = field(default_factory=dict)
     about_inputs: set[str] = field(default_factory=set)  # questions that came with inputs
@@ -139,30 +143,29 @@ def read_metrics(path: Path, metric: str = "accuracy") -> Metrics:
     return metrics
 
 
-def read_ledger(path: Path) -> Ledger | None:
+def read_audit(path: Path) -> Audited | None:
+    """The sums of an audit log; None where there is none.
+
+    Raises:
+        AuditError: it cannot be read.
+    """
     if not path.exists():
         return None
-    ledger = Ledger()
-    for record in _records(path):
-        if "refused" in record or "held" in record:
-            continue
-        traffic = ledger.nodes.setdefault(words(record, "node") or "node", Traffic())
-        traffic.questions.add(whole(record, "number") or 0)
-        for way, counter in (("up", traffic.up), ("down", traffic.down)):
-            by_kind = record.get(way)
-            for kind in by_kind if isinstance(by_kind, Mapping) else ():
-                counter[str(kind)] += whole(by_kind, kind) or 0
-        if whole(record, "down", "inputs"):
-            ledger.about_inputs.add(words(record, "question") or "question")
-        price = pick(record, "privacy", "price")
-        if isinstance(price, Mapping):
-            traffic.price.update({str(event): whole(price, event) or 0 for event in price})
-        else:
-            traffic.bare += 1
-        mechanism = words(record, "privacy", "mechanism")
-        if mechanism:
-            ledger.mechanisms.add(mechanism)
-    return ledger
+    audited = Audited()
+    with closing(AuditLog(path, read_only=True)) as audit:
+        for entry in audit.entries():
+            traffic = audited.nodes.setdefault(entry["node"], Traffic())
+            traffic.price.update(entry["price"])
+            traffic.bare += entry["bare"]
+            if entry["part"] not in RELEASES:
+                continue
+            traffic.questions.add(entry["number"])
+            traffic.up.update(entry["up"])
+            traffic.down.update(entry["down"])
+            if INPUTS in entry["down"]:
+                audited.about_inputs.add(entry["question"])
+            audited.mechanisms.add(entry["mechanism"])
+    return audited
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedstill.report.files import Ledger, Traffic
+from fedstill.report.files import Audited, Traffic
 from fedstill.report.metrics import told
 from fedstill.report.names import labels
 from fedstill.report.result import Result
@@ -40,29 +40,29 @@ def holdings(result: Result) -> dict[str, Any] | None:
     return {"classes": classes, "nodes": [row(name, counts) for name, counts in held]}
 
 
-def traffic(result: Result, ledger: Ledger | None) -> dict[str, Any]:
-    """What left each node and what came to it, by kind where the ledger tells, else as sums."""
+def traffic(result: Result, audit: Audited | None) -> dict[str, Any]:
+    """What left each node and what came to it, by kind where the log tells, else as sums."""
     records = {node.name: node.bytes for node in result.each}
     by_kind = result.bytes.by_kind or {}
     sums: dict[str, Counter[str]] = {}
     for way in ("up", "down"):
-        if ledger is None:
+        if audit is None:
             sums[way] = Counter({kind: getattr(crossed, way) for kind, crossed in by_kind.items()})
         else:
-            sums[way] = ledger.total(way)
-    # The order of result.json, then whatever only the ledger knows.
+            sums[way] = audit.total(way)
+    # The order of result.json, then whatever only the log knows.
     order = list(by_kind) + sorted((set(sums["up"]) | set(sums["down"])) - set(by_kind))
     kinds = {way: [kind for kind in order if sums[way][kind]] for way in ("up", "down")}
 
-    strangers = sorted(set(ledger.nodes) - set(records)) if ledger else []
+    strangers = sorted(set(audit.nodes) - set(records)) if audit else []
     rows, shown = [], labels(result)
     for name in [*records, *strangers]:
         row: dict[str, Any] = {"name": shown.get(name, name), "questions": None}
         for way in ("up", "down"):
             row[way] = [None] * len(kinds[way])
             row[f"{way}_total"] = getattr(records.get(name), way, None)
-        if ledger is not None:
-            traffic = ledger.nodes.get(name, Traffic())
+        if audit is not None:
+            traffic = audit.nodes.get(name, Traffic())
             row["questions"] = len(traffic.questions)
             for way, counter in (("up", traffic.up), ("down", traffic.down)):
                 row[way] = [counter[kind] for kind in kinds[way]]
@@ -70,7 +70,7 @@ def traffic(result: Result, ledger: Ledger | None) -> dict[str, Any]:
         rows.append(row)
 
     totals, known = {"up": result.bytes.up, "down": result.bytes.down}, result.kind_of()
-    if ledger is not None:
+    if audit is not None:
         agrees = all(
             sum(sums[way].values()) == totals[way]
             and all(sums[way][kind] == getattr(by_kind.get(kind), way, 0) for kind in order)
@@ -88,7 +88,7 @@ def traffic(result: Result, ledger: Ledger | None) -> dict[str, Any]:
         "sums": {way: [sums[way][kind] for kind in kinds[way]] for way in ("up", "down")},
         "totals": totals,
         "questions": result.questions,
-        "ledger": None if ledger is None else ("agrees" if agrees else "disagrees"),
+        "audit": None if audit is None else ("agrees" if agrees else "disagrees"),
     }  # fmt: skip
 
 

@@ -16,10 +16,11 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.words import human_bytes, human_seconds, points
+from fedstill.node.audit import FILE
 from fedstill.report import drawing, findings, leakage, link, pictures, privacy, run_figures
 from fedstill.report.bars import bar
 from fedstill.report.facts import facts
-from fedstill.report.files import read_ledger, read_samples
+from fedstill.report.files import read_audit, read_samples
 from fedstill.report.metrics import bare, head, in_a_sentence, told
 from fedstill.report.names import labels
 from fedstill.report.node_tables import holdings, nodes, own_values, traffic
@@ -67,7 +68,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
     folder, result, metrics = run.folder, run.result, run.metrics
     figures = result.figures
     metric = figures[0]
-    ledger = read_ledger(folder / "ledger.jsonl")
+    audit = read_audit(folder / FILE)
     samples = read_samples(folder / "samples.safetensors")
     config = folder / "config.toml"
     rows = comparison(result)
@@ -79,7 +80,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
     return {
         "title": method_title(result),
         "name": result.name,
-        "sentence": plain_sentence(result, ledger, made_up=bool(samples)),
+        "sentence": plain_sentence(result, audit, made_up=bool(samples)),
         "data_name": result.data.name,
         "context": _context(result),
         "notes": result.sentences,
@@ -110,12 +111,12 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "local": _panels([each for each in local.items() if each[0] not in left_out], share_axis=True),
         "centralised_drawn": bool(metrics.centralised),
         "local_left_out": len(left_out),
-        "traffic": traffic(result, ledger),
+        "traffic": traffic(result, audit),
         "link": link.parts(result),
         "link_bar": link.time_bar(link.parts(result)),
         "message_cost": link.message_cost(result),
         "events": [{**vars(event), "node": names.get(event.node, event.node)} for event in result.events],
-        "privacy": privacy.section(result, ledger),
+        "privacy": privacy.section(result, audit),
         "leakage": leakage.section(folder, result),
         "nodes": nodes(result),
         "command": result.command,

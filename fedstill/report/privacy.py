@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstill.core.words import listed, percent
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
-from fedstill.report.files import Ledger, Traffic
+from fedstill.report.files import Audited, Traffic
 from fedstill.report.names import labels
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
@@ -115,16 +115,16 @@ def counts_are_noisy(result: Result) -> bool:
     return bool(nodes) and all(any(map(_noisy, node.rules)) for node in nodes)
 
 
-def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
+def section(result: Result, audit: Audited | None) -> dict[str, Any]:
     """Everything that the page's part on privacy names.
 
     Args:
         result: of the run.
-        ledger: sums of its ledger; None: it is not there.
+        audit: sums of its audit log; None: it is not there.
     """
     told, nodes = spent(result), _nodes(result)
     rows = [
-        _row(about, node, None if ledger is None else ledger.nodes.get(about.name, Traffic()))
+        _row(about, node, None if audit is None else audit.nodes.get(about.name, Traffic()))
         for about, node in zip(told, nodes, strict=True)
     ]
     names = labels(result)
@@ -135,7 +135,7 @@ def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
         "known": result.privacy is not None,
         "text": result.privacy.text if result.privacy else None,
         "pictures": of_pictures(result),
-        "mechanisms": sorted(ledger.mechanisms) if ledger else [],
+        "mechanisms": sorted(audit.mechanisms) if audit else [],
         # Without a mechanism at any node there is nothing to list.
         "rows": rows if any(about.mechanism != "none" for about in told) else [],
         "bare": [about.name for about in told if about.price == NO_GUARANTEE],
@@ -192,7 +192,7 @@ def _nodes(result: Result) -> tuple[NodePrivacy, ...]:
 
 
 def _row(about: Spent, node: NodePrivacy, traffic: Traffic | None) -> dict[str, Any]:
-    """A line of the table; the ledger tells what left, and whether the price is what was written there."""
+    """A line of the table; the log tells what left, and whether the price is what was written there."""
     left, budget, bare = node.left, node.budget, node.releases_without_guarantee
     paid = Counter({event: times for event, times in node.events.items() if times})
     agrees = None if traffic is None else traffic.price == paid and traffic.bare == bare

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.ledger import Ledger
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,7 +20,6 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig

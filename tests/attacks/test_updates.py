@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.attacks.updates import (
@@ -24,7 +25,6 @@ from fedstill.core.errors import ArgumentError
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig, Span

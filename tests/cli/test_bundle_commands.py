@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from fedstill.node.account import Account
 from safetensors.torch import load_file, save_file
 
 from fedstill.cli import main as cli
@@ -27,7 +28,6 @@ from fedstill.core.seeds import derive
 from fedstill.core.words import human_bytes
 from fedstill.federation import signed
 from fedstill.node import owner
-from fedstill.node.account import Account
 from fedstill.protocol.messages import pack, unpack
 from fedstill.report import write_report
 from fedstill.runs import assemble, bundles, config, run

@@ -11,13 +11,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fedstill.node.account import DATA, Account, Entry, Spent
+from fedstill.node.ledger import Ledger
 
 from fedstill.cli import ledger, node
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.seeds import derive
 from fedstill.node import anchor, owner
-from fedstill.node.account import DATA, Account, Entry, Spent
-from fedstill.node.ledger import Ledger
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event
 from fedstill.runs import prepared

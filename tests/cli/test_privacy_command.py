@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedstill.node.account import DATA, Account, Entry
 from sklearn.datasets import load_digits
 
 from fedstill.attacks.audits import AUDITS
@@ -17,7 +18,6 @@ from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import owner
-from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.dpsgd import DPSGD

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -39,7 +40,6 @@ from fedstill.methods.fedkd import FedKD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import Statement

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -18,7 +19,6 @@ from fedstill.federation import InProcess, partition
 from fedstill.models import PatchCritic, build
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSide, Question

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.account import DATA, Account
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
@@ -25,9 +27,7 @@ from fedstill.federation.remote import Link, LinkError, Loopback, Meter, Remote
 from fedstill.federation.replies import About
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import to_vector, weighted_mean
-from fedstill.node.account import DATA, Account
 from fedstill.node.host import Host
-from fedstill.node.ledger import Ledger
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.method import METHODS

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -18,7 +19,6 @@ from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vgg import VGGFeatures
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting, NodeSide

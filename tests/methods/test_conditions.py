@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
@@ -15,7 +16,6 @@ from fedstill.federation import LinkConfig
 from fedstill.methods._maps import Gallery, Maps, MapsConfig, told, whose
 from fedstill.methods.server import ServerSetting
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
 from tests.methods.map_world import FIOD, SEED, TASK, World, blobs, up, world

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -26,7 +27,6 @@ from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -22,7 +23,6 @@ from fedstill.models.vector import to_vector
 from fedstill.node import training
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.account import Account
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -27,9 +29,7 @@ from fedstill.methods._perturbing import dequantise
 from fedstill.methods.fedkd import FedKD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
-from fedstill.node.account import Account
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -27,7 +28,6 @@ from fedstill.models.vector import to_vector
 from fedstill.node import training
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.account import Account
 from sklearn.datasets import load_digits
 
 from fedstill.core.compute import EngineConfig
@@ -18,7 +19,6 @@ from fedstill.data.public import Public
 from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.vector import to_vector
-from fedstill.node.account import Account
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon

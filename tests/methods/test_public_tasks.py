@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 
 from fedstill import tasks
 from fedstill.core.compute import Compute, EngineConfig
@@ -26,7 +27,6 @@ from fedstill.methods.server import Server, ServerSetting
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import StepsConfig

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -17,7 +18,6 @@ from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import Kind

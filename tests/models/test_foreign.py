@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -25,7 +26,6 @@ from fedstill.core.errors import MethodRefused, ModelError
 from fedstill.models.foreign import LEAST, Predictor
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group, alike
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.training import predict, prepare

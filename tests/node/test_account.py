@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedstill.node.account import Account, Entry, LedgerError, Spent
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.node.account import Account, Entry, LedgerError, Spent
 
 SECRET = 12345
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.account import Account, LedgerError, Spent
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
-from fedstill.node.account import Account, LedgerError, Spent
 from fedstill.node.asked import Asked
 from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon

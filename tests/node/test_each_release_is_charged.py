@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.account import DATA
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstill.data.public import Public
 from fedstill.models.vector import to_vector
 from fedstill.node import owner, private_training
-from fedstill.node.account import DATA
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, Price, from_text

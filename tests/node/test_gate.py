@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.account import Account, Spent
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node.account import Account, Spent
 from fedstill.node.asked import Asked
 from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.bill import Bill, total

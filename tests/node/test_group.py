@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.dataset import TensorData
@@ -16,7 +17,6 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.models import PatchCritic, build
 from fedstill.node.gate import Gate
 from fedstill.node.group import Bench, Group, alike
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import PrivateSteps

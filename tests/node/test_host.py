@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedstill.node.account import DATA
+from fedstill.node.ledger import Ledger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,9 +27,7 @@ from fedstill.data.spec import InputSpec
 from fedstill.models.vector import to_vector
 from fedstill.node import first_training, private_training, run_folder, training
 from fedstill.node import session as at
-from fedstill.node.account import DATA
 from fedstill.node.host import Host
-from fedstill.node.ledger import Ledger
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
 from fedstill.protocol.messages import WireConfig, pack, unpack

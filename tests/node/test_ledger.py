@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.errors import RunFolderError
-from fedstill.node.ledger import Ledger
 from tests.node.test_host import FEDIOD, PLAN, Clinic, image
 
 

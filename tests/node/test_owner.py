@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedstill.node.account import Account
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -27,7 +28,6 @@ from fedstill.core.tables import as_table, read_table
 from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
 from fedstill.node import kit, own_model, owner
-from fedstill.node.account import Account
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS

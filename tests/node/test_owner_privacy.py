@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedstill.node.account import DATA, Account, Entry
 from torch import nn
 
 from fedstill.cli.main import main
 from fedstill.node import owner
-from fedstill.node.account import DATA, Account, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from fedstill.node.account import Account
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
@@ -20,9 +22,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.private import NotPrivate
 from fedstill.node import training
-from fedstill.node.account import Account
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig

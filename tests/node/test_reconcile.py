@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedstill.node.account import Account
+from fedstill.node.ledger import Ledger
+from fedstill.node.witness import released
 
 from fedstill.cli import ledger
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.node import reconcile
-from fedstill.node.account import Account
-from fedstill.node.ledger import Ledger
-from fedstill.node.witness import released
 from tests.node.test_host import PRIVATELY, Clinic, image
 from tests.node.test_witness import ask as ask_once
 from tests.node.test_witness import private

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -18,7 +19,6 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.requests import KEPT, RequestHandler

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fedstill.node.account import Account
+from fedstill.node.ledger import Ledger
 
 from fedstill.cli.main import main
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner
-from fedstill.node.account import Account
 from fedstill.node.asked import Asked
 from fedstill.node.budgets import Budgets
 from fedstill.node.faults import privacy_faults
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted

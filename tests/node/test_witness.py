@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-
-from fedstill.core.errors import RunFolderError
 from fedstill.node.account import DATA, Account, Entry, LedgerError, Spent
 from fedstill.node.anchor import Totals
+from fedstill.node.ledger import Ledger
+from fedstill.node.witness import released
+
+from fedstill.core.errors import RunFolderError
 from fedstill.node.asked import Asked
 from fedstill.node.budgets import Budgets
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.witness import released
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSide, Question

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.spec import InputSpec
 from fedstill.methods._histogram import CountsLabels
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import GRADIENTS, KNOWN, LABEL_COUNTS, LABEL_MAPS, LOGITS, Kind, kind_named
 from fedstill.protocol.method import METHODS, Method, method_name, side_of
