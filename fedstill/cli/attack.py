@@ -24,7 +24,8 @@ RUN is the folder of a run on this machine. The run is repeated from its config.
 as it leaves its gate, and what was heard is compared with the run's audit log. Attacks then see that,
 what the server knows, and the student. Figures go to RUN/leakage.json, pictures to
 RUN/leakage.safetensors, and both into the section Leakage of RUN/report.html, in place of those of an attack
-before. Pictures show private records: mind who gets the report. Beside the options below: --quiet hides progress.
+before. Pictures show private records: mind who gets the report. Beside the options below: --quiet hides
+progress.
 """
 
 

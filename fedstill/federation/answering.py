@@ -133,7 +133,7 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
             json.dumps(told["privacy"]),
             tuple(_release(asked, session.privacy(asked.number)) for asked in given.asked),
         )
-        by_kind = session.audit.sums.summary(plan.run)["by_kind"]
+        by_kind = session.audit.summary(plan.run)["by_kind"]
         crossed = {way: {kind: sizes[way] for kind, sizes in by_kind.items() if sizes[way]} for way in WAYS}
         blob = pack_answers(header, answers, crossed)
         # First the audit log: what is kept without an entry of its own does not leave.

@@ -191,6 +191,10 @@ class AuditLog:
         left = total.pop(BYTES, 0)
         return Spent(here, total, bare_run, bare_total, questions_run, questions, left)
 
+    def summary(self, run: str | None = None) -> dict[str, Any]:
+        """Bytes and questions of one run, or of all: :meth:`fedstill.node.entries.Sums.summary`."""
+        return self.sums.summary(run)
+
     def entry(self, number: int) -> dict[str, Any]:
         """One entry, as :meth:`entries` gives them."""
         return next(self.entries(number))

@@ -112,6 +112,7 @@ class Run(ABC):
             if out is not None:
                 at_last.enter_context(holding(out, "run"))
                 self.audit.open(out / FILE)
+                self.audit.require_sound()
             with self.bars:
                 saved = self.records.load()
                 self.clock.load(saved.get("clock"))
@@ -212,7 +213,7 @@ class Run(ABC):
             reached = plain(look.metrics(central))
         elif own:
             reached = plain(mean([look.metrics(told, node=name) for name, told in own.items()]))
-        sums = self.audit.sums.summary()
+        sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}
         model = type(self.setting.student).__name__

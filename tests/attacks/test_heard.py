@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from fedstill.attacks.heard import Heard, hear, replay
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.core.errors import ArgumentError, RunFolderError
+from tests import audited
 from tests.attacks.runs import FEDAVG, FEDIOD, FEDKD, made
+from tests.audited import releases
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
@@ -26,7 +28,7 @@ def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
 
 
-def test_bytes_are_those_of_the_ledger_and_the_student_is_the_one_of_the_run(fediod: Path) -> None:
+def test_bytes_are_those_of_the_audit_log_and_the_student_is_the_one_of_the_run(fediod: Path) -> None:
     experiment, seen, wrong = heard(fediod)
     assert wrong is None
     told = json.loads((fediod / "result.json").read_text())["bytes"]["up"]
@@ -35,14 +37,13 @@ def test_bytes_are_those_of_the_ledger_and_the_student_is_the_one_of_the_run(fed
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
 
 
-def test_a_ledger_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
+def test_a_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "result.json", "student.safetensors"):
         (tmp_path / name).write_bytes((fediod / name).read_bytes())
-    lines = (fediod / "ledger.jsonl").read_text().splitlines()
-    (tmp_path / "ledger.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    audited.write(tmp_path, releases(fediod)[:-1])
     wrong = heard(tmp_path)[2]
     assert wrong is not None
-    assert "by the ledger" in wrong
+    assert "by the audit log" in wrong
 
 
 def test_the_last_questions_and_answers_are_kept(fediod: Path) -> None:

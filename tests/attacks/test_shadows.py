@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,6 +18,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -125,4 +125,4 @@ def test_masks_of_another_form_are_refused() -> None:
 
 
 def _gate(name: str) -> Gate:
-    return Gate(name, PolicyConfig(), Ledger())
+    return Gate(name, PolicyConfig(), AuditLog())

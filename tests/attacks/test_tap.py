@@ -1,4 +1,4 @@
-"""What a server sees is what the ledger says that left, tensor by tensor."""
+"""What a server sees is what the audit says that left, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def heard(method: Any, **changes: Any) -> tuple[Overheard, list[Release]]:
         (FEDIOD, {**OUTPUTS, "link": LinkConfig(inputs="int8", gradients="float16")}),
     ],
 )
-def test_what_is_heard_is_what_the_ledger_counts(method: Any, changes: dict[str, Any]) -> None:
+def test_what_is_heard_is_what_the_audit_log_counts(method: Any, changes: dict[str, Any]) -> None:
     experiment, releases = heard(method, **changes)
-    assert disagreement(weighed(releases), experiment.ledger) is None
-    missing = disagreement(weighed(releases[:-1]), experiment.ledger)
+    assert disagreement(weighed(releases), experiment.audit) is None
+    missing = disagreement(weighed(releases[:-1]), experiment.audit)
     assert missing is not None
     assert releases[-1].node in missing
-    assert "by the ledger" in missing
+    assert "by the audit log" in missing
 
 
 def test_the_last_parameters_heard_are_the_nodes_own() -> None:

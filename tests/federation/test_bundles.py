@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -39,6 +38,7 @@ from fedstill.methods import fedkd
 from fedstill.methods.fedkd import FedKD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -72,7 +72,7 @@ def live() -> InProcess:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(6 + index, *SHAPE, generator=generator)
         targets = torch.randint(CLASSES, (6 + index,), generator=generator)
-        gate = Gate(name, PolicyConfig(), Ledger())
+        gate = Gate(name, PolicyConfig(), AuditLog())
         model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
         nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
     side = CONFIG.node_side(NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
@@ -117,7 +117,7 @@ class World:
 
     def federation(self) -> Remote:
         plan, declared = self.questions.plan, self.questions.declared()
-        remote = Remote(self.files(), plan, declared, LinkConfig(), Ledger(), COMPUTE)
+        remote = Remote(self.files(), plan, declared, LinkConfig(), AuditLog(), COMPUTE)
         remote.join()
         return remote
 
@@ -414,14 +414,14 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         (lambda h, t: t.update({"1.logits": t["1.logits"][:, :2]}), "(23, 2): allowed are outputs of (3,)"),
         (
             lambda h, t: t.update({"7.logits": t["1.logits"].clone()}),
-            "does not hold the bytes that its ledger",
+            "does not hold the bytes that its audit",
         ),
         (
             lambda h, t: t.update({"1.logits": t["1.logits"].float()}),
-            "does not hold the bytes that its ledger",
+            "does not hold the bytes that its audit",
         ),
-        (lambda h, t: h["bytes"]["up"].update(logits=1), "does not hold the bytes that its ledger lists"),
-        (lambda h, t: h.pop("bytes"), "does not hold the bytes that its ledger lists"),
+        (lambda h, t: h["bytes"]["up"].update(logits=1), "does not hold the bytes that its audit lists"),
+        (lambda h, t: h.pop("bytes"), "does not hold the bytes that its audit lists"),
         (lambda h, t: h["releases"].pop(), "does not list one release for each question"),
         (lambda h, t: h["releases"][1].update(content="0"), "does not list one release for each question"),
         (lambda h, t: h["policy"].update(questions=3), "policy.questions is 3"),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
@@ -30,6 +29,7 @@ from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -88,7 +88,7 @@ class Message:
 class World:
     nodes: list[Node]
     server: Server
-    ledger: Ledger
+    audit: AuditLog
     messages: list[Message] = field(default_factory=list)
 
     def vectors(self, part: str = "") -> torch.Tensor:
@@ -104,7 +104,7 @@ def world(
     engine: str = "stacked",
     seed: int = SEED,
 ) -> World:
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     parted = config.needs().split
     for index, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(index)
@@ -113,7 +113,7 @@ def world(
             torch.randint(CLASSES, (size,), generator=generator),
         )
         torch.manual_seed(index)
-        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), ledger)
+        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), audit)
         model = split(make(), "model") if parted else make()
         nodes.append(Node(f"n{index}", data, model, gate, seed))
     compute = Compute(EngineConfig(name=engine))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def world(
     torch.manual_seed(99)
     student = split(make(), "student") if parted else make()
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, seed, local)
-    one = World(nodes, Server(config, setting), ledger)
+    one = World(nodes, Server(config, setting), audit)
     answer = federation._answer
 
     def overheard(asked: Any, question: str, number: int, tensors: Any, differentiable: bool) -> Any:
@@ -407,7 +407,7 @@ def test_a_personal_part_never_appears_in_any_message(
                 {"parameters": (values,)}
             ] * 3
     kind = f"{shared} parameters"
-    assert one.ledger.summary()["by_kind"] == {
+    assert one.audit.summary()["by_kind"] == {
         "data sizes": {"up": 3 * 4, "down": 0},
         kind: {"up": 3 * 3 * 4 * values, "down": 3 * 3 * 4 * values},
         "parameters": {"up": 0, "down": 3 * 4 * whole},  # the same first weights for all
@@ -445,7 +445,7 @@ def test_batch_norm_of_a_personal_extractor_stays_personal(engine: str) -> None:
     means = [node.model.state_dict()["extractor.1.running_mean"] for node in one.nodes]
     assert not torch.equal(means[0], means[1])
     assert not torch.equal(means[1], means[2])
-    kinds = one.ledger.summary()["by_kind"]
+    kinds = one.audit.summary()["by_kind"]
     assert {kind for kind, size in kinds.items() if size["up"]} == {"data sizes", "head parameters"}
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -26,6 +25,7 @@ from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
@@ -55,7 +55,7 @@ class World:
     public: Public
     federation: InProcess
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def world(
@@ -66,13 +66,13 @@ def world(
     task: Task = IMAGES,
     stacked: bool = True,
 ) -> World:
-    ledger, nodes, compute = Ledger(), [], Compute()
+    audit, nodes, compute = AuditLog(), [], Compute()
     public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
         x = torch.rand(4 + 3 * index, *SHAPE, generator=generator) * 2 - 1
         y = x if task is IMAGES else torch.randint(3, (len(x),), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(), ledger)
+        gate = Gate(f"n{index}", PolicyConfig(), audit)
         model = build(spec, SHAPE, task.classes, 0, index).eval()
         nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
     side = config.node_side(NodeSetting(task, LOCAL, compute, public))
@@ -80,7 +80,7 @@ def world(
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     learner = build(student, SHAPE, task.classes, 0, "student")
     setting = ServerSetting(federation, learner, task, SHAPE, (0.5,), (0.5,), compute, SEED, LOCAL, public)
-    return World(nodes, side, public, federation, Server(config, setting), ledger)
+    return World(nodes, side, public, federation, Server(config, setting), audit)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -180,14 +180,14 @@ def test_equal_weights_need_no_counts() -> None:
     torch.testing.assert_close(
         made.server.state.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5
     )
-    assert made.ledger.summary()["questions_by_name"] == {"predict": 1}
+    assert made.audit.summary()["questions_by_name"] == {"predict": 1}
 
 
 def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(world(), 1)
     monkeypatch.setattr(fedad, "CHUNK", 5)
     made = run(world())
-    summary = made.ledger.summary()
+    summary = made.audit.summary()
     assert summary["questions_by_name"] == {"count_labels": 1, "predict": 3}
     assert made.side.questions["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
@@ -237,7 +237,7 @@ def test_classes_are_ensembled_by_label_counts() -> None:
 def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
     side = world().side
     question = side.questions["predict"]
-    assert Gate("n0", PolicyConfig(outputs_only=True), Ledger()).objection(question) is None
+    assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).objection(question) is None
     learned = Mechanism("n0", DPSGD(epsilon=5.0), side, LOCAL, 10, IMAGES)
     assert isinstance(learned.rule(question, "attention"), Derived)
     assert unpriced(learned, question) is None
@@ -260,7 +260,7 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: Sequence[str]) -> None
     torch.testing.assert_close(
         to_vector(stacked.server.student), to_vector(alone.server.student), rtol=1e-3, atol=1e-4
     )
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path)
     rest.server.take_up(load_state(tmp_path / "state.st"))
     run(rest, 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
-    assert rest.ledger.summary()["questions_by_name"] == {}
+    assert rest.audit.summary()["questions_by_name"] == {}
 
 
 @pytest.mark.parametrize(

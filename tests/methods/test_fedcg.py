@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -21,6 +20,7 @@ from fedstill.models.features import condition
 from fedstill.models.split import Split, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -44,7 +44,7 @@ def make_node() -> Node:
         torch.randn(9, *SHAPE, generator=generator), torch.randint(CLASSES, (9,), generator=generator)
     )
     model = split(build("lenet5:3", SHAPE, CLASSES, 0), "model")
-    node = Node("n", data, model, Gate("n", PolicyConfig(outputs_only=False), Ledger()), 4)
+    node = Node("n", data, model, Gate("n", PolicyConfig(outputs_only=False), AuditLog()), 4)
     CONFIG.node_side(SETTING).prepare([node])
     training.prepare([node], LOCAL)
     return node

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -26,6 +25,7 @@ from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import signature
 from fedstill.node.node import Node
@@ -51,7 +51,7 @@ class World:
     public: Public
     federation: InProcess
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def world(
@@ -62,14 +62,14 @@ def world(
     stacked: bool = True,
     policy: PolicyConfig | None = None,
 ) -> World:
-    ledger, nodes, compute = Ledger(), [], Compute()
+    audit, nodes, compute = AuditLog(), [], Compute()
     public = Public("made", torch.randn(N, *SHAPE, generator=torch.Generator().manual_seed(99)))
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
         size = 6 + 5 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(CLASSES, (size,), generator=generator)
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
+        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), audit)
         model = build(spec, SHAPE, CLASSES, 0, index)
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     kinds: dict[Any, list[Node]] = {}
@@ -94,7 +94,7 @@ def world(
         public,
         by_kind,
     )
-    return World(nodes, public, federation, Server(config, setting), ledger)
+    return World(nodes, public, federation, Server(config, setting), audit)
 
 
 def students(made: World) -> list[nn.Module]:
@@ -175,7 +175,7 @@ def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
     run(made, 1)
     counts = torch.stack([TASK.counts(node.data) for node in made.nodes])
     assert made.server.state.counts == {f"n{k}": row.tolist() for k, row in enumerate(counts)}
-    told = made.ledger.summary()
+    told = made.audit.summary()
     assert "tell_size" not in told["questions_by_name"]
     assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in made.nodes}
@@ -217,7 +217,7 @@ def test_only_who_is_drawn_takes_part() -> None:
         for t in range(3)
     ]
     assert all(len(names) == 2 for names in asked)
-    per_node = made.ledger.summary()["by_node"]
+    per_node = made.audit.summary()["by_node"]
     size = len(to_vector(made.server.student)) * 4
     for node in made.nodes:
         rounds = sum(node.name in names for names in asked)
@@ -282,7 +282,7 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...]) -> No
     stacked, alone = (run(world(config, specs=specs, stacked=stacked)) for stacked in (True, False))
     for one, other in zip(students(stacked), students(alone), strict=True):
         same(one, other, rtol=1e-2, atol=1e-4)
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -25,6 +24,7 @@ from fedstill.models.features import condition
 from fedstill.models.split import HEAD, Split, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -48,7 +48,7 @@ def make_nodes() -> list[Node]:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(9 + index, *SHAPE, generator=generator)
         targets = torch.randint(CLASSES, (9 + index,), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), Ledger())
+        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), AuditLog())
         model = split(build("lenet5:3", SHAPE, CLASSES, 0, index), "model")
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     return nodes

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -28,6 +27,8 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vector import to_vector
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import ALL
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -77,7 +78,7 @@ class World:
     side: NodeSide
     federation: InProcess
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def world(
@@ -86,13 +87,13 @@ def world(
     specs: tuple[str, ...] = SPECS,
     policies: Mapping[int, PolicyConfig] | None = None,
 ) -> World:
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
         size = 6 + 5 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
-        gate = Gate(f"n{index}", (policies or {}).get(index, PolicyConfig()), ledger)
+        gate = Gate(f"n{index}", (policies or {}).get(index, PolicyConfig()), audit)
         model = build(spec, SHAPE, CLASSES, 0, index).eval()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -106,7 +107,7 @@ def world(
         config,
         ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.25,), Compute(), SEED, LocalConfig()),
     )
-    return World(nodes, side, federation, server, ledger)
+    return World(nodes, side, federation, server, audit)
 
 
 # --- Algorithm 1, plainly ------------------------------------------------------------------------
@@ -398,12 +399,12 @@ def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_for_all_student
         one = world(replace(SMALL, student_inputs=how))
         for _ in range(2):
             one.server.step()
-        asked[how] = one.ledger.summary()["questions_by_name"]
+        asked[how] = one.audit.summary()["questions_by_name"]
     assert asked["remembered"] == {"count_labels": 1, "examine": 2}
     assert asked["fresh"] == {"count_labels": 1, "examine": 2, "predict": 2}
     # Its two turns of the student in one question: twice the inputs.
     inputs = (1 + SMALL.student_steps) * SMALL.batch  # a step's
-    assert one.ledger.bytes["n0", "down", "inputs"] == 2 * inputs * 4 * math.prod(SHAPE)
+    assert one.audit.sums.bytes["run", "n0", "down", "inputs"] == 2 * inputs * 4 * math.prod(SHAPE)
 
 
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
@@ -412,7 +413,7 @@ def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
     one.server.step()
     images, logits, critic = 5 * 64 * 4, 5 * CLASSES * 4, 5 * 4 * 4
     rated = 4 if importance == "fakeness" else 0
-    assert one.ledger.summary()["by_kind"] == {
+    assert one.audit.summary()["by_kind"] == {
         "critic": {"up": 2 * (critic + rated), "down": 0},
         "gradients": {"up": 2 * images, "down": 2 * (logits + critic + rated)},
         "inputs": {"up": 0, "down": 2 * images},
@@ -429,7 +430,7 @@ def test_a_limit_on_questions_below_what_the_run_asks_is_found_at_the_start(how:
     one = world(config, policies={1: PolicyConfig(most_questions=asked)})
     for _ in range(config.steps):
         one.server.step()
-    assert one.ledger.answers("n1") == asked
+    assert one.audit.spent("n1", ALL).questions == asked
 
 
 def test_predict_answers_with_the_critic_only_where_the_weights_need_it() -> None:
@@ -516,7 +517,7 @@ def test_a_server_that_has_not_begun_can_be_remembered(tmp_path: Path) -> None:
 def test_looking_is_answering_with_nothing_trained_released_or_counted(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
-    before, ledger = copy.deepcopy([node.state() for node in one.nodes]), one.ledger.summary()
+    before, audit = copy.deepcopy([node.state() for node in one.nodes]), one.audit.summary()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         answer = one.side.look(one.nodes, x)
@@ -527,7 +528,7 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
-    assert one.ledger.summary() == ledger
+    assert one.audit.summary() == audit
     assert set(answer) == ({"logits"} if importance == "counts" else {"logits", "critic", "critic_real"})
     together = one.server.ensemble(Answers(-1, one.server.federation.nodes, answer))
     assert together.shape == (7, CLASSES)

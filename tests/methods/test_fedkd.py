@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.account import Account
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -29,6 +27,7 @@ from fedstill.methods._perturbing import dequantise
 from fedstill.methods.fedkd import FedKD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -38,6 +37,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
+from tests.audited import paid
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -56,7 +56,7 @@ class World:
     public: Public
     federation: InProcess
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def public_data() -> Public:
@@ -74,13 +74,13 @@ def world(
     privacy: PrivacyConfig | None = None,
     secret: int = 0,
 ) -> World:
-    ledger, nodes, public, compute = Ledger(), [], public_data(), Compute()
+    audit, nodes, public, compute = AuditLog(), [], public_data(), Compute()
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
         size = 6 + 5 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
-        gate = Gate(f"n{index}", policy or PolicyConfig(), ledger)
+        gate = Gate(f"n{index}", policy or PolicyConfig(), audit)
         model = build(spec, SHAPE, CLASSES, 0, index).eval()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -90,12 +90,12 @@ def world(
     side = config.node_side(setting)
     for node in nodes if privacy else ():
         about = (side, config, setting)
-        protect(node, privacy, *about, account=Account(None, 0), run="run", secret=secret)  # type: ignore[arg-type]
+        protect(node, privacy, *about, secret=secret)  # type: ignore[arg-type]
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, LOCAL, public)
-    return World(nodes, public, federation, Server(config, setting), ledger)
+    return World(nodes, public, federation, Server(config, setting), audit)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -157,10 +157,10 @@ def test_quantised_answers_are_off_by_less_than_one_step_and_always_up() -> None
 def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
     made = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
     assert "tell_range" not in made.federation.questions
-    assert "logit range" not in {kind for _, _, kind in made.ledger.bytes}
+    assert "logit range" not in {kind for *_, kind in made.audit.sums.bytes}
     assert targets(made).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
-    assert ("n0", "up", "logit range") in agreed.ledger.bytes
+    assert ("run", "n0", "up", "logit range") in agreed.audit.sums.bytes
 
 
 def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
@@ -197,7 +197,7 @@ def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
     made = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
     row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
     for node in made.nodes:
-        assert made.ledger.spent(node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
+        assert paid(made.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
 def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
@@ -212,12 +212,12 @@ def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
     expected = (noisy.clamp(-30, 30) - clamped(made)).abs().mean().item()
     assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
     assert short.unique().numel() > 50, "noise is not quantised away"
-    assert made.ledger.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
+    assert made.audit.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     made = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
-    assert all(made.ledger.spent(node.name)[1] == 1 for node in made.nodes), "tell_range"
+    assert all(paid(made.audit, node.name)[1] == 1 for node in made.nodes), "tell_range"
     with pytest.raises(QuestionRefused, match=r"guarantee for logit range; .*, in question tell_range"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
@@ -229,7 +229,7 @@ def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
 @pytest.mark.parametrize(("levels", "size"), [(200, 1), (254, 1), (255, 2), (65535, 4), (0, 4)])
 def test_bytes_of_logits_are_examples_times_classes_times_nodes(levels: int, size: int) -> None:
     made = run(world(replace(CONFIG, levels=levels, predictions=3)))
-    up = made.ledger.summary()["by_kind"]["logits"]
+    up = made.audit.summary()["by_kind"]["logits"]
     assert up == {"up": N * CLASSES * len(SPECS) * 3 * size, "down": 0}
 
 
@@ -237,7 +237,7 @@ def test_every_example_is_asked_in_chunks_once_and_never_its_inputs(monkeypatch:
     whole = run(world(CONFIG), 1)
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     made = run(world(CONFIG))
-    asked = made.ledger.summary()
+    asked = made.audit.summary()
     assert asked["questions_by_name"] == {"count_labels": 1, "predict": 3, "tell_range": 1}
     assert asked["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
     assert set(asked["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
@@ -337,7 +337,7 @@ def test_stacked_and_one_by_one_give_equal_figures(
     stacked, alone = (run(world(config, stacked=stacked, **given)) for stacked in (True, False))
     step = 2 * targets(alone).abs().max().item() / 100
     assert (targets(stacked) - targets(alone)).abs().max() < step  # rounding may cross one grid point
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
     clear = replace(config, levels=0)
     stacked, alone = (run(world(clear, stacked=stacked, **given)) for stacked in (True, False))
     same(stacked.server.student, alone.server.student, rtol=1e-2, atol=1e-4)
@@ -354,7 +354,7 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nothing_again(tmp_path: Path
     run(rest, 2)
     assert rest.server.done == rest.server.total
     same(rest.server.student, straight.server.student)
-    assert rest.ledger.summary()["questions"] == 0
+    assert rest.audit.summary()["questions"] == 0
 
 
 def test_the_ensemble_for_evaluation_is_without_noise() -> None:

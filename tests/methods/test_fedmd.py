@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -25,6 +24,7 @@ from fedstill.methods.fedmd import FedMD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -48,7 +48,7 @@ class World:
     public: Public
     federation: InProcess
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def world(
@@ -59,7 +59,7 @@ def world(
     local: LocalConfig = LOCAL,
     frozen: int | None = None,
 ) -> World:
-    ledger, nodes, compute = Ledger(), [], Compute()
+    audit, nodes, compute = AuditLog(), [], Compute()
     generator = torch.Generator().manual_seed(99)
     inputs = torch.randn(N, *SHAPE, generator=generator)
     public = Public("made", inputs, torch.randint(CLASSES, (N,), generator=generator))
@@ -68,7 +68,7 @@ def world(
         size = 6 + 5 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(), ledger)
+        gate = Gate(f"n{index}", PolicyConfig(), audit)
         model = build(spec, SHAPE, CLASSES, 0, index).eval().requires_grad_(index != frozen)
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     side = config.node_side(NodeSetting(TASK, local, compute, public))
@@ -76,7 +76,7 @@ def world(
     federation = InProcess(nodes, partition(nodes, stacked), side, compute)
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, local, public)
-    return World(nodes, side, public, federation, Server(config, setting), ledger)
+    return World(nodes, side, public, federation, Server(config, setting), audit)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -142,13 +142,13 @@ def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_question_a_round_and_what_it_weighs() -> None:
     made = run(world(CONFIG))
-    told = made.ledger.summary()
+    told = made.audit.summary()
     assert told["questions_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
     logits = len(MIXED) * 11 * CLASSES * 4 * 3
     assert told["by_kind"]["logits"] == {"up": logits, "down": logits}
     assert set(told["by_kind"]) == {"indices", "logits", "schedule"}
     single = run(world(replace(CONFIG, rounds=1)))
-    assert single.ledger.summary()["questions_by_name"] == {"communicate": 1, "digest": 1}
+    assert single.audit.summary()["questions_by_name"] == {"communicate": 1, "digest": 1}
 
 
 # --- digest, revisit -----------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_transfer_learning_is_on_labelled_public_data_and_comes_first() -> None:
     assert labels is not None
     assert (answers(made).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
-    assert whole.ledger.summary()["questions_by_name"]["transfer"] == 1
+    assert whole.audit.summary()["questions_by_name"]["transfer"] == 1
     assert whole.side.first is None  # the first part of local training follows in the same question
 
 
@@ -280,7 +280,7 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: tuple[str, ...], publi
     same(stacked.server.student, alone.server.student, rtol=1e-2, atol=1e-4)
     for one, other in zip(stacked.nodes, alone.nodes, strict=True):
         same(one.model, other.model, rtol=1e-2, atol=1e-4)
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
@@ -26,6 +25,7 @@ from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.mechanism import Mechanism, unpriced
@@ -60,7 +60,7 @@ class World:
     side: NodeSide
     federation: InProcess
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def world(
@@ -71,9 +71,9 @@ def world(
     policy: PolicyConfig | None = None,
     spec: str = "unet:4",
 ) -> World:
-    ledger, nodes, compute = Ledger(), [], Compute(EngineConfig(name=engine))
+    audit, nodes, compute = AuditLog(), [], Compute(EngineConfig(name=engine))
     for index, size in enumerate(SIZES):
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
+        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), audit)
         model = split(build(spec, SHAPE, 1, 0, index), "model")
         nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
     side = config.node_side(NodeSetting(TASK, local, compute))
@@ -83,7 +83,7 @@ def world(
     federation = InProcess(nodes, groups, side, compute, LinkConfig(quorum=0.5))
     student = split(build(spec, SHAPE, 1, 0, "student"), "student")
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, SEED, local)
-    return World(nodes, side, federation, Server(config, setting), ledger)
+    return World(nodes, side, federation, Server(config, setting), audit)
 
 
 def run(made: World, turns: int | None = None) -> World:
@@ -121,7 +121,7 @@ def test_nobody_else_tells_where_a_target_is_named() -> None:
 
 def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
-    summary = made.ledger.summary()
+    summary = made.audit.summary()
     assert summary["questions_by_name"] == {"tell_size": 1, "tell_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
@@ -137,7 +137,7 @@ def test_a_policy_of_outputs_only_refuses_features() -> None:
     with pytest.raises(QuestionRefused, match=r"outputs_only: no (latent features|parameters)"):
         world(policy=PolicyConfig(outputs_only=True))
     questions = world().side.questions
-    gate = Gate("n0", PolicyConfig(outputs_only=True), Ledger())
+    gate = Gate("n0", PolicyConfig(outputs_only=True), AuditLog())
     assert gate.objection(questions["tell_features"]) == f"outputs_only: no {FEATURES}"
 
 
@@ -209,7 +209,7 @@ def test_only_sources_align_and_identifiers_stay() -> None:
         for node, first in zip(made.nodes, before, strict=True)
     ]
     assert moved == [False, True, True]
-    assert set(made.ledger.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
+    assert set(made.audit.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
 
 
 def test_aligned_features_are_harder_to_tell_apart() -> None:
@@ -251,7 +251,7 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
     for one, other in zip(stacked.nodes, alone.nodes, strict=True):
         same(one.model, other.model, rtol=1e-3, atol=1e-4)
         same(one.modules["identifier"], other.modules["identifier"], rtol=1e-3, atol=1e-4)
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 def test_a_run_goes_on_to_the_same_student(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     made.federation.leave_out("n0", "train", "gone", back=False)
     run(made, 1)
     assert made.server.state.features is told
-    assert made.ledger.summary()["questions_by_name"]["align"] == 2
+    assert made.audit.summary()["questions_by_name"]["align"] == 2
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float)
     assert made.server.done == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
-    asked = made.ledger.summary()["questions_by_name"]
+    asked = made.audit.summary()["questions_by_name"]
     assert asked.get("align", 0) == (2 if question == "train" else 0), "with what it told before, if anything"
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedstill.node.ledger import Ledger
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -28,6 +27,7 @@ from fedstill.models import build
 from fedstill.models.features import FeatureGenerator, condition
 from fedstill.models.split import Split, split
 from fedstill.models.vector import to_vector, weighted_mean
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -61,7 +61,7 @@ METHODS = [
 class World:
     nodes: list[Node]
     server: Server
-    ledger: Ledger
+    audit: AuditLog
 
 
 def world(
@@ -72,13 +72,13 @@ def world(
     policy: PolicyConfig | None = None,
     local: LocalConfig = LOCAL,
 ) -> World:
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     for index in range(count):
         generator = torch.Generator().manual_seed(index)
         size = 9 + 5 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(min(index + 1, CLASSES), (size,), generator=generator)  # few classes each
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
+        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), audit)
         model = split(build("small-cnn:4", SHAPE, CLASSES, 0, index), "model")
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     task = Classification(CLASSES)
@@ -88,7 +88,7 @@ def world(
     federation = InProcess(nodes, groups, side, Compute())
     student = split(build("small-cnn:4", SHAPE, CLASSES, 0, "student"), "student")
     setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, local)
-    return World(nodes, Server(method, setting), ledger)
+    return World(nodes, Server(method, setting), audit)
 
 
 def states(world: World) -> list[torch.Tensor]:
@@ -137,7 +137,7 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
         each = {"generator": generator, "head": head}
         kinds = {"generator parameters": generator, "head parameters": head}
     assert asked == [("begin", {}), ("count_labels", {"counts": CLASSES, "sizes": 1})] + [("train", each)] * 3
-    up = here.ledger.summary()["by_kind"]
+    up = here.audit.summary()["by_kind"]
     expected = {kind: 4 * size * 3 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
     assert {kind: told["up"] for kind, told in up.items() if told["up"]} == {
         **expected,

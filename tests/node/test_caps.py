@@ -376,10 +376,10 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     assert told["learned"]
     assert "most_disk" in clinic.say("remember", mark=1)["rule"]
     assert not list(clinic.session.kept.path.glob("mark-*"))
-    ledger = clinic.session.kept.path / "ledger.jsonl"
+    audit = clinic.session.kept.path / "ledger.jsonl"
     for number in range(50):  # each refusal is a line, until there is no room for it
         clinic.say("answer", question="none", number=number, differentiable=False)
-    assert ledger.stat().st_size < used + 1000
+    assert audit.stat().st_size < used + 1000
     assert "most_disk" in clinic.ask(1)["rule"]
     clinic.say("leave")
     other = Clinic(tmp_path / "clinic", f"most_disk = {used}\n", dataclasses.replace(PLAN, run="two"))

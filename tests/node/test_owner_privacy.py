@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedstill.node.account import DATA, Account, Entry
 from torch import nn
 
 from fedstill.cli.main import main
 from fedstill.node import owner
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import DATA, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
@@ -40,10 +41,10 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
 
 
 def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True) -> None:
-    account = Account(folder / "ledger.sqlite", 7)
+    audit = AuditLog(folder / "audit.sqlite")
     entry = Entry("old", DATA, 0, "q", "answer", "c", "", {}, "rule", events, guarantee)
-    account.charge(entry, lambda spent: None)
-    account.close()
+    audit.charge(entry, lambda spent: None)
+    audit.close()
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -134,26 +135,26 @@ def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     assert privacy_faults(PATE(epsilon=3.0), None, model) == []
 
 
-def test_a_ledger_in_trouble_is_a_fault(tmp_path: Path) -> None:
+def test_a_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')
     charge(folder, {"gaussian(2.0)": 1})
     assert owner.faults(folder) == []
-    (folder / "ledger.sqlite").rename(tmp_path / "elsewhere")
+    (folder / "audit.sqlite").rename(tmp_path / "elsewhere")
     (fault,) = owner.faults(folder)
-    assert "privacy.ledger 'ledger.sqlite'" in fault
+    assert "privacy.audit 'audit.sqlite'" in fault
     assert "its anchor is there" in fault
-    assert f"fedstill ledger settle {folder}" in fault
-    (folder / "ledger.sqlite").write_bytes(b"no ledger at all, and long enough to be read as one" * 100)
+    assert f"fedstill audit settle {folder}" in fault
+    (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
     assert len(owner.faults(folder)) == 1
 
 
-def test_a_ledger_that_is_gone_with_its_anchor_is_a_fault_while_its_runs_are_there(
+def test_a_audit_log_that_is_gone_with_its_anchor_is_a_fault_while_its_runs_are_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
     release(folder, "spring", {"gaussian(2.0)": 1})
     (fault,) = owner.faults(folder)
-    assert "ledger.sqlite is gone, and its node's runs are there" in fault
+    assert "audit.sqlite is gone, and its node's runs are there" in fault
     told = said(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in told
     assert "It cannot take part: nothing can be charged" in told
@@ -162,7 +163,7 @@ def test_a_ledger_that_is_gone_with_its_anchor_is_a_fault_while_its_runs_are_the
 
 
 def release(folder: Path, run: str, price: dict[str, int]) -> None:
-    """A line of a run's own ledger."""
+    """A line of a run's own audit."""
     path = folder / "runs" / run / "ledger.jsonl"
     path.parent.mkdir(parents=True)
     line = {"at": "", "node": "clinic", "number": 0, "question": "examine", "part": "answer", "content": ""}
