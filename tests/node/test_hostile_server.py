@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.audited import edit
 from fedstill.data.public import Public
 from fedstill.node.entries import ALL, DATA
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.tasks import TASKS
+from tests.audited import edit
 from tests.node.test_host import FEDIOD, PLAN, SHAPE, SPEC, Clinic, same
 
 

@@ -178,9 +178,9 @@ def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_bad_secret_beside_a_audit_log_is_one_fault(tmp_path: Path) -> None:
+def test_a_bad_secret_beside_an_audit_log_is_one_fault(tmp_path: Path) -> None:
     folder = node(tmp_path)
-    with closing(AuditLog(folder / "audit.sqlite", 5)):
+    with closing(AuditLog(folder / "audit.sqlite")):
         pass
     assert owner.faults(folder) == []
     (folder / "secret").write_text("five", encoding="utf-8")

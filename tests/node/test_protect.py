@@ -86,8 +86,6 @@ def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: Pr
             side_of(METHOD, NodeSetting(TASK, LOCAL, COMPUTE)),
             METHOD,
             NodeSetting(TASK, LOCAL, COMPUTE),
-            audit=AuditLog(),
-            run="run",
             secret=1,
         )
 
@@ -148,12 +146,13 @@ def made(
     seed: int = 3,
     train: bool = True,
 ) -> World:
-    gate = Gate("clinic", PolicyConfig(), AuditLog())
+    audit = AuditLog()
+    gate = Gate("clinic", PolicyConfig(), audit)
     node = Node("clinic", data or records(), build(model, SHAPE, CLASSES, 0, "clinic"), gate, seed)
     setting = NodeSetting(TASK, LOCAL, COMPUTE)
-    side, audit = method.node_side(setting), AuditLog()
+    side = method.node_side(setting)
     about = (side, method, setting)
-    protect(node, config, *about, audit=audit, run="run", secret=secret)
+    protect(node, config, *about, secret=secret)
     side.prepare([node])
     check_priced(node)
     training.prepare(node.learners, LOCAL)
@@ -292,7 +291,7 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     setting = NodeSetting(task, LOCAL, compute, public, features)
     side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
-    protect(node, config, *about, audit=AuditLog(), run="run", secret=secret, salt=salt)
+    protect(node, config, *about, secret=secret, salt=salt)
     assert node.gate.budgets is not None
     assert node.gate.budgets.mechanism.salt == salt
     return node.gate.budgets.mechanism.binding

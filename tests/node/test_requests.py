@@ -17,7 +17,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.audit import AuditLog
-from fedstill.node.entries import ALL
+from fedstill.node.budgets import Budgets
+from fedstill.node.entries import ALL, Entry
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -27,6 +28,7 @@ from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import Span
+from tests.node.test_gate import Journal
 
 B = 2
 X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -157,10 +159,18 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
     questions["examine"] = replace(sound, **change)
 
 
+def privately(office: Office) -> None:
+    """Let the critic of the second node learn with DP-SGD."""
+    node, journal = office.nodes[1], Journal()
+    node.private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+    journal.node = node.name
+    node.gate.budgets = Budgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
+
+
 def learning_privately() -> Office:
     """A handler of the one node whose critic learns with DP-SGD, which is computed alone."""
     office = Office()
-    office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+    privately(office)
     office.handler = RequestHandler(Group(office.nodes[1:2]), office.side, Compute())
     return office
 
@@ -189,7 +199,7 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
 def test_what_failed_without_private_learning_may_be_asked_again(private: bool, change: Any) -> None:
     office = Office()
     if private:
-        office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+        privately(office)
     failing(office, **change)
     assert len(office.ask()) == 3
 
@@ -406,14 +416,14 @@ def test_bytes_down_and_up_are_exact_for_each_node() -> None:
 
 
 class Full(AuditLog):
-    """A audit on a disk that is full for one node and one part, as long as it says."""
+    """A log on a disk that is full for one node and one part, as long as it says."""
 
     full: tuple[str, str] | None = None
 
-    def write(self, **line: Any) -> None:
-        if (line["node"], line["part"]) == self.full:
+    def charge(self, entry: Entry, *check: Any) -> int:
+        if (entry.node, entry.part) == self.full:
             raise OSError("no space left on device")
-        super().write(**line)
+        return super().charge(entry, *check)
 
 
 def full(office: Office) -> Full:

@@ -98,8 +98,8 @@ def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: str) 
     names = {Path(path).name for path in seen}
     assert names >= {
         *("node.toml", "secret", "node.key", "node.pub", "answers", "answers.sig", "salt", "public", "runs"),
-        *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head", "ledger.jsonl"),
-        *("plan.json", "busy", "learning.safetensors", "answers.safetensors"),
+        *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head"),
+        *("plan.json", "learning.safetensors", "answers.safetensors"),
     }
     assert any(name.startswith("mark-") for name in names)
     assert any(Path(path).parent.name == "public" for path in seen)

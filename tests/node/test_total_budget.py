@@ -56,8 +56,8 @@ def asks(config: PrivacyConfig, audit: AuditLog, run: str, most: int = 1000) -> 
     plain = replace(PREDICT, differentiable=(), times=1)
     made = Mechanism("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
-    gate = Gate("clinic", PolicyConfig(), AuditLog())
-    gate.budgets = Budgets(made, audit, run)
+    gate = Gate("clinic", PolicyConfig(), audit, run)
+    gate.budgets = Budgets(made, audit, run, "clinic")
     for number in range(most):
         asked = Asked(number, "predict", f"c{number}", "", {})
         try:
