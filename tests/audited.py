@@ -42,11 +42,14 @@ def write(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     plain = {"run": "run", "number": 0, "question": "examine", "part": "answer"}
     with closing(AuditLog(folder / FILE, durable=False)) as audit:
         for line in lines:
-            audit.append(Entry(**{"payer": line["node"], **plain, **line}))
+            told = {"payer": line["node"], **plain, **line}
+            told.pop("at", None)
+            audit.append(Entry(**told))
 
 
-def edit(path: Path, statement: str) -> None:
+def edit(path: Path, *statements: str) -> None:
     """Change a log's file as somebody with an SQLite shell would."""
     with closing(sqlite3.connect(path)) as database:
-        database.execute(statement)
+        for statement in statements:
+            database.execute(statement)
         database.commit()

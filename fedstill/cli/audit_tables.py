@@ -66,12 +66,11 @@ def _explain(console: Console, kinds: set[str]) -> None:
     from fedstill.protocol.kinds import kind_named
 
     console.print(
-        "What left is named by the method's question, its number and the part of it: the answer, or"
+        "What left is named by the method's question, its number and its part: the answer, or the gradient "
+        "that the server asked back through it. In it are, by kind:"
     )
-    console.print("a gradient that the server asked back through it. Kinds of tensor:", soft_wrap=True)
     for kind in sorted(kinds):
-        if says := kind_named(kind).says:
-            console.print(f"  {kind}: {says}", soft_wrap=True)
+        console.print(f"  {kind}: {kind_named(kind).says or 'not declared by any method here'}")
 
 
 def _table() -> Table:

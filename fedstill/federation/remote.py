@@ -495,6 +495,7 @@ class Remote(Federation):
             mechanism=privacy.get("mechanism", ""),
             price=price or {},
             bare=int(price is None),
+            questions=int(part == ANSWER),
         )
         self.audit.charge(entry)
 

@@ -123,7 +123,7 @@ class AuditLog:
                 self._follow()
                 if number := self.sums.number(vars(entry)):
                     return number
-                check(self.spent(entry.payer, entry.run))
+                check(self._spent(entry.payer, entry.run))
                 written = self._insert(entry)
             self._take(*written)
             self._write_head()
@@ -183,7 +183,13 @@ class AuditLog:
     # --- reading --------------------------------------------------------------------------------------
 
     def spent(self, payer: str, run: str) -> Spent:
-        """What a payer has spent so far, in one run and in all."""
+        """What a payer has spent so far, in one run and in all, also by what other processes have written."""
+        if self._open and self.trouble is None:
+            with self._db.reading():
+                self._catch_up()
+        return self._spent(payer, run)
+
+    def _spent(self, payer: str, run: str) -> Spent:
         here, total = (Counter(self.sums.spent.get((payer, name), ())) for name in (run, ALL))
         bare_run, bare_total = here.pop(BARE, 0), total.pop(BARE, 0)
         questions_run, questions = here.pop(QUESTIONS, 0), total.pop(QUESTIONS, 0)
@@ -325,6 +331,10 @@ class AuditLog:
         self.require_sound()
         if self._db.replaced():
             raise AuditError(self._db.where, "was replaced by another file: start again, and it is checked")
+        self._catch_up()
+        self.require_sound()
+
+    def _catch_up(self) -> None:
         mine = self._last, self._hash
         if self._newest() == mine:
             return
@@ -332,7 +342,6 @@ class AuditLog:
         kept = not mine[0] or self._db.execute(query, mine[:1]).fetchone() == mine
         self._walk(self._last)
         self.trouble = self.trouble if kept else f"entry {mine[0]} is not as it was written"
-        self.require_sound()
 
     def _newest(self) -> tuple[int, str]:
         query = "SELECT entry, hash FROM entries ORDER BY entry DESC LIMIT 1"
@@ -341,10 +350,8 @@ class AuditLog:
     def _insert(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
         if self._read_only:
             raise AuditError(self._db.where, "is open to be read only")
-        number, line = (
-            self._last + 1,
-            entry.line(datetime.now(timezone.utc).isoformat(timespec="milliseconds")),
-        )
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        number, line = self._last + 1, entry.line(at)
         chain = _link(self._hash, number, line)
         self._db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain))
         return number, chain, vars(entry)

@@ -72,11 +72,12 @@ class Entry:
     def line(self, at: str) -> str:
         """The canonical text of an entry written at a time: JSON, without what it does not have."""
         told = {name: value for name, value in vars(self).items() if value or name in REQUIRED}
-        return json.dumps({"at": at, **told}, separators=(",", ":"))
+        return json.dumps({"at": at, **told}, separators=(",", ":"), sort_keys=True)
 
 
 REQUIRED = ("run", "payer", "node", "number", "question", "part")
 NOTHING = {name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED}
+NOTHING["votes"] = []  # as JSON has it
 
 
 def parsed(line: str) -> dict[str, Any] | None:
@@ -88,8 +89,9 @@ def parsed(line: str) -> dict[str, Any] | None:
     """
     try:
         told = {**NOTHING, **json.loads(line)}
-        tables = [told[name].values() for name in ("up", "down", "price", "learned")]
-        counts = [told["bare"], told["questions"], *(n for table in tables for n in table)]
+        counts = [told["bare"], told["questions"]]
+        for name in ("up", "down", "price", "learned"):
+            counts += told[name].values()
         sound = all(isinstance(told[name], str) for name in ("at", "run", "payer", "node", "part"))
     except (ValueError, TypeError, AttributeError, LookupError):
         return None
@@ -120,22 +122,20 @@ class Sums:
         if part == REFUSED:
             return
         self._charged.add(run)
-        cost = Counter(told["price"])
-        for name, count in (
-            (QUESTIONS, told["questions"]),
-            (BYTES, sum(told["up"].values())),
-            (BARE, told["bare"]),
-        ):
-            if count:
-                cost[name] += count
+        cost = dict(told["price"])
+        counted = (QUESTIONS, told["questions"]), (BYTES, sum(told["up"].values())), (BARE, told["bare"])
+        cost.update({name: count for name, count in counted if count})
         for name in (run, ALL):
-            self.spent[told["payer"], name].update(cost)
+            spent = self.spent[told["payer"], name]
+            for event, times in cost.items():
+                spent[event] += times
         self._known[_place(told)][told["content"], told["left"]] = number
         if part == TRAINING:
             self._untold[run, node].update(cost)
         if part not in RELEASES:
             return
-        self._untold[run, node].subtract(told["learned"])
+        if told["learned"]:
+            self._untold[run, node].subtract(told["learned"])
         if part == ANSWER:
             self._asked[run, told["number"], told["content"]] = told["question"]
         if told["votes"]:

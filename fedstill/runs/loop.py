@@ -107,12 +107,12 @@ class Run(ABC):
         self.clock.start()
         self.records, self.bars = Records(out), bars or Bars(False)
         with ExitStack() as at_last:
-            at_last.callback(self.audit.close)
-            at_last.callback(self._close)
             if out is not None:
                 at_last.enter_context(holding(out, "run"))
                 self.audit.open(out / FILE)
+                at_last.callback(self.audit.close)
                 self.audit.require_sound()
+            at_last.callback(self._close)
             with self.bars:
                 saved = self.records.load()
                 self.clock.load(saved.get("clock"))

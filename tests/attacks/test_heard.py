@@ -37,7 +37,7 @@ def test_bytes_are_those_of_the_audit_log_and_the_student_is_the_one_of_the_run(
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
 
 
-def test_a_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
+def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "result.json", "student.safetensors"):
         (tmp_path / name).write_bytes((fediod / name).read_bytes())
     audited.write(tmp_path, releases(fediod)[:-1])

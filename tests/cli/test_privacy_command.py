@@ -337,7 +337,7 @@ def test_data_that_left_without_guarantee_have_nothing_left(
     assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
 
 
-def test_a_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     charge(clinic, Price({Event("gaussian", 2.0): 1}))
     (clinic / "audit.sqlite").unlink()
     assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
