@@ -27,7 +27,6 @@ from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic
-from tests.node.test_owner_privacy import release
 
 TINY = """
 name = "tiny"
@@ -170,10 +169,10 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
         assert isinstance(clinic.pull(number), tuple)
     assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
     clinic.session.close()
-    told = owner.spent(owner.read(clinic.folder), clinic.folder)
+    told, trouble = owner.spent(owner.read(clinic.folder), clinic.folder)
     assert plan.cost.price
-    assert told.events == as_text(plan.cost.price)
-    assert (told.bare, told.trouble) == (0, None)
+    assert told.total == as_text(plan.cost.price)
+    assert (told.bare_total, trouble) == (0, None)
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
@@ -287,8 +286,8 @@ def clinic(tmp_path: Path) -> Path:
 
 def charge(folder: Path, price: Price, number: int = 0, *, guarantee: bool = True) -> None:
     audit = AuditLog(folder / "audit.sqlite")
-    entry = Entry("old", DATA, number, "q", "answer", "c", "", {}, "rule", as_text(price), guarantee)
-    audit.charge(entry, lambda spent: None)
+    bare = int(not guarantee)
+    audit.charge(Entry("old", DATA, "clinic", number, "q", "answer", price=as_text(price), bare=bare))
     audit.close()
 
 
@@ -343,7 +342,8 @@ def test_an_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFix
     assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
     (clinic / "audit.sqlite.head").unlink()
     assert "nothing can be charged" not in said(capsys, "plan", str(clinic), "digits-fedkd")
-    release(clinic, "spring", {"gaussian(2.0)": 1})
+    (clinic / "runs" / "spring").mkdir(parents=True)
+    (clinic / "runs" / "spring" / "plan.json").touch()
     told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "its node's runs are there" in told
 
