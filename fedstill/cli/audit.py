@@ -67,29 +67,29 @@ def _place(path: Path) -> _Place:
     Raises:
         FedstillError: there is none.
     """
-    from fedstill.node import owner
+    from fedstill.node import own_audit, owner
     from fedstill.node.audit import FILE
 
     folder = path if path.is_dir() else path.parent
     place = _Place(folder / FILE)
     if (folder / owner.FILE).is_file():
         file = owner.read(folder)
-        place = _Place(owner.audit_file(file, folder), folder, file.privacy)
+        place = _Place(own_audit.audit_file(file, folder), folder, file.privacy)
     elif path.is_dir() and not place.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and place.file.resolve() != path.resolve():
         place = _Place(path)
-    if not place.file.exists() and owner.gone(place.file, place.folder) is None:
+    if not place.file.exists() and own_audit.gone(place.file, place.folder) is None:
         raise FedstillError(f"{place.file} is not there: nothing has been charged to it")
     return place
 
 
 @contextmanager
 def _opened(place: _Place, *, write: bool = False) -> Iterator[AuditLog]:
-    from fedstill.node import owner
+    from fedstill.node import own_audit
     from fedstill.node.audit import AuditLog
 
-    lost = owner.gone(place.file, place.folder)
+    lost = own_audit.gone(place.file, place.folder)
     if lost is not None and not write:
         raise FedstillError(f"{place.file} {lost}: put it back, or `fedstill audit settle` starts it anew")
     if lost is None and not place.file.with_name(f"{place.file.name}.head").exists():
@@ -153,10 +153,10 @@ def _export(given: Given) -> None:
 
 
 def _settle(given: Given) -> None:
-    from fedstill.node import owner
+    from fedstill.node import own_audit
 
     place = _place(Path(given.places[0]))
-    lost = owner.gone(place.file, place.folder)
+    lost = own_audit.gone(place.file, place.folder)
     with _opened(place, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.trouble or lost

@@ -92,7 +92,7 @@ def asked_by(target: str, config: RunConfig) -> Asking:
 def _print_node(console: Console, folder: Path, found: Examined) -> None:
     from rich.table import Table
 
-    from fedstill.node.owner import audit_file
+    from fedstill.node.own_audit import audit_file
     from fedstill.node.rights import open_to_others
 
     if found.file is None:

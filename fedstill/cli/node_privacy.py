@@ -8,7 +8,7 @@ from pathlib import Path
 from fedstill.cli.privacy import up
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.groups import limit_groups
-from fedstill.node import owner
+from fedstill.node import own_audit
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner import Examined
@@ -40,7 +40,7 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
     try:
-        told, trouble = owner.spent(found.file, folder)
+        told, trouble = own_audit.spent(found.file, folder)
         budget = Budget(*config.over_all, config.accountant)
         if math.isfinite(budget.epsilon) and trouble is None:
             left = 0.0 if told.bare_total else budget.left(from_text(told.total))
@@ -105,7 +105,7 @@ def _dear(mechanism: Mechanism, file: NodeFile, folder: Path) -> str | None:
     if not within(price, config.epsilon, config.delta, config.accountant):
         return f"the run costs more than privacy.epsilon = {config.epsilon:g}"
     try:
-        told, trouble = owner.spent(file, folder)
+        told, trouble = own_audit.spent(file, folder)
     except FedstillError:  # a fault, and told as one
         return None
     if trouble is not None:

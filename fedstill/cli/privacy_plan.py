@@ -95,7 +95,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
     """One node as its owner has it."""
     from fedstill.cli.node_check import asked_by
     from fedstill.data import private
-    from fedstill.node import owner
+    from fedstill.node import own_audit, owner
 
     folder = path.parent if path.name == owner.FILE else path
     file, asking = owner.read(folder), asked_by(target, config)
@@ -106,7 +106,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = Run(target, asking.config.method, spec, asking.public, notes)
     _require_public(run, asking.note)
-    spent, trouble = owner.spent(file, folder)
+    spent, trouble = own_audit.spent(file, folder)
     place = Place(file.name, file.privacy, file.local, len(data), from_text(spent.total))
     return run, [replace(place, bare=spent.bare_total, trouble=trouble)]
 

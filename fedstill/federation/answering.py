@@ -28,7 +28,7 @@ from fedstill.federation.bundles import (
     unpack_answers,
     write_answers,
 )
-from fedstill.node import owner
+from fedstill.node import own_audit
 from fedstill.node.audit import AuditLog
 from fedstill.node.entries import DATA, KEPT, REFUSED, Entry
 from fedstill.node.gate import forbidden
@@ -179,7 +179,7 @@ def _again(
     policy = host.file.policy
     rules = {name: forbidden(policy, question) for name, question in given.declared().items()}
     blob, run = kept.read_bytes(), kept.parent.name
-    with closing(owner.open_audit(host.file, host.folder)) as audit:
+    with closing(own_audit.open_audit(host.file, host.folder)) as audit:
         audit.require_sound()
         _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, audit, run)
         if not audit.sums.number(vars(_letting_out(run, blob))):

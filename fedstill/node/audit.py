@@ -18,15 +18,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError
 from fedstill.node.database import AuditError, Database
-from fedstill.node.entries import ALL, BARE, BYTES, QUESTIONS, SETTLED, Entry, Sums, parsed
+from fedstill.node.entries import BARE, BYTES, QUESTIONS, SETTLED, Entry, parsed
 from fedstill.node.head import Head, HeadFile
+from fedstill.node.sums import Spent, Sums
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Spent"]
 
@@ -39,29 +39,6 @@ SCHEMA = (
     f"PRAGMA user_version = {VERSION}",
 )
 PAGE = 1000  # entries that are read at once
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What somebody has paid: events as text and how often each, and releases without guarantee.
-
-    Args:
-        run: in one run.
-        total: in all runs.
-        bare_run: releases without guarantee in that run.
-        bare_total: and in all runs.
-        questions_run: questions answered in that run: each answer is one, and each further gradient of it.
-        questions: and in all runs.
-        bytes: that have left, in all runs.
-    """
-
-    run: Mapping[str, int]
-    total: Mapping[str, int]
-    bare_run: int = 0
-    bare_total: int = 0
-    questions_run: int = 0
-    questions: int = 0
-    bytes: int = 0
 
 
 class AuditLog:
@@ -118,16 +95,7 @@ class AuditLog:
             ArgumentError: the entry cannot be one.
         """
         _check(entry)
-        with self._db.lock:
-            with self._db.turn():
-                self._follow()
-                if number := self.sums.number(vars(entry)):
-                    return number
-                check(self._spent(entry.payer, entry.run))
-                written = self._insert(entry)
-            self._take(*written)
-            self._write_head()
-        return written[0]
+        return self._write(entry, check, once=True)
 
     def append(self, entry: Entry) -> None:
         """Write down what costs nothing, also if it was written before: a refusal.
@@ -135,12 +103,20 @@ class AuditLog:
         Raises:
             AuditError: as for a charge.
         """
+        self._write(entry, lambda spent: None, once=False)
+
+    def _write(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
         with self._db.lock:
             with self._db.turn():
                 self._follow()
+                number = self.sums.number(vars(entry)) if once else 0
+                if number:
+                    return number
+                check(self.sums.spent_by(entry.payer, entry.run))
                 written = self._insert(entry)
             self._take(*written)
             self._write_head()
+        return written[0]
 
     def settle(self, because: str, *, gone: bool = False) -> None:
         """The owner accepts the log as it is: write that down, with the reason.
@@ -187,15 +163,7 @@ class AuditLog:
         if self._open and self.trouble is None:
             with self._db.reading():
                 self._catch_up()
-        return self._spent(payer, run)
-
-    def _spent(self, payer: str, run: str) -> Spent:
-        here, total = (Counter(self.sums.spent.get((payer, name), ())) for name in (run, ALL))
-        bare_run, bare_total = here.pop(BARE, 0), total.pop(BARE, 0)
-        questions_run, questions = here.pop(QUESTIONS, 0), total.pop(QUESTIONS, 0)
-        here.pop(BYTES, 0)
-        left = total.pop(BYTES, 0)
-        return Spent(here, total, bare_run, bare_total, questions_run, questions, left)
+        return self.sums.spent_by(payer, run)
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
         """Bytes and questions of one run, or of all: :meth:`fedstill.node.entries.Sums.summary`."""

@@ -260,9 +260,7 @@ class Host:
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
             check_public(public, plan.spec, self.file.policy.most_rows)
-            room = Disk(
-                self.folder, self.name, self.file.policy, plan.run, owner.audit_file(self.file, self.folder)
-            )
+            room = Disk(self.folder, self.file, plan.run)
             room.require("join", sum(map(size, public_tensors(public).values())))
             owner_only.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them

@@ -9,15 +9,11 @@ neither charged nor counted again.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedstill.core import owner_only
 from fedstill.core.compute import Compute
@@ -32,9 +28,8 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.records import holding
-from fedstill.data.memory import fits
 from fedstill.data.public import Public
-from fedstill.node import memory, own_model, owner
+from fedstill.node import memory, own_audit, own_model, owner
 from fedstill.node.disk import Disk
 from fedstill.node.entries import ANSWER, DATA
 from fedstill.node.first_training import FirstTraining
@@ -48,12 +43,13 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.requests import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
+from fedstill.node.sizes import Sizes
 from fedstill.protocol.digests import digest
-from fedstill.protocol.kinds import GRADIENTS, INDICES, INPUTS
-from fedstill.protocol.messages import SCALE, Tensors, size
+from fedstill.protocol.kinds import GRADIENTS
+from fedstill.protocol.messages import SCALE, Tensors
 from fedstill.protocol.method import side_of
 from fedstill.protocol.plan import Plan
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.questions import NodeSetting
 
 logger = logging.getLogger("fedstill.node")
 
@@ -81,7 +77,7 @@ class Session:
     ) -> None:
         spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.disk = Disk(folder, file.name, file.policy, plan.run, owner.audit_file(file, folder))
+        self.disk = Disk(folder, file, plan.run)
         self.kept = RunFolder(self.disk)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
@@ -105,7 +101,7 @@ class Session:
             raise
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
-        self.audit = owner.open_audit(file, folder)
+        self.audit = own_audit.open_audit(file, folder)
         gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
@@ -141,6 +137,7 @@ class Session:
             self.compute.place(module)
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
+        self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
         owner_only.make_folder(self.kept.path)
         try:  # before anything of the run is changed
@@ -233,50 +230,10 @@ class Session:
         start = time.perf_counter()
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
             self.node.gate.inspect(name, tensors, question.sends, shape)
-            self._refuse_rows(question, tensors)
-            self._refuse_large(question, tensors)
+            self.sizes.require(question, tensors)
             (release,) = self.handler.answer(name, number, self.compute.here(tensors), differentiable)
         self._log(name, number, release, start)
         return release
-
-    def _refuse_rows(self, question: Question, tensors: Tensors) -> None:
-        """Refuse rows that the public data do not have.
-
-        Raises:
-            QuestionRefused: there are such rows.
-        """
-        most = 0 if self.setting.public is None else len(self.setting.public)
-        for name, kind in question.sends.items():
-            rows = tensors[name] if kind == INDICES else torch.empty(0)
-            # Up to the end, which is no row itself, and where a range may stop.
-            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= most):
-                rule = f"rows: {name} names rows outside the {most} of the public data"
-                raise QuestionRefused(self.node.name, question.name, rule)
-
-    def _refuse_large(self, question: Question, tensors: Tensors) -> None:
-        """Refuse more inputs at once than the node's networks have memory for.
-
-        Raises:
-            TooLarge: there are more.
-        """
-        rows = max([0, *(len(tensors[name]) for name, kind in question.sends.items() if kind == INPUTS)])
-        if rows and self._most:
-            fits(f"a question about {rows} inputs at once", rows * self._each_input, self._most)
-        public = self.setting.public
-        named = sum(tensors[name].numel() for name, kind in question.sends.items() if kind == INDICES)
-        if named and public is not None:  # one may be named often, and is copied each time
-            each = size(public.inputs[0]) + 2 * 4 * math.prod(self.plan.spec.outputs)
-            fits(f"a question about {named} public inputs at once", named * each, self._most)
-
-    @cached_property
-    def _each_input(self) -> int:
-        """Bytes that the node's networks keep of one input that they are asked about."""
-        shape, modules = tuple(self.node.data.inputs.shape[1:]), self.node.modules
-        each = memory.of_input(modules["model"], shape)
-        weight = next(modules["critic"].parameters()) if "critic" in modules else None
-        if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
-            each += 2 * memory.of_input(modules["critic"], (weight.shape[1], *shape[1:]))
-        return each
 
     def pull_back(self, number: int, tensors: Tensors) -> Tensors:
         """The gradients that the gate lets out, by the names of the question's inputs.

@@ -16,7 +16,7 @@ from fedstill.cli.main import main
 from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import owner
+from fedstill.node import own_audit, owner
 from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.entries import DATA, Entry
 from fedstill.node.planning import find_knob, forecast, rounded_up
@@ -169,7 +169,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
         assert isinstance(clinic.pull(number), tuple)
     assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
     clinic.session.close()
-    told, trouble = owner.spent(owner.read(clinic.folder), clinic.folder)
+    told, trouble = own_audit.spent(owner.read(clinic.folder), clinic.folder)
     assert plan.cost.price
     assert told.total == as_text(plan.cost.price)
     assert (told.bare_total, trouble) == (0, None)

@@ -498,8 +498,8 @@ def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_le
 def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
     question = Question("rows", lambda group, number: {}, {"rows": "indices"})
     with pytest.raises(QuestionRefused, match="rows names rows outside the 0 of the public data"):
-        clinic.session._refuse_rows(question, {"rows": torch.ones(1).int()})
-    clinic.session._refuse_rows(question, {"rows": torch.zeros(0).int()})
+        clinic.session.sizes.require(question, {"rows": torch.ones(1).int()})
+    clinic.session.sizes.require(question, {"rows": torch.zeros(0).int()})
 
 
 def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
