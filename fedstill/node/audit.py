@@ -38,7 +38,6 @@ SCHEMA = (
     f"PRAGMA application_id = {MARK}",
     f"PRAGMA user_version = {VERSION}",
 )
-PAGE = 1000  # entries that are read at once
 
 
 class AuditLog:
@@ -171,27 +170,19 @@ class AuditLog:
 
     def entry(self, number: int) -> dict[str, Any]:
         """One entry, as :meth:`entries` gives them."""
-        return next(self.entries(number))
+        return next(self.entries(number, 1))
 
-    def entries(self, first: int | None = None) -> Iterator[dict[str, Any]]:
-        """All entries, oldest first; what cannot be read is left out.
+    def entries(self, first: int = -(2**62), most: int = -1) -> Iterator[dict[str, Any]]:
+        """Entries from a number on, oldest first; so many, -1 is all. What cannot be read is left out.
 
         Each has ``entry``, its number, ``at`` (UTC), what :class:`Entry` has, and ``hash``.
-
-        Args:
-            first: number of the first; None: from the beginning.
         """
-        query = f"SELECT entry, line, hash FROM entries WHERE entry >= ? ORDER BY entry LIMIT {PAGE}"
-        begin = -(2**62) if first is None else first
-        while True:
-            with self._db.reading():
-                page = self._db.execute(query, (begin,)).fetchall()
-            for number, line, hashed in page:
-                if (told := parsed(line)) is not None:
-                    yield {"entry": number, **told, "hash": hashed}
-            if len(page) < PAGE:
-                return
-            begin = page[-1][0] + 1
+        query = "SELECT entry, line, hash FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
+        with self._db.reading():
+            found = self._db.execute(query, (first, most)).fetchall()
+        for number, line, hashed in found:
+            if (told := parsed(line)) is not None:
+                yield {"entry": number, **told, "hash": hashed}
 
     def verify(self) -> None:
         """Check every entry and the head.
