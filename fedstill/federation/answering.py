@@ -133,8 +133,8 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
             json.dumps(told["privacy"]),
             tuple(_release(asked, session.privacy(asked.number)) for asked in given.asked),
         )
-        by_kind = session.audit.summary(plan.run)["by_kind"]
-        crossed = {way: {kind: sizes[way] for kind, sizes in by_kind.items() if sizes[way]} for way in WAYS}
+        sizes = session.node.gate.crossed()
+        crossed = {way: {kind: size for kind, size in sizes[way].items() if size} for way in WAYS}
         blob = pack_answers(header, answers, crossed)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob))

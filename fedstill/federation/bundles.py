@@ -365,7 +365,7 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
                 counted[way][kind_of(name, kinds)] += size(tensor)
     told = [(release.number, release.question, release.content) for release in header.releases]
     if told != [(asked.number, asked.question, asked.content) for asked in questions.asked]:
-        raise BundleError(f"{path}: its list of releases does not name one release for each question")
+        raise BundleError(f"{path}: it does not list one release for each question")
     if len(parts) != len(questions.asks) or said != {way: dict(kinds) for way, kinds in counted.items()}:
         raise BundleError(f"{path}: it does not hold the bytes that it lists")
     sha256 = hashlib.sha256(file.blob).hexdigest()

@@ -211,6 +211,15 @@ class Gate:
         about = (self.run, self.payer, self.node, asked.number, asked.question, part)
         return Entry(*about, content=asked.content, after=asked.after, **told)
 
+    def crossed(self) -> dict[str, dict[str, int]]:
+        """Bytes that came and left for what this gate has released, by way and kind; again is not twice."""
+        sums: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+        for number in self._written.values():
+            entry = self.audit.entry(number)
+            for way, sizes in sums.items():
+                sizes.update(entry[way])
+        return {way: dict(sorted(sizes.items())) for way, sizes in sums.items()}
+
     def told(self, number: int, part: str) -> dict[str, Any]:
         """Under which mechanism, at which price and after what the last release under a number left.
 

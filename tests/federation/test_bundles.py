@@ -414,14 +414,14 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         (lambda h, t: t.update({"1.logits": t["1.logits"][:, :2]}), "(23, 2): allowed are outputs of (3,)"),
         (
             lambda h, t: t.update({"7.logits": t["1.logits"].clone()}),
-            "does not hold the bytes that its audit",
+            "does not hold the bytes that it lists",
         ),
         (
             lambda h, t: t.update({"1.logits": t["1.logits"].float()}),
-            "does not hold the bytes that its audit",
+            "does not hold the bytes that it lists",
         ),
-        (lambda h, t: h["bytes"]["up"].update(logits=1), "does not hold the bytes that its audit lists"),
-        (lambda h, t: h.pop("bytes"), "does not hold the bytes that its audit lists"),
+        (lambda h, t: h["bytes"]["up"].update(logits=1), "does not hold the bytes that it lists"),
+        (lambda h, t: h.pop("bytes"), "does not hold the bytes that it lists"),
         (lambda h, t: h["releases"].pop(), "does not list one release for each question"),
         (lambda h, t: h["releases"][1].update(content="0"), "does not list one release for each question"),
         (lambda h, t: h["policy"].update(questions=3), "policy.questions is 3"),
